@@ -1,0 +1,57 @@
+"""Everything that can go wrong for a user, each with its exit code; one tree."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MemcalcError(Exception):
+    """Base of all errors a user may see: one sentence that says what to type instead."""
+
+    exit_code = 3
+
+
+class UsageError(MemcalcError):
+    """The question cannot be understood: an unknown name, a bad option, a broken file."""
+
+    exit_code = 2
+
+
+class OverBudget(MemcalcError):
+    """A budget does not hold."""
+
+    exit_code = 1
+
+
+class EstimateError(MemcalcError):
+    """The question is clear, but it could not be estimated."""
+
+    exit_code = 3
+
+
+class MeasureError(MemcalcError):
+    """The question is clear, but it could not be measured."""
+
+    exit_code = 3
+
+
+class MeasureTimeout(MeasureError):
+    """A measurement took longer than the user allowed."""
+
+    exit_code = 124
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageError:
+    """Build the error for an unknown name, with the closest known ones.
+
+    Args:
+        kind: what was named, in the singular: ``model``, ``optimizer``.
+        name: what the user typed.
+        known: all names that would have worked.
+        hint: what to type to see them all.
+    """
+    by_key = {key.lower(): key for key in known}
+    close = difflib.get_close_matches(name.lower(), by_key, n=3, cutoff=0.5)
+    offer = f"did you mean {' or '.join(by_key[key] for key in close)}? " if close else ""
+    return UsageError(f"Unknown {kind} {name!r}: {offer}{hint}")

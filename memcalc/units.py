@@ -1,0 +1,56 @@
+"""Bytes to words and back; the only place that knows KiB from kB."""
+
+from __future__ import annotations
+
+import re
+
+from memcalc.errors import UsageError
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_FACTORS = {
+    "B": 1,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "KIB": KIB,
+    "MIB": MIB,
+    "GIB": GIB,
+    "TIB": 1 << 40,
+}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³).
+
+    Returns:
+        Whole bytes, rounded down.
+
+    Raises:
+        UsageError: the number or the unit is missing, or the unit is unknown.
+    """
+    match = _SIZE.match(text)
+    if match is None or match[2].upper() not in _FACTORS:
+        units = "B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
+        raise UsageError(f"{text!r} is not a size: write a number and a unit ({units}).")
+    whole, _, fraction = match[1].partition(".")
+    scale = 10 ** len(fraction)
+    return int(whole + fraction) * _FACTORS[match[2].upper()] // scale
+
+
+def format_bytes(count: int) -> str:
+    """Write a byte count for people: one decimal, in the largest binary unit that fits."""
+    size = abs(count)
+    for unit, factor in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if size >= factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count} B"
+
+
+def format_mib(count: int) -> str:
+    """Write a byte count in MiB with one decimal, so that a column can be compared by eye."""
+    return f"{count / MIB:,.1f} MiB"
