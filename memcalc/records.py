@@ -184,29 +184,40 @@ class OptimizerState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One storage is born (``bytes`` > 0) or dies (``bytes`` == 0)."""
+class Storage:
+    """One piece of device memory and why it was there."""
 
-    storage: int
     bytes: int
-    step: int
-    phase: Phase
     component: Component
+    phase: Phase
+    """The phase it was born in."""
+    step: int
     module: str = ""
     op: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A simulated run: two or more optimizer steps, every storage's birth and death in order."""
+class Mark:
+    """From event ``index`` on, this phase of this step runs."""
 
-    events: tuple[Event, ...]
-    head: str
+    index: int
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A simulated run of some optimizer steps: every storage's birth and death, in order."""
+
+    storages: tuple[Storage, ...]
+    events: tuple[int, ...]
+    """``n``: storage ``n`` is born; ``~n``: it dies."""
+    marks: tuple[Mark, ...]
     inventory: Inventory
     steps: int
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
-    versions: tuple[tuple[str, str], ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

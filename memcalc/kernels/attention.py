@@ -1,0 +1,122 @@
+"""Which kernel PyTorch's scaled dot-product attention runs on CUDA.
+
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, ``select_sdp_backend``, PyTorch 2.11
+to 2.13; checked case by case against what PyTorch's own code chooses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memcalc.kernels.target import Target
+
+
+class Backend(StrEnum):
+    """The four implementations behind ``scaled_dot_product_attention``."""
+
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    CUDNN = "cudnn"
+    MATH = "math"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of attention: query (B, H, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv)."""
+
+    heads: int
+    kv_heads: int
+    q_len: int
+    k_len: int
+    head_dim: int
+    value_dim: int
+    dtype: str
+    mask: bool = False
+    mask_needs_grad: bool = False
+    dropout: float = 0.0
+    causal: bool = False
+    grouped: bool = False
+    """``enable_gqa`` was passed."""
+    needs_grad: bool = True
+
+    @property
+    def half(self) -> bool:
+        """Sixteen-bit floating point."""
+        return self.dtype in ("float16", "bfloat16")
+
+    @property
+    def heads_match(self) -> bool:
+        """Every query head has a key head of its own, or shares one where that is allowed."""
+        if self.heads == self.kv_heads:
+            return True
+        return self.grouped and self.heads % self.kv_heads == 0
+
+
+def choose(call: Call, target: Target, allowed: frozenset[Backend] | None = None) -> Backend:
+    """Choose as PyTorch does on this target.
+
+    Args:
+        call: shapes, type and options of the call.
+        target: GPU and PyTorch version.
+        allowed: the backends that are enabled; ``None``: all.
+    """
+    enabled = allowed if allowed is not None else frozenset(Backend)
+    order = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
+    if target.cudnn_attention and target.capability in ((9, 0), (10, 0), (10, 3)):
+        order = [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
+    able = {
+        Backend.FLASH: _flash,
+        Backend.EFFICIENT: _efficient,
+        Backend.CUDNN: _cudnn,
+        Backend.MATH: lambda call, target: True,
+    }
+    for backend in order:
+        if backend in enabled and able[backend](call, target):
+            return backend
+    return Backend.MATH
+
+
+def _flash(call: Call, target: Target) -> bool:
+    if target.capability < (8, 0) or not call.half or call.mask or not call.heads_match:
+        return False
+    if not call.head_dim == call.value_dim <= 256 or not call.q_len or not call.k_len:
+        return False
+    if call.causal and call.q_len != call.k_len:
+        return False
+    small_shared_memory = (
+        target.capability in ((8, 6), (8, 7), (8, 9)) or target.capability[0] == 12
+    )
+    if small_shared_memory and call.needs_grad:
+        if 192 < call.head_dim <= 224:
+            return False
+        if call.head_dim > 224 and call.dropout > 0:
+            return False
+    return True
+
+
+def _efficient(call: Call, target: Target) -> bool:
+    if call.dtype not in ("float16", "float32", "bfloat16"):
+        return False
+    if call.dtype == "bfloat16" and target.capability < (8, 0):
+        return False
+    if call.heads != call.kv_heads and not (call.heads_match and target.torch >= (2, 15)):
+        return False
+    modern = target.capability >= (8, 0)
+    alignment = 8 if call.half else (4 if modern else 1)
+    if call.head_dim % alignment or call.value_dim % alignment:
+        return False
+    return bool(call.q_len and call.k_len)
+
+
+def _cudnn(call: Call, target: Target) -> bool:
+    if not call.half or target.capability < (8, 0) or call.mask_needs_grad:
+        return False
+    if not call.heads_match or call.head_dim % 8 or call.value_dim % 8:
+        return False
+    wide = target.capability == (9, 0) and target.torch < (2, 15)
+    if max(call.head_dim, call.value_dim) > (256 if wide else 128):
+        return False
+    if call.dropout > 0 and target.torch >= (2, 13):
+        return False
+    return call.k_len > 1

@@ -1,0 +1,32 @@
+"""The workspace that cuBLAS keeps for each thread that multiplies matrices.
+
+PyTorch takes it from its caching allocator at the first matrix product of a thread and stream
+and keeps it; backward runs in a thread of its own, so a training step holds two.
+Source: aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize`` and
+``getCUDABlasLtWorkspace``.
+"""
+
+from __future__ import annotations
+
+from memcalc.kernels.target import Target
+
+_LARGE = 32 << 20
+_SMALL = 8_519_680
+"""4096 KiB x 2 + 16 KiB x 8, the setting ``:4096:2:16:8``."""
+_LT = 1 << 20
+
+PRODUCTS = frozenset(
+    "mm addmm bmm baddbmm addmv mv addbmm _addmm_activation dot vdot linear _scaled_mm".split()
+)
+
+
+def workspace(target: Target) -> int:
+    """Bytes of one thread's workspace."""
+    major = target.capability[0]
+    large = target.capability == (9, 0) if target.torch < (2, 10) else major in (9, 10, 11, 12)
+    return _LARGE if large else _SMALL
+
+
+def transient(target: Target) -> bool:
+    """From PyTorch 2.15 the workspace lives only as long as the call."""
+    return target.torch >= (2, 15)

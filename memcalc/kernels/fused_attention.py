@@ -1,0 +1,142 @@
+"""Buffers that the flash and memory-efficient attention kernels take beside their outputs.
+
+Shapes: B batch, H query heads, Hk key heads, Sq query length, Sk key length, D head size.
+Sources: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (``mha_fwd``,
+``set_params_splitkv``, ``num_splits_heuristic``, ``mha_bwd``), attention.cu,
+attention_backward.cu and mem_eff_attention/kernel_backward.h, PyTorch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from memcalc.kernels.scratch import Script, ceil_div, nested, round_up
+from memcalc.kernels.target import Target
+
+_MAX_SPLITS = 128
+_FLOAT = 4
+
+
+def _padded_head(head_dim: int) -> int:
+    if head_dim <= 128:
+        return round_up(head_dim, 32)
+    return 192 if head_dim <= 192 else 256
+
+
+def key_splits(tasks: int, processors: int, key_blocks: int) -> int:
+    """Into how many parts flash attention splits the keys to keep the GPU busy.
+
+    Source: flash_api.cpp, ``num_splits_heuristic``: the fewest parts that reach 85 % of the best
+    efficiency, where efficiency is how full the last wave of blocks is.
+    """
+    if tasks >= 0.8 * processors:
+        return 1
+    limit = min(_MAX_SPLITS, processors, key_blocks)
+    efficiency: dict[int, float] = {}
+    for splits in range(1, limit + 1):
+        if splits > 1 and ceil_div(key_blocks, splits) == ceil_div(key_blocks, splits - 1):
+            continue
+        waves = tasks * splits / processors
+        efficiency[splits] = waves / ceil(waves)
+    best = max(efficiency.values(), default=0.0)
+    return next((s for s, value in efficiency.items() if value >= 0.85 * best), 1)
+
+
+def flash_forward(
+    query: tuple[int, int, int, int], k_len: int, dropout: float, target: Target
+) -> Script:
+    """Partial results of keys split over blocks; nothing with dropout or a full GPU.
+
+    Args:
+        query: (B, H, Sq, D).
+        k_len: Sk.
+        dropout: probability; splitting is off with dropout.
+        target: the GPU.
+    """
+    batch, heads, q_len, head_dim = query
+    if dropout > 0:
+        return ()
+    block_n = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+    splits = key_splits(
+        batch * heads * ceil_div(q_len, 64), 2 * target.multiprocessors, ceil_div(k_len, block_n)
+    )
+    if splits == 1:
+        return ()
+    rows = splits * batch * heads * q_len
+    return (_FLOAT * rows, _FLOAT * rows * _padded_head(head_dim))
+
+
+def flash_backward(
+    query: tuple[int, int, int, int], key: tuple[int, int, int, int], element: int
+) -> Script:
+    """Softmax sums and the fp32 accumulator of dq; expanded dk, dv for grouped heads.
+
+    Args:
+        query: (B, H, Sq, D).
+        key: (B, Hk, Sk, D).
+        element: bytes per element of the inputs.
+    """
+    batch, heads, q_len, head_dim = query
+    rows = batch * heads * round_up(q_len, 128)
+    sizes = [_FLOAT * rows, _FLOAT * rows * _padded_head(head_dim)]
+    if key[1] != heads:
+        sizes += [element * batch * heads * key[2] * head_dim] * 2
+    return tuple(sizes)
+
+
+def efficient_forward(query: tuple[int, int, int, int], value_dim: int, element: int) -> Script:
+    """An fp32 accumulator of the output for half precision with wide heads."""
+    batch, heads, q_len, _ = query
+    return (_FLOAT * batch * heads * q_len * value_dim,) if element == 2 and value_dim > 128 else ()
+
+
+def efficient_backward(
+    query: tuple[int, int, int, int], k_len: int, element: int, target: Target
+) -> Script:
+    """The row sums of grad x output and the fp32 workspace of dk and dv.
+
+    Args:
+        query: (B, H, Sq, D).
+        k_len: Sk.
+        element: bytes per element of the inputs.
+        target: the GPU.
+    """
+    batch, heads, q_len, head_dim = query
+    rows = batch * heads * q_len
+    workspace = batch * heads * _efficient_workspace(head_dim, k_len, element, target)
+    on_tensors = element == 4 or (head_dim > 128 and target.capability < (8, 0))
+    if not on_tensors:
+        return nested(_FLOAT * rows, workspace)
+    product = _FLOAT * rows * head_dim
+    casts = (product, product) if element == 2 else ()
+    # The product and its sum are freed before the workspace is taken.
+    at = len(casts)
+    frees = (~at, *(~i for i in range(at)))
+    last = at + 3
+    return (
+        *casts,
+        product,
+        _FLOAT * rows,
+        _FLOAT * rows,
+        ~(at + 1),
+        *frees,
+        workspace,
+        ~(at + 2),
+        ~last,
+    )
+
+
+def _efficient_workspace(head_dim: int, k_len: int, element: int, target: Target) -> int:
+    """Bytes per head, tabulated by head size from PyTorch's own requests (B x H = 6)."""
+    volta = target.capability < (8, 0)
+    if head_dim <= 64:
+        return 16400 * ceil_div(k_len, 64)
+    if head_dim <= 128:
+        if volta:
+            return 65568 * ceil_div(k_len, 128) if element == 2 else 32800 * ceil_div(k_len, 64)
+        return (65552 if element == 2 else 65568) * ceil_div(k_len, 128)
+    if volta and element == 4:
+        return (49200 if head_dim <= 160 else 65600) * ceil_div(k_len, 64)
+    if element == 4:
+        return (98352 if head_dim <= 160 else 131136) * ceil_div(k_len, 128)
+    return (360496 if head_dim <= 160 else 393280) * ceil_div(k_len, 128)

@@ -1,0 +1,25 @@
+"""The language in which kernels say what they take beside their outputs.
+
+A script is a tuple of whole numbers: ``n > 0`` allocates ``n`` bytes, ``~i`` frees the ``i``-th
+allocation of the script. What is not freed explicitly dies at the end of the operator.
+"""
+
+from __future__ import annotations
+
+Script = tuple[int, ...]
+
+
+def nested(*sizes: int) -> Script:
+    """Allocate in this order, free in the opposite one, as C++ destructors do."""
+    wanted = [size for size in sizes if size > 0]
+    return (*wanted, *(~index for index in reversed(range(len(wanted)))))
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """Divide and round up."""
+    return -(-value // divisor)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple that is at least ``value``."""
+    return ceil_div(value, multiple) * multiple

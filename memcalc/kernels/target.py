@@ -1,0 +1,19 @@
+"""The GPU and the PyTorch that will run: what decides which kernels run and what they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Everything about device and library that changes a byte of a kernel's memory."""
+
+    capability: tuple[int, int]
+    """Compute capability, such as (9, 0)."""
+    multiprocessors: int
+    threads_per_multiprocessor: int
+    torch: tuple[int, int]
+    """PyTorch's version, such as (2, 13)."""
+    cudnn_attention: bool = True
+    """False where the run deprioritises or disables cuDNN attention."""

@@ -1,0 +1,177 @@
+"""Autocast on the simulated device: CUDA's lists of operators and its cache of weight casts.
+
+The key ``AutocastPrivateUse1`` has no kernels of its own. The lists are those of
+aten/src/ATen/autocast_mode.h (PyTorch 2.13), the casting rules those of ``cached_cast`` in
+aten/src/ATen/autocast_mode.cpp.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.trace import device
+
+LOWER_PRECISION = (
+    "_convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d "
+    "conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul "
+    "einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot "
+    "_thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell "
+    "_scaled_dot_product_flash_attention scaled_dot_product_attention"
+).split()
+FP32 = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan "
+    "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm "
+    "group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity "
+    "poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div "
+    "l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist "
+    "pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d "
+    "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d "
+    "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d "
+    "_upsample_bicubic2d_aa"
+).split()
+FP32_OPTIONAL_DTYPE = (
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm "
+    "linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList"
+).split()
+WIDEST = (
+    "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add "
+    "cat stack"
+).split()
+
+_KEY = "AutocastPrivateUse1"
+_libraries: list[torch.library.Library] = []
+_casts: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+
+def install() -> None:
+    """Register autocast for the simulated device, once per process."""
+    if _libraries:
+        return
+    rest = torch.library.Library("_", "IMPL")
+    rest.fallback(torch.library.fallthrough_kernel, _KEY)
+    library = torch.library.Library("aten", "IMPL")
+    kinds = (
+        (LOWER_PRECISION, _lower),
+        (FP32, _fp32),
+        (FP32_OPTIONAL_DTYPE, _fp32_dtype),
+        (WIDEST, _widest),
+    )
+    for names, kind in kinds:
+        for name in names:
+            overload = _overload(name)
+            if overload is not None:
+                library.impl(name, kind(overload), _KEY)
+    _libraries.extend((rest, library))
+    _clear_with_pytorch()
+
+
+def _overload(name: str) -> Any:
+    packet_name, _, overload = name.partition(".")
+    packet = getattr(torch.ops.aten, packet_name, None)
+    # Python-level operators such as chain_matmul have no dispatcher entry in some versions.
+    return getattr(packet, overload or "default", None)
+
+
+def _clear_with_pytorch() -> None:
+    """Forget our casts when PyTorch forgets its own: at the end of the outermost autocast."""
+    clear = torch.clear_autocast_cache
+
+    def clear_both() -> None:
+        _casts.clear()
+        clear()
+
+    torch.clear_autocast_cache = clear_both
+
+
+def _without(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    with torch._C._ExcludeDispatchKeyGuard(keys):
+        return func(*args, **kwargs)
+
+
+def _lower(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtype = torch.get_autocast_dtype(device.NAME)
+        return _without(_call, op, dtype, args, kwargs)
+
+    return kernel
+
+
+def _fp32(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return _without(_call, op, torch.float32, args, kwargs)
+
+    return kernel
+
+
+def _fp32_dtype(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dtype") is None and _eligible(args[0]):
+            kwargs = {**kwargs, "dtype": torch.float32}
+            if op in (torch.ops.aten.softmax.int, torch.ops.aten.log_softmax.int):
+                args = args[:2]
+        return _without(op, *args, **kwargs)
+
+    return kernel
+
+
+def _widest(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        dtypes = {t.dtype for t in _tensors(args) if _eligible(t)}
+        wide = torch.float32 in dtypes and len(dtypes) > 1
+        if not wide:
+            return _without(op, *args, **kwargs)
+        return _without(_call, op, torch.float32, args, kwargs)
+
+    return kernel
+
+
+def _call(op: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return op(*(_cast(a, dtype) for a in args), **{k: _cast(a, dtype) for k, a in kwargs.items()})
+
+
+def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
+    found = []
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            found.append(arg)
+        elif isinstance(arg, list | tuple):
+            found.extend(item for item in arg if isinstance(item, torch.Tensor))
+    return found
+
+
+def _eligible(arg: Any) -> bool:
+    return (
+        isinstance(arg, torch.Tensor)
+        and arg.device.type == device.NAME
+        and arg.is_floating_point()
+        and arg.dtype is not torch.float64
+    )
+
+
+def _cast(arg: Any, dtype: torch.dtype) -> Any:
+    if isinstance(arg, list | tuple):
+        return type(arg)(_cast(item, dtype) for item in arg)
+    if not _eligible(arg) or arg.dtype is dtype:
+        return arg
+    cacheable = (
+        torch.is_autocast_cache_enabled()
+        and dtype is torch.get_autocast_dtype(device.NAME)
+        and arg.dtype is torch.float32
+        and arg.requires_grad
+        and arg.is_leaf
+        and not arg._is_view()
+    )
+    if not cacheable:
+        return arg.to(dtype)
+    found = _casts.get(id(arg))
+    if found is not None and found[0]() is arg:
+        return found[1]
+    made = arg.to(dtype)
+    _casts[id(arg)] = (weakref.ref(arg), made)
+    return made

@@ -1,0 +1,154 @@
+"""A simulated GPU inside PyTorch: real code runs on it, nothing is computed or allocated.
+
+PyTorch lets Python supply the device behind its ``PrivateUse1`` dispatch key
+(``torch.utils.backend_registration._setup_privateuseone_for_python_backend``, torch 2.11 on).
+Under ``FakeTensorMode`` tensors on that device have sizes, strides and storages but no memory,
+so autograd, checkpointing, autocast and optimizers run unmodified on a machine without a GPU.
+The registration is for the life of the process: callers run it in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+NAME = "simgpu"
+
+
+class _Stream:
+    """An inert stream; everything on the simulated device happens in program order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.stream_id = 0
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    synchronize = wait_event = wait_stream = record = wait = _nothing
+
+    def record_event(self, event: Any = None) -> Any:
+        return event if event is not None else _Stream()
+
+    def query(self) -> bool:
+        return True
+
+
+class _Module:
+    """What PyTorch asks of ``torch.<device>``: one device that is always ready."""
+
+    _initialized = True
+    Stream = Event = _Stream
+
+    @staticmethod
+    def is_initialized() -> bool:
+        return True
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def _lazy_init() -> None:
+        return None
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    @staticmethod
+    def is_bf16_supported(including_emulation: bool = True) -> bool:
+        return True
+
+    @staticmethod
+    def get_rng_state(device: Any = None) -> torch.Tensor:
+        # CUDA's generator state is 16 bytes in host memory.
+        return torch.zeros(16, dtype=torch.uint8, device="cpu")
+
+    @staticmethod
+    @contextlib.contextmanager
+    def device(index: Any) -> Iterator[None]:
+        yield
+
+    @staticmethod
+    def current_stream(device: Any = None) -> _Stream:
+        return _Stream()
+
+    @staticmethod
+    def stream(stream: Any) -> _Stream:
+        return _Stream()
+
+    @staticmethod
+    def _nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    set_rng_state = manual_seed = manual_seed_all = set_device = synchronize = empty_cache = (
+        _nothing
+    )
+
+
+class _Mode(FakeTensorMode):
+    """Fake tensors on a device that needs no initialisation."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return True
+
+
+_ready = False
+
+
+def register() -> None:
+    """Make the simulated device known to PyTorch; later calls do nothing."""
+    global _ready
+    if _ready:
+        return
+    from torch.nn.utils import clip_grad
+    from torch.optim.optimizer import _foreach_supported_types
+    from torch.utils import backend_registration
+
+    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    # Optimizers and clipping choose foreach by exact tensor type; a fake one stands for a real one.
+    _foreach_supported_types.append(FakeTensor)
+    clip_grad._has_foreach_support = lambda tensors, device: True
+    _let_transformers_run_eagerly()
+    _ready = True
+
+
+def fake_mode() -> FakeTensorMode:
+    """A fresh mode under which tensors on the simulated device can be made."""
+    register()
+    return _Mode(allow_non_fake_inputs=True)
+
+
+def _let_transformers_run_eagerly() -> None:
+    """Masks are made without data-dependent shortcuts for fake tensors; take the eager way.
+
+    transformers (``utils/import_utils.py::is_tracing``, 5.23) treats a fake tensor as a graph
+    being traced; the simulated run stands for an eager one.
+    """
+    from transformers.utils import import_utils
+
+    if hasattr(import_utils, "is_fake_tensor"):
+        import_utils.is_fake_tensor = lambda _: False

@@ -1,0 +1,293 @@
+"""Sees every storage on the simulated device be born and die, and knows where it came from."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from memcalc.kernels import blas
+from memcalc.kernels.scratch import Script
+from memcalc.kernels.target import Target
+from memcalc.records import Component, Mark, Phase, Storage
+from memcalc.trace import device
+from memcalc.trace.scratch import OUTPUT_ORDER, READERS, Scratch
+
+_WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
+_ADDS = {torch.ops.aten.add.Tensor}
+_SCALARS = {torch.ops.aten._local_scalar_dense.default}
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+_current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+class _Entry:
+    """What is known of one storage while the run goes on; frozen into a Storage at its end."""
+
+    __slots__ = ("bytes", "component", "grad", "module", "node", "op", "phase", "step")
+
+    def __init__(self, nbytes: int, op: str, where: _Where, node: Any) -> None:
+        self.bytes = nbytes
+        self.op = op
+        self.module = where.module
+        self.phase = where.phase
+        self.step = where.step
+        self.node = id(node) if node is not None else 0
+        self.grad = torch.is_grad_enabled()
+        self.component: Component | None = None
+
+
+class _Where:
+    """The present moment: phase, step and the module whose code runs."""
+
+    __slots__ = ("module", "phase", "step")
+
+    def __init__(self) -> None:
+        self.module = ""
+        self.phase = Phase.LOAD
+        self.step = 0
+
+
+class Recorder(TorchDispatchMode):
+    """A dispatch mode that records storages; enter it above the fake mode.
+
+    Host tensors run for real (they are small: step counters, random states); tensors on the
+    simulated device stay fake. A value read back from the device (``.item()``) is answered by
+    zero, which is also what an all-zero device memory would say, and noted as an assumption.
+    """
+
+    def __init__(self, target: Target | None) -> None:
+        """Record as on this target; ``None`` leaves kernels' own memory out."""
+        super().__init__()
+        self.entries: list[_Entry] = []
+        self.events: list[int] = []
+        self.marks: list[Mark] = []
+        self.where = _Where()
+        self.assumptions: dict[str, None] = {}
+        self._target = target
+        self._threads: set[int] = set()
+        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._made_by: dict[int, str] = {}
+        self._stack: list[str] = []
+
+    # -- moments -----------------------------------------------------------------------------
+
+    @contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        """Everything inside belongs to this phase of this step."""
+        self.where.phase, self.where.step = phase, step
+        self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
+        yield
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Learn which module's code runs, by hooks on every module."""
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(self._entering(name), prepend=True)
+            module.register_forward_hook(self._leaving, always_call=True)
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            self._stack.append(self.where.module)
+            self.where.module = name
+
+        return hook
+
+    def _leaving(self, *_: object) -> None:
+        self.where.module = self._stack.pop()
+
+    # -- storages ----------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._on_device(args, kwargs):
+            with _disable_current_modes():
+                return func(*args, **kwargs)
+        if func in _SCALARS:
+            self._assume(func, args)
+            return _zero(args[0].dtype)
+        node = self._locate()
+        if func in _ADDS and self._accumulates(node, args):
+            return torch.ops.aten.add_.Tensor(*args)
+        name = _name(func)
+        out = func(*args, **kwargs)
+        reader = READERS.get(name)
+        if reader is None or self._target is None:
+            self._track(out, name, node)
+            if name in blas.PRODUCTS:
+                self._workspace(name)
+            return out
+        self._track_with_scratch(out, name, node, reader(args, kwargs, out, self._target))
+        return out
+
+    def _on_device(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        place = kwargs.get("device")
+        if place is not None:
+            return torch.device(place).type == device.NAME
+        return any(_is_simulated(arg) for arg in args) or any(
+            _is_simulated(arg) for arg in kwargs.values()
+        )
+
+    def _locate(self) -> Any:
+        """Name the module at work; in backward the one whose forward made the node."""
+        node = _current_node()
+        if node is None or self._stack:
+            self._made_by[_sequence_number() - 1] = self.where.module
+        else:
+            self.where.module = self._made_by.get(node._sequence_nr(), "")
+        return node
+
+    def _track(self, out: Any, name: str, node: Any) -> None:
+        if isinstance(out, torch.Tensor):
+            if out.device.type == device.NAME:
+                self._birth(out.untyped_storage(), name, node)
+        elif isinstance(out, list | tuple):
+            order = OUTPUT_ORDER.get(name)
+            for item in out if order is None else [out[index] for index in order]:
+                self._track(item, name, node)
+
+    def _accumulates(self, node: Any, args: tuple[Any, ...]) -> bool:
+        """Would autograd sum these two gradients in place, were they not fake?
+
+        Where gradients meet, the engine adds them in place unless they are tensor subclasses, as
+        fake tensors are. It calls from C++, so there is no Python frame above ours.
+        Source: torch/csrc/autograd/input_buffer.cpp, ``accumulate``, ``can_accumulate_inplace``.
+        """
+        if node is None or len(args) != 2 or torch.is_grad_enabled():
+            return False
+        if not isinstance(args[1], torch.Tensor) or not _called_from_engine():
+            return False
+        old, new = args
+        return old.shape == new.shape and old.dtype is new.dtype and _owned(old)
+
+    def _birth(self, storage: torch.UntypedStorage, name: str, node: Any) -> None:
+        key = storage._cdata
+        if key in self._live:
+            return
+        nbytes = storage.nbytes()
+        if nbytes == 0:
+            return
+        number = len(self.entries)
+        self.entries.append(_Entry(nbytes, name, self.where, node))
+        self.events.append(number)
+        self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
+
+    def _death(self, key: int) -> None:
+        number, _ = self._live.pop(key)
+        entry = self.entries[number]
+        if entry.component is None and entry.phase is Phase.BACKWARD and entry.grad:
+            # Made under grad mode inside backward: a recomputed forward. What outlives the
+            # node that was running then was saved by the recompute.
+            node = _current_node()
+            if node is not None and id(node) != entry.node:
+                entry.component = Component.ACTIVATIONS
+        self.events.append(~number)
+
+    def _track_with_scratch(self, out: Any, name: str, node: Any, scratch: Scratch) -> None:
+        """Interleave a kernel's own allocations with its outputs."""
+        taken: list[int] = []
+        self._play(scratch.before, taken, name, node)
+        self._track(out, name, node)
+        self._play(scratch.after, taken, name, node)
+        for number in taken:
+            if number >= 0:
+                self.events.append(~number)
+
+    def _play(self, script: Script, taken: list[int], name: str, node: Any) -> None:
+        for word in script:
+            if word > 0:
+                taken.append(len(self.entries))
+                entry = _Entry(word, name, self.where, node)
+                entry.component = Component.WORKSPACES
+                self.events.append(len(self.entries))
+                self.entries.append(entry)
+            else:
+                self.events.append(~taken[~word])
+                taken[~word] = -1
+
+    def _workspace(self, name: str) -> None:
+        """cuBLAS takes its workspace at a thread's first product, after the output."""
+        thread = threading.get_ident()
+        if thread in self._threads or self._target is None:
+            return
+        self._threads.add(thread)
+        self._play((blas.workspace(self._target),), [], f"cublas workspace ({name})", None)
+
+    def _assume(self, func: Any, args: tuple[Any, ...]) -> None:
+        place = self.where.module or self.where.phase
+        self.assumptions[f"a value read from the device in {place} is taken as zero"] = None
+
+    # -- components --------------------------------------------------------------------------
+
+    def label(self, tensors: Any, component: Component) -> None:
+        """Say what these tensors are for; the first word on a storage stands."""
+        for tensor in tensors:
+            found = self._live.get(tensor.untyped_storage()._cdata)
+            if found is not None and self.entries[found[0]].component is None:
+                self.entries[found[0]].component = component
+
+    def label_living(self, phase: Phase, component: Component) -> None:
+        """Say what everything is for that this phase made and that is still alive."""
+        for number, _ in self._live.values():
+            entry = self.entries[number]
+            if entry.component is None and entry.phase is phase:
+                entry.component = component
+
+    def storages(self) -> tuple[Storage, ...]:
+        """Every storage seen, in order of birth."""
+        return tuple(
+            Storage(
+                bytes=entry.bytes,
+                component=entry.component or Component.TEMPORARIES,
+                phase=entry.phase,
+                step=entry.step,
+                module=entry.module,
+                op=entry.op,
+            )
+            for entry in self.entries
+        )
+
+
+def _called_from_engine() -> bool:
+    """True where C++ called the dispatch mode: above it are only PyTorch's own wrappers."""
+    frame = sys._getframe(3)
+    while frame is not None:
+        if not frame.f_code.co_filename.endswith(_WRAPPERS):
+            return False
+        frame = frame.f_back  # type: ignore[assignment]
+    return True
+
+
+def _owned(tensor: torch.Tensor) -> bool:
+    """Nobody but the engine holds this gradient: one tensor has the storage, and Python's view."""
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
+
+
+def _is_simulated(arg: Any) -> bool:
+    if isinstance(arg, torch.Tensor):
+        return arg.device.type == device.NAME
+    if isinstance(arg, list | tuple):
+        return any(_is_simulated(item) for item in arg)
+    return False
+
+
+def _zero(dtype: torch.dtype) -> bool | int | float:
+    if dtype is torch.bool:
+        return False
+    return 0.0 if dtype.is_floating_point else 0
+
+
+_names: dict[Any, str] = {}
+
+
+def _name(func: Any) -> str:
+    name = _names.get(func)
+    if name is None:
+        name = _names[func] = func._schema.name.removeprefix("aten::")
+    return name

@@ -1,0 +1,154 @@
+"""Synthetic batches: what a data loader would hand this model, in shape and type.
+
+Shapes: B batch, S tokens, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.errors import UsageError
+
+Batch = dict[str, torch.Tensor]
+
+_SPEC = re.compile(r"^(\w+)=(\w+)\[([\d,\s]*)\]$")
+DEFAULT_SEQ = 512
+_WHISPER_DECODER_SEQ = 128
+
+
+def parse(spec: str) -> tuple[str, torch.dtype, tuple[int, ...]]:
+    """Read ``name=dtype[shape]``, such as ``x=float32[8,3,224,224]``.
+
+    Raises:
+        UsageError: the text has another form, or names no dtype of PyTorch.
+    """
+    match = _SPEC.match(spec.replace(" ", ""))
+    dtype = getattr(torch, match[2], None) if match else None
+    if match is None or not isinstance(dtype, torch.dtype):
+        raise UsageError(
+            f"Input {spec!r} is not understood: write name=dtype[shape], "
+            "such as x=float32[8,3,224,224]."
+        )
+    shape = tuple(int(size) for size in match[3].split(",") if size)
+    return match[1], dtype, shape
+
+
+class Inputs:
+    """Makes the batches of one model; ``seq`` is the length that was settled on."""
+
+    def __init__(self, model: torch.nn.Module, task: str, *, batch: int, seq: int | None) -> None:
+        self.model = model
+        self.task = task
+        self.batch = batch
+        self.config: Any = getattr(model, "config", None)
+        self.longest = _longest(self.config)
+        if seq is not None and self.longest is not None and seq > self.longest:
+            raise UsageError(
+                f"{type(model).__name__} takes at most {self.longest} tokens and --seq is {seq}: "
+                f"type --seq {self.longest} or less."
+            )
+        self.seq = seq if seq is not None else min(DEFAULT_SEQ, self.longest or DEFAULT_SEQ)
+
+    def make(self, device: Any, *, padding: bool) -> Batch:
+        """One batch on the device, filled with valid values where they matter.
+
+        Args:
+            device: where.
+            padding: pass an attention mask whose last position is padding.
+        """
+        names = set(inspect.signature(self.model.forward).parameters)
+        batch: Batch = {}
+        if "input_features" in names:
+            batch["input_features"] = self._features(device)
+        elif "input_values" in names and "input_ids" not in names:
+            batch["input_values"] = torch.zeros(self.batch, self._samples(), device=device)
+        elif "pixel_values" in names:
+            batch["pixel_values"] = torch.zeros(self.batch, *self._image(), device=device)
+        if "input_ids" in names and "input_features" not in names:
+            batch["input_ids"] = self._ids(device, self.seq)
+            if padding and "attention_mask" in names:
+                batch["attention_mask"] = _mask(self.batch, self.seq, device)
+        if "return_loss" in names and "labels" not in names:
+            batch["return_loss"] = True  # type: ignore[assignment]
+        batch.update(self._labels(names, device))
+        return batch
+
+    def _ids(self, device: Any, length: int) -> torch.Tensor:
+        return torch.ones(self.batch, length, dtype=torch.long, device=device)
+
+    def _labels(self, names: set[str], device: Any) -> Batch:
+        if self.task == "question-answering":
+            zeros = [torch.zeros(self.batch, dtype=torch.long, device=device) for _ in range(2)]
+            return {"start_positions": zeros[0], "end_positions": zeros[1]}
+        if "labels" not in names:
+            return {}
+        if self.task in ("sequence-classification", "image-classification", "audio-classification"):
+            return {"labels": torch.zeros(self.batch, dtype=torch.long, device=device)}
+        if self.task == "ctc":
+            return {"labels": self._ids(device, 32)}
+        length = _WHISPER_DECODER_SEQ if self.task == "speech-seq2seq" else self.seq
+        return {"labels": self._ids(device, length)}
+
+    def _image(self) -> tuple[int, int, int]:
+        config = getattr(self.config, "vision_config", None) or self.config
+        size = getattr(config, "image_size", None) or 224
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return getattr(config, "num_channels", None) or 3, height, width
+
+    def _features(self, device: Any) -> torch.Tensor:
+        bins = getattr(self.config, "num_mel_bins", 80)
+        frames = 2 * int(getattr(self.config, "max_source_positions", 1500))
+        return torch.zeros(self.batch, bins, frames, device=device)
+
+    def _samples(self) -> int:
+        return 16000 * 10
+
+
+def described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
+    """Batches of a model whose inputs the user described."""
+    parsed = [parse(spec) for spec in specs]
+
+    def make(device: Any) -> Batch:
+        return {
+            name: torch.zeros(shape, dtype=dtype, device=device) for name, dtype, shape in parsed
+        }
+
+    return make
+
+
+def _mask(batch: int, seq: int, device: Any) -> torch.Tensor:
+    mask = torch.ones(batch, seq, dtype=torch.long, device=device)
+    mask[:, -1:].zero_()
+    return mask
+
+
+def _longest(config: Any) -> int | None:
+    """The longest sequence that learned positions allow; ``None`` where there is no limit."""
+    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
+        value = getattr(config, key, None)
+        if isinstance(value, int) and value > 0:
+            # RoBERTa's first positions are taken by its padding index.
+            offset = config.pad_token_id + 1 if _offsets_positions(config) else 0
+            return value - offset
+    return None
+
+
+def _offsets_positions(config: Any) -> bool:
+    return getattr(config, "model_type", "") in (
+        "roberta",
+        "xlm-roberta",
+        "camembert",
+        "roberta-prelayernorm",
+        "longformer",
+        "data2vec-text",
+        "xmod",
+        "xlm-roberta-xl",
+        "ibert",
+        "mpnet",
+        "luke",
+    )
