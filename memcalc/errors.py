@@ -18,7 +18,7 @@ class UsageError(MemcalcError):
     exit_code = 2
 
 
-class OverBudget(MemcalcError):
+class OverBudgetError(MemcalcError):
     """A budget does not hold."""
 
     exit_code = 1
@@ -36,7 +36,7 @@ class MeasureError(MemcalcError):
     exit_code = 3
 
 
-class MeasureTimeout(MeasureError):
+class MeasureTimeoutError(MeasureError):
     """A measurement took longer than the user allowed."""
 
     exit_code = 124

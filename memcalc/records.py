@@ -76,6 +76,10 @@ class Plan:
     checkpointing: bool = False
     attention: str = "auto"
     gpu: str | None = None
+    padding: bool | None = None
+    """Batches hold padding, so an attention mask is passed; ``None``: yes, but for causal-lm."""
+    cudnn_attention: bool = True
+    """False where the run disables cuDNN attention (``torch.backends.cuda.enable_cudnn_sdp``)."""
     freeze: tuple[str, ...] = ()
     """Patterns (fnmatch) of parameter names that do not train."""
     lora: str | None = None
@@ -228,7 +232,7 @@ class PhasePeak:
     requested: int
     allocated: int | None = None
     reserved: int | None = None
-    first_step_requested: int | None = None
+    first_step_allocated: int | None = None
     """The same phase in the first step, where optimizer state may not exist yet."""
 
 

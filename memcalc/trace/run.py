@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 
 from memcalc.kernels.target import Target
-from memcalc.records import Component, Inventory, Phase, Trace
+from memcalc.records import Component, Phase, Trace
+from memcalc.registry.build import build as registry_build
 from memcalc.trace import attention, autocast, device
 from memcalc.trace.recorder import Recorder
+from memcalc.trace.stated import StatedOptimizer
 from memcalc.workload.loop import Batch, Job, run
-from memcalc.workload.precision import Precision
+from memcalc.workload.program import Program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
-    """What to run: a model on the meta device and how to train it."""
-
-    model: torch.nn.Module
-    inventory: Inventory
-    optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
-    batch: Callable[[str], Batch]
-    precision: Precision
-    loop: str
-    grad_accum: int
-    max_grad_norm: float | None
-    set_to_none: bool
-    steps: int = 2
+STEPS = 2
+"""The first step differs (optimizer state is made in it); the second is like all that follow."""
 
 
 def trace(program: Program, target: Target) -> Trace:
-    """Train on the simulated GPU for ``program.steps`` optimizer steps.
+    """Train on the simulated GPU for two optimizer steps.
 
     Args:
-        program: model (meta device; it is moved and must not be used again) and loop.
+        program: what to run; its model is moved and must not be used again.
         target: the GPU and PyTorch to stand for.
     """
     mode = device.fake_mode()
@@ -50,16 +39,16 @@ def trace(program: Program, target: Target) -> Trace:
             recorder.label(model.buffers(), Component.BUFFERS)
             recorder.follow(model)
             model.train()
-            optimizer = program.optimizer(model)
+            optimizer = _optimizer(program, model)
         job = _job(program, model, optimizer, recorder)
-        run(job, _Labels(recorder, model, optimizer), loop=program.loop, steps=program.steps)
+        run(job, _Labels(recorder, model, optimizer), loop=program.plan.loop, steps=STEPS)
     return Trace(
         storages=recorder.storages(),
         events=tuple(recorder.events),
         marks=tuple(recorder.marks),
         inventory=program.inventory,
-        steps=program.steps,
-        assumptions=tuple(recorder.assumptions),
+        steps=STEPS,
+        assumptions=(*program.assumptions, *recorder.assumptions),
         versions={"torch": torch.__version__},
     )
 
@@ -86,12 +75,20 @@ def materialize(model: torch.nn.Module) -> torch.nn.Module:
     return model
 
 
+def _optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
+    if program.choice.traceable:
+        return registry_build(program.choice, model, loop=program.plan.loop)
+    return StatedOptimizer(program.choice, program.inventory, model, program.plan.loop)
+
+
 def _job(
     program: Program,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     recorder: Recorder,
 ) -> Job:
+    plan = program.plan
+
     def batch() -> Batch:
         made = program.batch(device.NAME)
         recorder.label(
@@ -105,10 +102,10 @@ def _job(
         batch=batch,
         autocast=program.precision.context(device.NAME),
         scaler=program.precision.scaler(device.NAME),
-        grad_accum=program.grad_accum,
+        grad_accum=plan.grad_accum,
         max_grad_norm=program.max_grad_norm,
-        set_to_none=program.set_to_none,
-        upcast_outputs=program.loop == "trainer" and program.precision.autocast is not None,
+        set_to_none=plan.set_to_none,
+        upcast_outputs=plan.loop == "trainer" and program.precision.autocast is not None,
     )
 
 

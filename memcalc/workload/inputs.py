@@ -46,6 +46,8 @@ class Inputs:
         self.task = task
         self.batch = batch
         self.config: Any = getattr(model, "config", None)
+        self.names = frozenset(inspect.signature(_forward(model)).parameters)
+        self.has_tokens = "input_ids" in self.names and "input_features" not in self.names
         self.longest = _longest(self.config)
         if seq is not None and self.longest is not None and seq > self.longest:
             raise UsageError(
@@ -61,7 +63,7 @@ class Inputs:
             device: where.
             padding: pass an attention mask whose last position is padding.
         """
-        names = set(inspect.signature(self.model.forward).parameters)
+        names = self.names
         batch: Batch = {}
         if "input_features" in names:
             batch["input_features"] = self._features(device)
@@ -69,7 +71,7 @@ class Inputs:
             batch["input_values"] = torch.zeros(self.batch, self._samples(), device=device)
         elif "pixel_values" in names:
             batch["pixel_values"] = torch.zeros(self.batch, *self._image(), device=device)
-        if "input_ids" in names and "input_features" not in names:
+        if self.has_tokens:
             batch["input_ids"] = self._ids(device, self.seq)
             if padding and "attention_mask" in names:
                 batch["attention_mask"] = _mask(self.batch, self.seq, device)
@@ -81,7 +83,7 @@ class Inputs:
     def _ids(self, device: Any, length: int) -> torch.Tensor:
         return torch.ones(self.batch, length, dtype=torch.long, device=device)
 
-    def _labels(self, names: set[str], device: Any) -> Batch:
+    def _labels(self, names: frozenset[str], device: Any) -> Batch:
         if self.task == "question-answering":
             zeros = [torch.zeros(self.batch, dtype=torch.long, device=device) for _ in range(2)]
             return {"start_positions": zeros[0], "end_positions": zeros[1]}
@@ -119,6 +121,12 @@ def described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
         }
 
     return make
+
+
+def _forward(model: torch.nn.Module) -> Any:
+    """The forward that names the inputs: under an adapter wrapper, that of the base."""
+    base = getattr(model, "get_base_model", None)
+    return (base() if base is not None else model).forward
 
 
 def _mask(batch: int, seq: int, device: Any) -> torch.Tensor:

@@ -1,0 +1,1 @@
+"""Names to facts: models, tasks, GPUs. Imports neither torch nor transformers."""

@@ -1,0 +1,127 @@
+"""From what a user calls a model to its config: bundled, local, on the hub, or a callable."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memcalc.catalog import hub
+from memcalc.catalog.paths import configs
+from memcalc.catalog.validate import validate
+from memcalc.errors import UsageError, unknown
+
+_LARGEST_CONFIG = 10 << 20
+_FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+_FORMER_ORGS = {
+    "google-t5": "",
+    "google-bert": "",
+    "FacebookAI": "",
+    "facebookai": "",
+    "distilbert": "",
+    "albert": "",
+    "openai-community": "",
+    "sentence-transformers": "",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model that was found."""
+
+    name: str
+    origin: str
+    """``bundled``, ``local``, ``hub`` or ``callable``."""
+    config: dict[str, Any] | None = None
+    factory: str | None = None
+    """``package.module:callable`` returning an ``nn.Module``."""
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, such as ``distilbert``; empty for a callable."""
+        return str(self.config["model_type"]) if self.config is not None else ""
+
+
+@functools.cache
+def bundled() -> dict[str, Path]:
+    """Names of the bundled models and their files."""
+    files = sorted((configs() / "models").glob("*.json"))
+    return {file.stem.replace("--", "/"): file for file in files}
+
+
+def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
+    """Find a model by name.
+
+    Args:
+        name: a bundled name (``gpt2`` and ``openai-community/gpt2`` are the same), a folder with
+            a config.json, a config.json, a hub name, or ``package.module:callable``.
+        trust_remote_code: accept a config whose model is defined by code in its repository.
+
+    Raises:
+        UsageError: there is no such model, or its config makes no sense.
+    """
+    if _FACTORY.match(name):
+        return ModelSource(name=name, origin="callable", factory=name)
+    path = Path(name).expanduser()
+    looks_local = name.startswith((".", "/", "~")) or name.endswith(".json")
+    if looks_local or (path.exists() and _bundled_file(name) is None):
+        return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
+    file = _bundled_file(name)
+    if file is not None:
+        return ModelSource(name=file.stem.replace("--", "/"), origin="bundled", config=_read(file))
+    return _checked(name, "hub", _from_hub(name), trust_remote_code)
+
+
+def _bundled_file(name: str) -> Path | None:
+    wanted = name.replace("--", "/").lower()
+    names = {key.lower(): file for key, file in bundled().items()}
+    if wanted in names:
+        return names[wanted]
+    org, slash, bare = wanted.partition("/")
+    if slash:
+        # A name's old and new spelling: google-bert/bert-base-cased is bert-base-cased.
+        return names.get(bare) if org in {key.lower() for key in _FORMER_ORGS} else None
+    endings = [file for key, file in names.items() if key.endswith(f"/{bare or wanted}")]
+    return endings[0] if len(endings) == 1 else None
+
+
+def _config_file(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+def _read(path: Path) -> Any:
+    try:
+        size = os.stat(path).st_size
+        if size > _LARGEST_CONFIG:
+            raise UsageError(f"{path} is {size:,} bytes long; a config.json is not that large.")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read {path}: {error.strerror}. Give a folder with a config.json."
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {str(error)[:80]}.") from None
+
+
+def _checked(name: str, origin: str, config: Any, trust: bool) -> ModelSource:
+    checked = validate(config, name)
+    if "auto_map" in checked and not trust:
+        raise UsageError(
+            f"{name} is defined by code in its own repository, which memcalc does not run: "
+            "write a callable that builds it and name it as package.module:callable."
+        )
+    return ModelSource(name=name, origin=origin, config=checked)
+
+
+def _from_hub(name: str) -> Any:
+    if not re.match(r"^[\w.-]+(/[\w.-]+)?$", name):
+        raise unknown("model", name, bundled(), hint="see memcalc list models.")
+    try:
+        return _read(hub.config_file(name))
+    except hub.NotOnHubError as error:
+        hint = f"({error}) see memcalc list models, or give a folder with a config.json."
+        raise unknown("model", name, bundled(), hint=hint) from None

@@ -1,0 +1,40 @@
+"""The application: its verbs, in the order help shows them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from memcalc import __version__
+from memcalc.cli import estimate, lists, show
+
+app = typer.Typer(
+    name="memcalc",
+    help="What will training this model cost in GPU memory?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"memcalc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What will training this model cost in GPU memory?"""
+
+
+app.command("estimate")(estimate.command)
+app.command("show")(show.command)
+app.add_typer(lists.app, name="list")

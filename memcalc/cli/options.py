@@ -1,0 +1,161 @@
+"""The options that describe a plan, the same for every verb that takes one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import typing
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from memcalc import plan as plans
+from memcalc.errors import MemcalcError
+from memcalc.records import Plan
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="A bundled name, a local folder or config.json, a hub name, "
+        "or package.module:callable returning an nn.Module.",
+        show_default=False,
+    ),
+]
+
+
+def _option(kind: Any, help_text: str, *names: str, **more: Any) -> Any:
+    return Annotated[kind, typer.Option(*names, help=help_text, show_default=False, **more)]
+
+
+OPTIONS: dict[str, Any] = {
+    "plan_file": _option(Path | None, "TOML file with these settings.", "--plan"),
+    "task": _option(str | None, "Head to train; default: by architecture."),
+    "optim": _option(str | None, "Optimizer, a comma list, or all. Default: adamw."),
+    "optim_arg": _option(list[str] | None, "Argument of the optimizer, key=value; repeatable."),
+    "precision": _option(str | None, f"{', '.join(plans.PRECISIONS)}. Default: fp32."),
+    "batch": _option(int | None, "Samples in one micro-batch. Default: 8."),
+    "seq": _option(int | None, "Tokens per sample. Default: 512, or the model's longest."),
+    "grad_accum": _option(int | None, "Micro-batches per optimizer step. Default: 1."),
+    "checkpointing": _option(
+        bool | None, "Recompute activations in backward.", "--checkpointing/--no-checkpointing"
+    ),
+    "attention": _option(str | None, f"{', '.join(plans.ATTENTIONS)}. Default: auto."),
+    "cudnn_attention": _option(
+        bool | None,
+        "Let cuDNN attention run where PyTorch prefers it.",
+        "--cudnn-attention/--no-cudnn-attention",
+    ),
+    "padding": _option(
+        bool | None, "Batches hold padding (an attention mask is passed).", "--padding/--no-padding"
+    ),
+    "gpu": _option(str | None, "GPU to fit; see memcalc list gpus."),
+    "freeze": _option(
+        list[str] | None, "Pattern of parameter names that do not train; repeatable."
+    ),
+    "lora": _option(str | None, "Train adapters instead: r=16,target=all-linear."),
+    "loop": _option(
+        str | None, "plain (the bare optimizer) or trainer (transformers' Trainer). Default: plain."
+    ),
+    "max_grad_norm": _option(float | None, "Clip gradients to this norm."),
+    "set_to_none": _option(
+        bool | None, "zero_grad frees gradients.", "--set-to-none/--no-set-to-none"
+    ),
+    "input": _option(
+        list[str] | None, "Input of a callable's model, name=dtype[shape]; repeatable."
+    ),
+    "target": _option(str | None, "cuda or cpu. Default: cuda."),
+    "torch": _option(str | None, "PyTorch version that will run. Default: the installed one."),
+    "alloc_conf": _option(str | None, "PYTORCH_ALLOC_CONF of the run."),
+    "resume": _option(
+        bool | None, "Start with optimizer state loaded from a checkpoint.", "--resume/--no-resume"
+    ),
+    "eval": _option(
+        bool | None, "Also evaluate, keeping logits as the Trainer does.", "--eval/--no-eval"
+    ),
+}
+_RENAMED = {"optim_arg": "optim_args", "input": "inputs"}
+
+
+def settings_of(model: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Join the plan file and the command line; the command line wins."""
+    path = given.pop("plan_file")
+    settings: dict[str, Any] = plans.read(path) if path is not None else {}
+    if given["optim_arg"] is not None:
+        given["optim_arg"] = plans.parse_args(given["optim_arg"])
+    typed = {_RENAMED.get(key, key): value for key, value in given.items() if value is not None}
+    if model is not None:
+        typed["model"] = model
+    return {**settings, **typed}
+
+
+def plans_of(settings: dict[str, Any]) -> list[Plan]:
+    """One plan for each optimizer asked for."""
+    wanted = settings.get("optim")
+    names = wanted if isinstance(wanted, list) else str(wanted or "adamw").split(",")
+    if names == ["all"]:
+        from memcalc import registry
+
+        names = [row.name for row in registry.rows() if row.closed_form]
+    return [plans.make({**settings, "optim": name.strip()}) for name in names]
+
+
+def with_plan(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a plan; it is called with ``settings`` instead of them.
+
+    An error for the user ends the command with its sentence on stderr and its exit code.
+    """
+    own = [
+        parameter
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        if name != "settings"
+    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    model = inspect.Parameter("model", keyword, default=None, annotation=Model)
+    shared = [
+        inspect.Parameter(name, keyword, default=None, annotation=kind)
+        for name, kind in OPTIONS.items()
+    ]
+
+    @functools.wraps(command)
+    def run(*, model: str | None, **given: Any) -> None:
+        ours = {parameter.name: given.pop(parameter.name) for parameter in own}
+        command(settings=settings_of(model, given), **ours)
+
+    wrapped = guarded(run)
+    wrapped.__signature__ = inspect.Signature([model, *shared, *own])  # type: ignore[attr-defined]
+    return wrapped
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn an error for the user into one sentence and its exit code; warnings into lines."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _show_warning
+            try:
+                command(*args, **kwargs)
+            except MemcalcError as error:
+                say(f"error: {error}")
+                raise typer.Exit(error.exit_code) from None
+            except KeyboardInterrupt:
+                raise typer.Exit(130) from None
+
+    return run
+
+
+def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
+    say(f"warning: {message}")
+
+
+def say(text: str) -> None:
+    """One line to a person, on stderr."""
+    print(text, file=sys.stderr)
+
+
+__all__ = ["Annotated", "guarded", "plans_of", "say", "settings_of", "typing", "with_plan"]

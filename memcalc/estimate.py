@@ -1,0 +1,137 @@
+"""The one place that joins the pieces: plans in, predictions out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memcalc import cache, registry
+from memcalc.analytic.estimate import estimate as analytic_estimate
+from memcalc.artifact import decode, encode
+from memcalc.catalog import gpus, inventory, models, tasks
+from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.plan import make
+from memcalc.records import Plan, Prediction
+
+METHODS = ("trace", "analytic")
+Answer = Prediction | MemcalcError
+
+
+def estimate(
+    model: str, *, method: str = "trace", use_cache: bool = True, **settings: Any
+) -> Prediction:
+    """Predict the memory of one training run.
+
+    Args:
+        model: a bundled name, a local folder or config.json, a hub name, or
+            ``package.module:callable``.
+        method: ``trace`` runs the real code on a simulated GPU; ``analytic`` uses closed forms.
+        use_cache: keep and reuse answers on disk.
+        **settings: fields of ``Plan``.
+
+    Returns:
+        The prediction; all sizes are unrounded bytes.
+
+    Raises:
+        UsageError: the question cannot be understood.
+        EstimateError: it could not be answered.
+    """
+    plan = make({"model": model, **settings})
+    answer = next(iter(answers([plan], method=method, use_cache=use_cache)))
+    if isinstance(answer, MemcalcError):
+        raise answer
+    return answer
+
+
+def answers(
+    plans: Sequence[Plan], *, method: str = "trace", use_cache: bool = True
+) -> Iterator[Answer]:
+    """Answer plans in order; a plan that fails yields its error and the rest go on."""
+    if method not in METHODS:
+        raise UsageError(f"Unknown method {method!r}: choose trace or analytic.")
+    known: dict[int, Answer] = {}
+    names: dict[int, str] = {}
+    for index, plan in enumerate(plans):
+        try:
+            source = check(plan)
+        except MemcalcError as error:
+            known[index] = error
+            continue
+        if method == "analytic":
+            known[index] = _analytic(plan)
+        elif use_cache and source.config is not None:
+            names[index] = cache.key(plan, source.config, "trace")
+            found = _from_cache(names[index])
+            if found is not None:
+                known[index] = found
+    yield from _in_order(plans, known, names)
+
+
+def check(plan: Plan) -> models.ModelSource:
+    """Find everything a plan names before anything heavy runs.
+
+    Raises:
+        UsageError: an unknown model, task, optimizer or GPU, or a config that makes no sense.
+    """
+    source = models.find(plan.model)
+    tasks.choose(source, plan.task)
+    registry.find(plan.optim, dict(plan.optim_args))
+    if plan.gpu is not None:
+        gpus.find(plan.gpu)
+    return source
+
+
+def _in_order(
+    plans: Sequence[Plan], known: dict[int, Answer], names: dict[int, str]
+) -> Iterator[Answer]:
+    from memcalc.trace.client import trace_all
+
+    missing = [index for index in range(len(plans)) if index not in known]
+    traced = trace_all([plans[index] for index in missing])
+    for index, plan in enumerate(plans):
+        if index in known:
+            yield known[index]
+            continue
+        answer = next(traced)
+        if isinstance(answer, Prediction):
+            if index in names:
+                cache.store(names[index], encode(answer))
+        elif isinstance(answer, EstimateError):
+            answer = _fall_back(plan, answer)
+        yield answer
+
+
+def _from_cache(name: str) -> Prediction | None:
+    data = cache.load(name)
+    if data is None:
+        return None
+    try:
+        prediction: Prediction = decode(Prediction, data)
+    except (TypeError, ValueError, KeyError):
+        return None
+    return prediction
+
+
+def _analytic(plan: Plan) -> Answer:
+    try:
+        source = models.find(plan.model)
+        task = tasks.choose(source, plan.task)
+        tensors = inventory.load(source, task)
+        if tensors is None:
+            from memcalc.workload.inventory import of_plan
+
+            tensors = of_plan(plan)
+        choice = registry.find(plan.optim, dict(plan.optim_args))
+        state = choice.state(tensors.parameters, plan.loop)
+        return analytic_estimate(plan, source, tensors, state, choice)
+    except MemcalcError as error:
+        return error
+
+
+def _fall_back(plan: Plan, error: EstimateError) -> Answer:
+    """Where the trace fails, the closed forms still stand, marked as such."""
+    answer = _analytic(plan)
+    if isinstance(answer, MemcalcError):
+        return error
+    return dataclasses.replace(answer, assumptions=(f"no trace: {error}", *answer.assumptions))

@@ -1,0 +1,162 @@
+"""From a trace to the answer: the allocator's ladder phase by phase, and what lives at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memcalc.allocator.replay import Op, Replay, Span as ReplaySpan, replay
+from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.allocator.context import context_span
+from memcalc.analytic.rules import rules_of_thumb
+from memcalc.catalog.gpus import Gpu
+from memcalc.records import (
+    Component,
+    Fit,
+    OptimizerState,
+    Peak,
+    Phase,
+    PhasePeak,
+    Place,
+    Plan,
+    Prediction,
+    Span,
+    Trace,
+)
+
+UNLIMITED = 1 << 50
+"""Device size of a replay without a GPU named: large enough for anything."""
+UNCOUNTED = (
+    "memory of cuDNN convolutions and cuDNN attention beside their outputs",
+    "other processes on the GPU",
+    "data loaders, metrics and logging of the training script",
+)
+
+
+def predict(
+    plan: Plan, trace: Trace, state: OptimizerState, gpu: Gpu | None, torch_version: tuple[int, int]
+) -> Prediction:
+    """Replay a trace through the allocator and read the answer off.
+
+    Args:
+        plan: what was traced.
+        trace: its events.
+        state: the optimizer's state by the registry, for its table.
+        gpu: where it should fit; ``None``: nowhere in particular.
+        torch_version: of the allocator.
+    """
+    settings = parse_alloc_conf(plan.alloc_conf, torch=torch_version)
+    replayed = replay(tuples(trace), settings, UNLIMITED)
+    phases = _phases(replayed, trace.steps)
+    top = max(phases, key=lambda phase: phase.allocated or 0)
+    context, unknown = context_span(gpu)
+    process = _process_used(max(p.reserved or 0 for p in phases), context, state)
+    peak = Peak(
+        phase=top.phase,
+        requested=top.requested,
+        allocated=top.allocated,
+        reserved=max(phase.reserved or 0 for phase in phases),
+        process_used=process,
+    )
+    inventory = trace.inventory
+    return Prediction(
+        plan=plan,
+        head=inventory.head,
+        task=inventory.task,
+        parameters=sum(p.numel for p in inventory.parameters),
+        parameter_tensors=len(inventory.parameters),
+        trainable=sum(p.numel for p in inventory.trainable),
+        components=components_at_peak(trace, top.phase),
+        phases=phases,
+        peak=peak,
+        optimizer_state=state,
+        rules_of_thumb=rules_of_thumb(plan, inventory),
+        method="trace",
+        context=context,
+        fit=fit(gpu, peak),
+        assumptions=trace.assumptions,
+        uncounted=(*trace.uncounted, *UNCOUNTED),
+        unknown=unknown,
+        versions=trace.versions,
+    )
+
+
+def tuples(trace: Trace) -> Iterator[tuple[Any, ...]]:
+    """The events of a trace in the form the allocator replays, phases as marks."""
+    marks = iter((*trace.marks, None))
+    mark = next(marks)
+    storages = trace.storages
+    for index, event in enumerate(trace.events):
+        while mark is not None and mark.index <= index:
+            yield Op.MARK, (mark.step, mark.phase)
+            mark = next(marks)
+        yield (event, storages[event].bytes) if event >= 0 else (~event, 0)
+    while mark is not None:
+        yield Op.MARK, (mark.step, mark.phase)
+        mark = next(marks)
+
+
+def _phases(replayed: Replay, steps: int) -> tuple[PhasePeak, ...]:
+    """Peaks of the last step, the steady one; beside them the first step's."""
+    first: dict[Phase, ReplaySpan] = {}
+    steady: dict[Phase, ReplaySpan] = {}
+    for span in replayed.spans:
+        step, phase = span.name
+        for group, wanted in ((first, 0), (steady, steps - 1)):
+            known = group.get(phase)
+            if step == wanted and (known is None or known.peaks.allocated < span.peaks.allocated):
+                group[phase] = span
+    return tuple(
+        PhasePeak(
+            phase=phase,
+            requested=steady[phase].peaks.requested,
+            allocated=steady[phase].peaks.allocated,
+            reserved=steady[phase].peaks.reserved,
+            first_step_allocated=first[phase].peaks.allocated if phase in first else None,
+        )
+        for phase in Phase
+        if phase in steady
+    )
+
+
+def components_at_peak(trace: Trace, phase: Phase) -> dict[Component, int]:
+    """What lives at the highest moment of a phase of the last step; sums to its requested bytes."""
+    level = best = 0
+    now: dict[Component, int] = dict.fromkeys(Component, 0)
+    at_best: dict[Component, int] = {}
+    for inside, event in _steady_events(trace, phase):
+        storage = trace.storages[event if event >= 0 else ~event]
+        change = storage.bytes if event >= 0 else -storage.bytes
+        level += change
+        now[storage.component] += change
+        if inside and level > best:
+            best, at_best = level, dict(now)
+    return at_best
+
+
+def _steady_events(trace: Trace, phase: Phase) -> Iterator[tuple[bool, int]]:
+    marks = iter((*trace.marks, None))
+    mark = next(marks)
+    inside = False
+    for index, event in enumerate(trace.events):
+        while mark is not None and mark.index <= index:
+            inside = mark.phase is phase and mark.step == trace.steps - 1
+            mark = next(marks)
+        yield inside, event
+
+
+def _process_used(reserved: int, context: Span | None, state: OptimizerState) -> int | None:
+    if context is None or context.likely is None:
+        return None
+    return reserved + context.likely + state.total(Place.MANAGED)
+
+
+def fit(gpu: Gpu | None, peak: Peak) -> Fit | None:
+    """Compare the highest known rung with what the GPU offers."""
+    if gpu is None:
+        return None
+    for metric in ("process_used", "reserved", "allocated"):
+        needed = getattr(peak, metric)
+        if needed is not None:
+            return Fit(gpu=gpu.name, capacity=gpu.memory, needed=needed, metric=metric)
+    return None

@@ -1,0 +1,30 @@
+"""Predictions as CSV: one row each, bytes unrounded."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from memcalc.records import Component, Prediction
+from memcalc.report.rows import RUNGS
+
+
+def render(predictions: Sequence[Prediction]) -> str:
+    """A header and one row for each prediction; what is not known is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["model", "task", "optim", "precision", "batch", "seq", "parameters", "trainable"]
+        + [component.value for component in Component]
+        + ["peak_phase", *RUNGS, "method"]
+    )
+    for p in predictions:
+        plan = p.plan
+        writer.writerow(
+            [plan.model, p.task, plan.optim, plan.precision, plan.batch, plan.seq]
+            + [p.parameters, p.trainable]
+            + [p.components.get(component) for component in Component]
+            + [p.peak.phase.value, *(getattr(p.peak, rung) for rung in RUNGS), p.method]
+        )
+    return out.getvalue()

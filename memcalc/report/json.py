@@ -1,0 +1,75 @@
+"""Predictions as JSON; the keys are a contract, see docs/json.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from memcalc import __version__
+from memcalc.artifact import SCHEMA, encode
+from memcalc.records import Component, Place, Prediction
+
+_ALWAYS = (
+    Component.WEIGHTS,
+    Component.MASTER_WEIGHTS,
+    Component.GRADIENTS,
+    Component.OPTIMIZER_STATE,
+    Component.ACTIVATIONS,
+    Component.TEMPORARIES,
+)
+
+
+def render(predictions: Sequence[Prediction]) -> str:
+    """One prediction is an object; several are a list under ``predictions``."""
+    bodies = [document(prediction) for prediction in predictions]
+    head: dict[str, Any] = {"schema": SCHEMA, "kind": "prediction", "memcalc": __version__}
+    whole = {**head, **bodies[0]} if len(bodies) == 1 else {**head, "predictions": bodies}
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def document(prediction: Prediction) -> dict[str, Any]:
+    """The keys that others rely on; ``record`` holds everything, to be read back."""
+    peak = prediction.peak
+    components = {name.value: prediction.components.get(name) for name in _ALWAYS}
+    rest = {name.value: size for name, size in prediction.components.items() if size}
+    return {
+        "plan": encode(prediction.plan),
+        "model": {"head": prediction.head, "task": prediction.task},
+        "parameters": {
+            "count": prediction.parameters,
+            "tensors": prediction.parameter_tensors,
+            "trainable": prediction.trainable,
+        },
+        "components": {**components, **rest},
+        "optimizer_state": {
+            "implementation": prediction.optimizer_state.implementation,
+            **{f"{p.value}_bytes": prediction.optimizer_state.total(p) for p in Place},
+            "notes": list(prediction.optimizer_state.notes),
+        },
+        "phases": {
+            phase.phase.value: {
+                "peak_requested": phase.requested,
+                "peak_allocated": phase.allocated,
+                "peak_reserved": phase.reserved,
+                "first_step_peak_allocated": phase.first_step_allocated,
+            }
+            for phase in prediction.phases
+        },
+        "peak": {
+            "phase": peak.phase.value,
+            "requested": peak.requested,
+            "allocated": peak.allocated,
+            "reserved": peak.reserved,
+            "process_used": peak.process_used,
+        },
+        "context": encode(prediction.context),
+        "fit": encode(prediction.fit),
+        "rules_of_thumb": encode(prediction.rules_of_thumb),
+        "method": prediction.method,
+        "assumptions": list(prediction.assumptions),
+        "uncounted": list(prediction.uncounted),
+        "unknown": dict(prediction.unknown),
+        "versions": dict(prediction.versions),
+        "record": encode(prediction),
+    }

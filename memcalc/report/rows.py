@@ -1,0 +1,92 @@
+"""The words and figures of a prediction, in the order people read them; shared by all formats."""
+
+from __future__ import annotations
+
+from memcalc.records import Component, Peak, Place, Prediction
+from memcalc.units import format_bytes, format_mib
+
+COMPONENT_WORDS = {
+    Component.WEIGHTS: "weights",
+    Component.MASTER_WEIGHTS: "master weights",
+    Component.GRADIENTS: "gradients",
+    Component.OPTIMIZER_STATE: "optimizer state",
+    Component.ACTIVATIONS: "activations",
+    Component.TEMPORARIES: "temporaries",
+    Component.INPUTS: "inputs",
+    Component.BUFFERS: "buffers",
+    Component.WORKSPACES: "workspaces",
+}
+RUNGS = ("requested", "allocated", "reserved", "process_used")
+
+
+def heading(prediction: Prediction) -> str:
+    """What was asked, in one line."""
+    plan = prediction.plan
+    shape = f"batch {plan.batch}" + (f" x {plan.seq} tokens" if plan.seq is not None else "")
+    extras = [
+        f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
+        "checkpointing" if plan.checkpointing else "",
+        f"LoRA {plan.lora}" if plan.lora else "",
+        "Trainer loop" if plan.loop == "trainer" else "",
+    ]
+    parts = [plan.optim, plan.precision, shape, *filter(None, extras)]
+    return f"{plan.model} ({prediction.head}): " + ", ".join(parts)
+
+
+def component_rows(prediction: Prediction) -> list[tuple[str, int, float, float]]:
+    """(name, bytes, share of the peak, bytes per parameter) of every component that is there."""
+    total = sum(prediction.components.values()) or 1
+    return [
+        (COMPONENT_WORDS[name], size, size / total, size / max(prediction.parameters, 1))
+        for name, size in prediction.components.items()
+        if size
+    ]
+
+
+def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:
+    """A figure in MiB, or why it is not known."""
+    if value is not None:
+        return format_mib(value)
+    reason = prediction.unknown.get(name)
+    return f"n/a ({reason})" if reason else "n/a"
+
+
+def ladder(prediction: Prediction) -> list[tuple[str, str]]:
+    """The rungs at the peak in words."""
+    peak: Peak = prediction.peak
+    return [
+        (name.replace("_", " "), unknown_or(prediction, getattr(peak, name), name))
+        for name in RUNGS
+    ]
+
+
+def state_words(prediction: Prediction) -> str:
+    """Where the optimizer's state lives, in exact bytes."""
+    state = prediction.optimizer_state
+    places = [f"{state.total(place):,} B on the {place.value}" for place in Place]
+    return (
+        ", ".join(text for text, place in zip(places, Place, strict=True) if state.total(place))
+        or "no state"
+    )
+
+
+def verdict(prediction: Prediction) -> str | None:
+    """Does it fit, and by how much."""
+    fit = prediction.fit
+    if fit is None:
+        return None
+    rung = fit.metric.replace("_", " ")
+    word = "fits" if fit.margin >= 0 else "does not fit"
+    spread = prediction.context
+    if spread is not None and fit.metric == "process_used" and spread.likely is not None:
+        low, high = (
+            fit.margin + spread.likely - spread.high,
+            fit.margin + spread.likely - spread.low,
+        )
+        if low < 0 <= high:
+            word = "too close to call"
+    side = "to spare" if fit.margin >= 0 else "too much"
+    return (
+        f"{word} on {fit.gpu}: {rung} {format_bytes(fit.needed)} of "
+        f"{format_bytes(fit.capacity)}, {format_bytes(abs(fit.margin))} {side}"
+    )

@@ -1,0 +1,41 @@
+"""An optimizer known by its state alone, for those whose code cannot run on the simulated GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.records import Inventory, Place, StateTensor
+from memcalc.registry import Choice
+from memcalc.trace import device
+
+
+class StatedOptimizer(torch.optim.Optimizer):
+    """Makes the state that the registry's closed form names, in its order, and updates nothing."""
+
+    def __init__(
+        self, choice: Choice, inventory: Inventory, model: torch.nn.Module, loop: str
+    ) -> None:
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        super().__init__(list(named.values()), {})
+        self._stated = choice.state(inventory.parameters, loop).tensors
+        self._parameters_by_name = named
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make state for parameters that have a gradient and no state yet."""
+        for stated in self._stated:
+            if stated.place is not Place.DEVICE:
+                continue
+            owner = self._owner(stated)
+            if owner is not None and stated.name not in self.state[owner]:
+                self.state[owner][stated.name] = torch.empty(
+                    stated.numel, dtype=getattr(torch, stated.dtype), device=device.NAME
+                )
+
+    def _owner(self, stated: StateTensor) -> Any:
+        """The parameter the state belongs to; shared state is kept under a name of its own."""
+        if not stated.parameter:
+            return "shared"
+        parameter = self._parameters_by_name[stated.parameter]
+        return parameter if parameter.grad is not None else None

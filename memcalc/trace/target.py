@@ -1,0 +1,46 @@
+"""Which GPU and PyTorch the simulated run stands for."""
+
+from __future__ import annotations
+
+import torch
+
+from memcalc.catalog.gpus import Gpu
+from memcalc.errors import UsageError
+from memcalc.kernels.target import Target
+from memcalc.records import Plan
+
+ASSUMED = Target(
+    capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=(2, 13)
+)
+"""NVIDIA A100: what a run without a named GPU stands for."""
+
+
+def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
+    """Settle the target; returns it with what was assumed.
+
+    Raises:
+        UsageError: the PyTorch version is not of the form 2.13.
+    """
+    version, notes = _version(plan.torch), ()
+    if gpu is None:
+        capability, processors = ASSUMED.capability, ASSUMED.multiprocessors
+        threads = ASSUMED.threads_per_multiprocessor
+        notes = ("kernels are those of an NVIDIA A100 (name yours with --gpu)",)
+    else:
+        capability, processors = gpu.capability, gpu.multiprocessors
+        threads = gpu.threads_per_multiprocessor
+    target = Target(
+        capability=capability,
+        multiprocessors=processors,
+        threads_per_multiprocessor=threads,
+        torch=version,
+        cudnn_attention=plan.cudnn_attention,
+    )
+    return target, notes
+
+
+def _version(text: str | None) -> tuple[int, int]:
+    parts = (text or torch.__version__).split("+")[0].split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        raise UsageError(f"--torch {text!r} is not a version: write it like --torch 2.13.")
+    return int(parts[0]), int(parts[1])

@@ -1,0 +1,75 @@
+"""The child process that traces: PyTorch lives here, so that the command line stays light.
+
+Reads one JSON request from standard input, ``{"plans": [...]}``, and writes one JSON line for
+each plan to the file descriptor named in its argument: ``{"prediction": ...}`` or
+``{"error": sentence, "exit_code": n}``. A file named in the second argument says where the
+simulated program was when the process dies without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from memcalc.artifact import decode, encode
+from memcalc.errors import EstimateError, MemcalcError
+from memcalc.records import Plan, Prediction
+
+
+def main(arguments: list[str]) -> None:
+    """Answer the request on standard input."""
+    descriptor, breadcrumbs = int(arguments[0]), arguments[1]
+    request = json.load(sys.stdin)
+    # Whatever model code prints is not ours to answer with.
+    os.dup2(2, 1)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as answer:
+        for data in request["plans"]:
+            print(json.dumps(_answer(decode(Plan, data), breadcrumbs)), file=answer, flush=True)
+        answer.flush()
+        # Interpreter shutdown would tear down the simulated device piece by piece.
+        os._exit(0)
+
+
+def _answer(plan: Plan, breadcrumbs: str) -> dict[str, Any]:
+    try:
+        return {"prediction": encode(estimate(plan, breadcrumbs))}
+    except MemcalcError as error:
+        return {"error": str(error), "exit_code": error.exit_code}
+    except RecursionError:
+        return {"error": "The model's code recursed too deeply.", "exit_code": 3}
+    except Exception as error:
+        if os.environ.get("MEMCALC_DEBUG"):
+            traceback.print_exc()
+        return {"error": _sentence(error, breadcrumbs), "exit_code": EstimateError.exit_code}
+
+
+def _sentence(error: Exception, breadcrumbs: str) -> str:
+    from memcalc.trace.breadcrumbs import read
+
+    reason = " ".join(str(error).split())[:300] or "no reason given"
+    return f"The simulated run stopped{read(breadcrumbs)}: {type(error).__name__}: {reason}"
+
+
+def estimate(plan: Plan, breadcrumbs: str = "") -> Prediction:
+    """Trace one plan in this process and predict from it."""
+    from memcalc import registry
+    from memcalc.catalog import gpus
+    from memcalc.predict import predict
+    from memcalc.trace.run import trace
+    from memcalc.trace.target import resolve
+    from memcalc.workload.program import prepare
+
+    choice = registry.find(plan.optim, dict(plan.optim_args))
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    target, notes = resolve(plan, gpu)
+    program = prepare(plan, choice)
+    state = choice.state(program.inventory.parameters, plan.loop)
+    traced = trace(program, target, notes=notes, breadcrumbs=breadcrumbs)
+    return predict(plan, traced, state, gpu, target.torch)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

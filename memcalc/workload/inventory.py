@@ -1,0 +1,50 @@
+"""Reads every parameter and buffer off a model, each storage once."""
+
+from __future__ import annotations
+
+import fnmatch
+
+import torch
+
+from memcalc.errors import UsageError
+from memcalc.records import Inventory, Parameter
+
+
+def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] = ()) -> Inventory:
+    """List a model's tensors; parameters matching ``freeze`` are frozen in the model too.
+
+    Raises:
+        UsageError: a pattern matches no parameter.
+    """
+    owners = {id(t): type(m).__name__ for m in model.modules() for t in _own(m)}
+    for pattern in freeze:
+        matched = [p for key, p in model.named_parameters() if fnmatch.fnmatch(key, pattern)]
+        if not matched:
+            raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
+        for parameter in matched:
+            parameter.requires_grad_(False)
+    tensors = [
+        _describe(key, parameter, owners[id(parameter)], buffer=False)
+        for key, parameter in model.named_parameters()
+    ]
+    tensors += [
+        _describe(key, buffer, owners[id(buffer)], buffer=True)
+        for key, buffer in model.named_buffers()
+    ]
+    return Inventory(model=name, task=task, head=type(model).__name__, tensors=tuple(tensors))
+
+
+def _own(module: torch.nn.Module) -> list[torch.Tensor]:
+    found = (*module._parameters.values(), *module._buffers.values())
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _describe(name: str, tensor: torch.Tensor, module: str, *, buffer: bool) -> Parameter:
+    return Parameter(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        trainable=tensor.requires_grad,
+        module=module,
+        buffer=buffer,
+    )

@@ -1,0 +1,115 @@
+"""Builds the model that a name and a task mean; never downloads weights, never runs foreign code."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memcalc.catalog.models import ModelSource
+from memcalc.catalog.tasks import Task
+from memcalc.errors import UsageError
+
+
+def build(
+    source: ModelSource,
+    task: Task,
+    *,
+    attention: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> torch.nn.Module:
+    """Build a model on the current default device.
+
+    Args:
+        source: what to build.
+        task: with which head.
+        attention: implementation that transformers shall use; ``None``: its own choice.
+        dtype: of the weights.
+
+    Raises:
+        UsageError: transformers or the callable cannot build it, with their reason.
+    """
+    if source.factory is not None:
+        return _call(source.factory).to(dtype)
+    config = configure(source, task)
+    if attention is not None:
+        config._attn_implementation = attention
+    transformers = importlib.import_module("transformers")
+    try:
+        head = getattr(transformers, task.class_name)
+        model: torch.nn.Module = head(config)
+    except ImportError as error:
+        raise UsageError(f"{task.class_name} needs a package: {_line(error)}") from None
+    except Exception as error:
+        raise UsageError(
+            f"transformers cannot build {task.class_name} of {source.name}: {_line(error)}"
+        ) from None
+    return model.to(dtype)
+
+
+def configure(source: ModelSource, task: Task) -> Any:
+    """Make the config object of transformers.
+
+    Raises:
+        UsageError: transformers refuses the config.
+    """
+    assert source.config is not None
+    settings = {key: value for key, value in source.config.items() if key not in _NOT_OURS}
+    if task.num_labels is not None:
+        settings["num_labels"] = task.num_labels
+    transformers = importlib.import_module("transformers")
+    try:
+        config = getattr(transformers, task.config_class).from_dict(settings)
+    except Exception as error:
+        raise UsageError(
+            f"transformers refuses the config of {source.name}: {_line(error)}"
+        ) from None
+    if getattr(config, "pad_token_id", None) is None and task.name == "sequence-classification":
+        # Classifiers on decoders look for the last token that is not padding.
+        config.pad_token_id = 0
+    return config
+
+
+_NOT_OURS = (
+    "model_type",
+    "architectures",
+    "auto_map",
+    "quantization_config",
+    "dtype",
+    "torch_dtype",
+)
+
+
+def _call(factory: str) -> torch.nn.Module:
+    module_name, _, name = factory.partition(":")
+    try:
+        with _importable(os.getcwd()):
+            made = getattr(importlib.import_module(module_name), name)()
+    except ImportError as error:
+        raise UsageError(f"Cannot import {module_name}: {_line(error)}") from None
+    except AttributeError as error:
+        raise UsageError(f"{factory} cannot be called: {_line(error)}") from None
+    except Exception as error:
+        raise UsageError(f"{factory} failed: {type(error).__name__}: {_line(error)}") from None
+    if not isinstance(made, torch.nn.Module):
+        raise UsageError(f"{factory} returned {type(made).__name__}, not an nn.Module.")
+    return made
+
+
+@contextlib.contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return (text[:300] or type(error).__name__).rstrip(".") + "."

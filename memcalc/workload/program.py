@@ -1,0 +1,111 @@
+"""A plan made ready to run: model, optimizer, batches and loop, for a real or simulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memcalc.catalog import models, tasks
+from memcalc.errors import UsageError
+from memcalc.records import Inventory, Plan
+from memcalc.registry import Choice
+from memcalc.workload import lora
+from memcalc.workload.inputs import Batch, Inputs, described
+from memcalc.workload.inventory import take
+from memcalc.workload.model import build
+from memcalc.workload.precision import PRECISIONS, Precision
+
+TRAINER_MAX_GRAD_NORM = 1.0
+"""Default of ``TrainingArguments.max_grad_norm`` (transformers 5.23)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What to run; the model is not on the device yet."""
+
+    plan: Plan
+    model: torch.nn.Module
+    inventory: Inventory
+    choice: Choice
+    batch: Callable[[Any], Batch]
+    """Makes one micro-batch on the device it is given."""
+    seq: int | None
+    """Tokens per sample that were settled on; ``None`` for inputs without tokens."""
+    precision: Precision
+    max_grad_norm: float | None
+    assumptions: tuple[str, ...]
+
+
+def prepare(plan: Plan, choice: Choice) -> Program:
+    """Build everything that a plan names, on the meta device.
+
+    Raises:
+        UsageError: the model cannot be built or checkpointed, or a pattern matches nothing.
+    """
+    source = models.find(plan.model)
+    task = tasks.choose(source, plan.task)
+    precision = PRECISIONS[plan.precision]
+    attention = "eager" if plan.attention == "eager" else None
+    with torch.device("meta"):
+        model = build(source, task, attention=attention, dtype=precision.weights)
+    if plan.lora is not None:
+        model = lora.attach(model, plan.lora)
+    inventory = take(model, source.name, task.name, plan.freeze)
+    if not inventory.trainable:
+        raise UsageError("Nothing is left to train: freeze fewer parameters.")
+    if plan.checkpointing:
+        _checkpoint(model)
+    if source.factory is not None and plan.inputs:
+        batch, seq, notes = described(plan.inputs), None, []
+    else:
+        batch, seq, notes = _batches(model, task.name, plan)
+    return Program(
+        plan=plan,
+        model=model,
+        inventory=inventory,
+        choice=choice,
+        batch=batch,
+        seq=seq,
+        precision=precision,
+        max_grad_norm=_clipping(plan),
+        assumptions=tuple(notes),
+    )
+
+
+def _batches(
+    model: torch.nn.Module, task: str, plan: Plan
+) -> tuple[Callable[[Any], Batch], int | None, list[str]]:
+    inputs = Inputs(model, task, batch=plan.batch, seq=plan.seq)
+    padding = plan.padding if plan.padding is not None else task != "causal-lm"
+    notes = []
+    if inputs.has_tokens:
+        notes.append(
+            "batches hold padding, so an attention mask is used"
+            if padding
+            else "sequences are packed: no padding and no attention mask"
+        )
+    return (
+        lambda device: inputs.make(device, padding=padding),
+        inputs.seq if inputs.has_tokens else None,
+        notes,
+    )
+
+
+def _clipping(plan: Plan) -> float | None:
+    if plan.max_grad_norm is not None:
+        return plan.max_grad_norm
+    return TRAINER_MAX_GRAD_NORM if plan.loop == "trainer" else None
+
+
+def _checkpoint(model: torch.nn.Module) -> None:
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    supported = getattr(model, "supports_gradient_checkpointing", enable is not None)
+    if enable is None or not supported:
+        raise UsageError(
+            f"{type(model).__name__} does not support gradient checkpointing: "
+            "leave --checkpointing out."
+        )
+    enable()
