@@ -1,0 +1,1 @@
+"""PyTorch's CUDA caching allocator, modelled to the byte, without PyTorch."""
