@@ -1,10 +1,10 @@
 """Record what PyTorch's real caching allocator does with random requests, under many settings.
 
 Each scenario runs in a child process and becomes one gzipped JSON file: the operations, every
-counter of ``torch.cuda.memory_stats`` at each checkpoint, a digest of every segment and block there,
-and the history of segments. ``tests/allocator/test_recorded.py`` replays them.
+counter of ``torch.cuda.memory_stats`` at each checkpoint, a digest of every segment and block
+there, and the history of segments. ``tests/allocator/test_recorded.py`` replays them.
 
-Usage, with a Python that has a CUDA build of torch: ``python benchmarks/record_allocator.py FOLDER``.
+Usage: ``python benchmarks/record_allocator.py FOLDER``, with a Python that has torch for CUDA.
 Without a GPU, a stand-in driver will do; scenarios that need a small device set ``STANDIN_TOTAL``
 and are left out on a real one.
 """

@@ -1,7 +1,8 @@
 """How the caching allocator serves a request, and what it does when there is no room.
 
 Source: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (``malloc``,
-``get_free_block``, ``alloc_block``, ``should_split``, ``free``), native backend, without private pools (CUDA graphs, ``MemPool``).
+``get_free_block``, ``alloc_block``, ``should_split``, ``free``) of torch 2.11 to 2.13, native
+backend, without private pools (CUDA graphs, ``MemPool``).
 """
 
 from __future__ import annotations
