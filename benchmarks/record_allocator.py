@@ -4,7 +4,8 @@ Each scenario runs in a child process and becomes one gzipped JSON file: the ope
 counter of ``torch.cuda.memory_stats`` at each checkpoint, a digest of every segment and block
 there, and the history of segments. ``tests/allocator/test_recorded.py`` replays them.
 
-Usage: ``python benchmarks/record_allocator.py FOLDER``, with a Python that has torch for CUDA.
+Usage: ``python benchmarks/record_allocator.py FOLDER [NAME...]``, with a Python that
+has torch for CUDA.
 Without a GPU, a stand-in driver will do; scenarios that need a small device set ``STANDIN_TOTAL``
 and are left out on a real one.
 """
@@ -75,6 +76,7 @@ SCENARIOS = {
     "shared-expandable": Scenario(
         conf="expandable_segments:True", streams=2, share=0.3, live=3 * GIB, seed=12
     ),
+    "shared-streams": Scenario(streams=4, share=0.5, live=2 * GIB, seed=15),
     "large-segment": Scenario(conf="large_segment_size_mb:64", seed=13),
     "large-segment-expandable": Scenario(
         conf="large_segment_size_mb:32,expandable_segments:True,roundup_power2_divisions:4", seed=14
@@ -222,6 +224,8 @@ def main() -> None:
     stand_in = "STANDIN_PYTHON" in os.environ
     folder.mkdir(parents=True, exist_ok=True)
     for name, scenario in SCENARIOS.items():
+        if sys.argv[2:] and name not in sys.argv[2:]:
+            continue
         environment = dict(os.environ, PYTORCH_ALLOC_CONF=scenario.conf)
         if scenario.device_bytes is not None and not stand_in:
             print(f"{name}: left out, it needs a device of {scenario.device_bytes} bytes")

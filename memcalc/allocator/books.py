@@ -74,7 +74,9 @@ class Books:
         }
 
     def complete(self, block: Block) -> None:
-        """All streams have passed the point where this waiting block was freed."""
+        """All streams have passed the point where this block was freed; it may be free already."""
+        if not block.waiting:
+            return
         for stream, blocks in list(self.waiting.items()):
             if block in blocks:
                 blocks.remove(block)

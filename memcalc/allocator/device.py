@@ -66,6 +66,10 @@ class Device:
         """Return what ``take`` took."""
         self.used -= size
 
+    def expect(self, addresses: Iterable[int]) -> None:
+        """Let the next segments lie where those of a recorded run did; forget older wishes."""
+        self._addresses = deque(addresses)
+
     def reserve(self, size: int) -> int:
         """Reserve a range of addresses without memory behind it, as ``cuMemAddressReserve``."""
         if self._addresses:

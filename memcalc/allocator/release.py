@@ -25,7 +25,7 @@ def release_cached(books: Books) -> None:
         free = list(pool)
         for block in free:
             if block.segment is None and not block.is_split:
-                _release(books, block)
+                release_segment(books, block)
         for block in free:
             if block.segment is not None:
                 expandable.unmap(books, block)
@@ -44,7 +44,7 @@ def release_oversize(books: Books, pool: Pool, rounded: int, stream: int) -> boo
     free = pool.free.get(stream)
     at = bisect_left(free.keys, wanted << 64) if free is not None else 0
     if free is not None and at < len(free.blocks) and free.blocks[at].segment is None:
-        _release(books, free.blocks[at])
+        release_segment(books, free.blocks[at])
         return True
     released = 0
     for block in free.blocks[:at][::-1] if free is not None else ():
@@ -52,7 +52,7 @@ def release_oversize(books: Books, pool: Pool, rounded: int, stream: int) -> boo
             break
         if block.segment is None:
             released += block.size
-            _release(books, block)
+            release_segment(books, block)
     return released >= wanted
 
 
@@ -80,10 +80,11 @@ def collect_garbage(books: Books) -> None:
                 total -= age
                 count -= 1
                 del ages[block]
-                _release(books, block)
+                release_segment(books, block)
 
 
-def _release(books: Books, block: Block) -> None:
+def release_segment(books: Books, block: Block) -> None:
+    """Give the segment that this free block fills back to the device."""
     block.pool.remove(block)
     del books.heads[block.address]
     books.device.give_back(block.size)

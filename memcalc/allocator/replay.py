@@ -8,6 +8,8 @@ An event is a plain tuple, so that a million of them cost little:
 ``(key, 0)`` or ``(key, None)``        storage ``key`` dies
 ``(Op.MARK, name)``                    a span of events begins: a phase, a step
 ``(Op.USED_BY, key, stream)``          another stream uses the storage (``Tensor.record_stream``)
+``(Op.PASSED, key)``                   the other streams are done with a storage that died; without
+                                       this they are by the next birth (see ``streams_lag``)
 ``(Op.EMPTY_CACHE, None)``             ``torch.cuda.empty_cache()``
 =====================================  ==========================================================
 """
@@ -34,6 +36,7 @@ class Op(Enum):
 
     MARK = "mark"
     USED_BY = "used_by"
+    PASSED = "passed"
     EMPTY_CACHE = "empty_cache"
 
 
@@ -89,6 +92,7 @@ def replay(
     device_bytes: int,
     *,
     available: int | None = None,
+    streams_lag: bool = False,
 ) -> Replay:
     """Run events through the allocator.
 
@@ -98,6 +102,7 @@ def replay(
         device_bytes: bytes of the device.
         available: bytes of it the allocator can get: less the context and what others use.
             ``None``: all.
+        streams_lag: a dead storage that other streams used is free only at its ``Op.PASSED``.
 
     Returns:
         Peaks, spans and device events; up to the failure, if memory ran out.
@@ -106,7 +111,8 @@ def replay(
         ValueError: the events contradict themselves: a storage is born twice, or one dies that
             was not alive.
     """
-    run = _Run(CachingAllocator(settings, Device(device_bytes, available=available)))
+    device = Device(device_bytes, available=available)
+    run = _Run(CachingAllocator(settings, device, streams_lag=streams_lag))
     failure = run.play(events)
     run.close_span()
     allocator = run.allocator
@@ -128,6 +134,7 @@ class _Run:
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
         self.live: dict[Hashable, Block] = {}
+        self.shared: dict[Hashable, Block] = {}
         self.spans: list[Span] = []
         self.peaks = allocator.levels()
         self._name: str | None = None
@@ -174,6 +181,9 @@ class _Run:
             self.close_span()
             self._name = event[1]
         elif event[0] is Op.USED_BY:
-            self.allocator.record_stream(self.live[event[1]], event[2])
+            block = self.shared[event[1]] = self.live[event[1]]
+            self.allocator.record_stream(block, event[2])
+        elif event[0] is Op.PASSED:
+            self.allocator.complete(self.shared.pop(event[1]))
         else:
             self.allocator.empty_cache()

