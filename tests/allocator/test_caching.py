@@ -125,17 +125,33 @@ def test_a_memory_fraction_limits_reserved_on_a_device_with_room():
     assert failure.value.why.device_free == 60 * MIB
 
 
+def test_a_memory_fraction_can_be_used_to_its_last_byte():
+    tried = allocator("per_process_memory_fraction:0.5", total=100 * MIB)
+    tried.allocate(50 * MIB)
+    assert tried.retries == 0
+
+
+def test_running_short_gives_back_blocks_of_exactly_the_split_limit():
+    tried = allocator("max_split_size_mb:40", total=120 * MIB)
+    oversize = [tried.allocate(40 * MIB) for _ in range(2)]
+    for block in oversize:
+        tried.free(block)
+    tried.allocate(70 * MIB)  # both go before the whole cache would have to
+    assert tried.retries == 0
+    assert tried.levels().reserved == 70 * MIB
+
+
 def test_garbage_collection_gives_back_the_segments_unused_longest():
     conf = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5"
     tried = allocator(conf, total=400 * MIB)  # allowed: 200 MiB, collected above 100 MiB
-    old, young, busy = (tried.allocate(size * MIB) for size in (22, 24, 70))
+    old, young, busy = (tried.allocate(size * MIB) for size in (16, 30, 70))
     address = old.address
     tried.free(old)
     for _ in range(3):  # three searches, served from the cache, age the free block
         tried.free(busy)
         busy = tried.allocate(70 * MIB)
     tried.free(young)
-    tried.allocate(72 * MIB)  # 116 MiB reserved; ages 4 and 1, so only the older goes
+    tried.allocate(72 * MIB)  # 116 MiB reserved: the 16 MiB of age 4 are enough, age 1 stays
     given_back = [entry[1] for entry in tried.trace if entry[0] == "segment_free"]
     assert given_back == [address]
 
@@ -196,3 +212,15 @@ def test_using_a_block_on_its_own_stream_changes_nothing():
     tried.record_stream(block, 0)
     tried.free(block)
     assert tried.levels().active == 0
+
+
+def test_active_peaks_count_what_waits_in_the_other_pool():
+    tried = allocator(streams_lag=True)
+    block = tried.allocate(5 * MIB)
+    tried.record_stream(block, 3)
+    tried.free(block)
+    tried.allocate(512)
+    stats = tried.memory_stats()
+    assert stats["active_bytes.all.peak"] == 5 * MIB + 512
+    assert stats["active_bytes.large_pool.peak"] == 5 * MIB
+    assert stats["allocated_bytes.all.peak"] == 5 * MIB

@@ -59,6 +59,19 @@ def test_a_few_storages_worked_out_by_hand():
     assert (result.retries, result.out_of_memory) == (0, None)
 
 
+def test_fragmentation_is_that_of_the_first_moment_reserved_was_at_its_peak():
+    events = [
+        ("a", 50 * MIB),
+        ("a", 0),
+        (Op.EMPTY_CACHE, None),
+        ("b", 5 * MIB),
+        ("c", 30 * MIB),
+    ]
+    result = replay(events, PLAIN, GIB)
+    assert result.peaks.reserved == result.at_reserved_peak.reserved == 50 * MIB
+    assert result.fragmentation_at_peak == 0  # later 50 MiB held only 35
+
+
 def test_running_out_of_memory_ends_the_replay_and_says_where():
     events = [
         ("a", 60 * MIB),
