@@ -113,10 +113,13 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _site(block: dict[str, Any]) -> str:
-    frames = block.get("frames") or ()
+    """The innermost line of Python, or else the innermost frame that has a file."""
+    frames = [frame for frame in block.get("frames") or () if frame["filename"] != "??"]
+    python = [frame for frame in frames if frame["filename"].endswith((".py", ">"))]
     if not frames:
         return "(no frames recorded)"
-    return f"{frames[0]['filename']}:{frames[0]['line']}:{frames[0]['name']}"
+    frame = (python or frames)[0]
+    return f"{frame['filename']}:{frame['line']}:{frame['name']}"
 
 
 def _check(loaded: object, path: Path) -> None:

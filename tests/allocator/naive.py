@@ -3,8 +3,7 @@
 It keeps one flat list of pieces per segment and nothing else: no links, no ordered free lists, no
 running totals. Everything is searched for and summed anew at each question. It knows the default
 settings with ``max_split`` and one count of divisions, but no expandable segments, no garbage
-collection and no shared blocks; written from the rules, not
-from the fast code.
+collection and no shared blocks; written from the rules, not from the fast code.
 """
 
 from __future__ import annotations

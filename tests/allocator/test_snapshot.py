@@ -107,6 +107,20 @@ def test_a_smaller_device_would_have_failed_where_it_says():
     assert failure.why.asked > failure.why.device_free
 
 
+def test_a_site_is_the_innermost_line_of_python():
+    unwound = [
+        {"filename": "??", "line": 0, "name": "torch::unwind::unwind()"},
+        {"filename": "empty.cpp", "line": 0, "name": "at::empty"},
+        {"filename": "train.py", "line": 12, "name": "step"},
+        {"filename": "main.py", "line": 3, "name": "<module>"},
+    ]
+    snapshot = predicted_snapshot([("a", 1000), ("b", 2000)], AllocatorSettings(), GIB)
+    for block in snapshot["segments"][0]["blocks"]:
+        block["frames"] = unwound
+    (site,) = breakdown(snapshot).sites
+    assert (site.name, site.count, site.bytes) == ("train.py:12:step", 2, 1024 + 2048)
+
+
 EVENTS = [
     (Op.MARK, "forward"),
     ("weight", 3 * MIB),
