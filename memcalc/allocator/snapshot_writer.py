@@ -40,7 +40,8 @@ def predicted_snapshot(
     """Replay events and write down what PyTorch's recorder would have.
 
     Args:
-        events: as for ``memcalc.allocator.replay.replay``.
+        events: as for ``memcalc.allocator.replay.replay``; streams never lag, so ``Op.PASSED``
+            changes nothing.
         settings: what ``PYTORCH_ALLOC_CONF`` says.
         device_bytes: bytes of the device.
         available: bytes of it the allocator can get; ``None``: all.
@@ -95,6 +96,8 @@ class _Recorder:
         elif key is Op.EMPTY_CACHE:
             self.allocator.empty_cache()
             self.take_over(())
+        elif key is Op.PASSED:
+            return
         elif event[1]:
             self._born(key, *event[1:])
         else:

@@ -130,6 +130,7 @@ EVENTS = [
     (Op.MARK, "backward"),
     ("activation", 0),
     ("gradient", 3 * MIB),
+    (Op.PASSED, "activation"),
     ("side", 0),
     (Op.EMPTY_CACHE, None),
     ("small", 100),
