@@ -1,0 +1,195 @@
+"""How the caching allocator serves a request, and what it does when there is no room.
+
+Source: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (``malloc``,
+``get_free_block``, ``alloc_block``, ``should_split``, ``free``) of torch 2.11 to 2.13, native
+backend, without private pools (CUDA graphs, ``MemPool``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from memcalc.allocator import expandable, release
+from memcalc.allocator.blocks import Block, Pool
+from memcalc.allocator.books import Books
+from memcalc.allocator.constants import (
+    MIN_BLOCK,
+    MIN_OWN_SEGMENT,
+    SEGMENT_ROUNDING,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+)
+from memcalc.allocator.device import Device
+from memcalc.allocator.settings import AllocatorSettings, round_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """Why a request could not be served. All in bytes."""
+
+    requested: int
+    """What the program asked for."""
+    asked: int
+    """What was asked of the device: "Tried to allocate" in PyTorch's message."""
+    device_free: int
+    allowed: int | None
+    """The limit set by ``per_process_memory_fraction``."""
+    allocated: int
+    reserved: int
+
+
+class DeviceOutOfMemoryError(Exception):
+    """The model of ``torch.OutOfMemoryError``; the allocator stays usable, as the real one does."""
+
+    def __init__(self, why: OutOfMemory) -> None:
+        super().__init__(f"{why.asked} bytes asked of the device, {why.device_free} free")
+        self.why = why
+
+
+class CachingAllocator(Books):
+    """The caching allocator of one device.
+
+    Args:
+        settings: what ``PYTORCH_ALLOC_CONF`` says.
+        device: where memory comes from.
+        streams_lag: a freed block that other streams used waits for ``complete``. By default it
+            waits for the next request only: the other streams are taken to be done by then.
+    """
+
+    def __init__(
+        self, settings: AllocatorSettings, device: Device, *, streams_lag: bool = False
+    ) -> None:
+        super().__init__(settings, device)
+        self._streams_lag = streams_lag
+        self._plain = not any(steps > 1 for steps in settings.divisions)
+
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """Serve a request of ``size`` > 0 bytes.
+
+        Raises:
+            DeviceOutOfMemoryError: neither the cache nor the device has room.
+        """
+        if self.waiting and not self._streams_lag:
+            self.complete_all()
+        settings = self.settings
+        rounded = (size + 511) & -512 if self._plain else round_size(size, settings.divisions)
+        pool = self.small if rounded <= SMALL_REQUEST else self.large
+        block = self._find(pool, rounded, stream)
+        if block is None:
+            block = self._take_more(pool, size, rounded, stream)
+        rest = block.size - rounded
+        if rest >= MIN_BLOCK and (
+            pool.is_small
+            or settings.expandable
+            or (rest > SMALL_REQUEST and rounded < settings.max_split)
+        ):
+            block = self.split(pool, block, rounded)
+        elif (block.prev is not None or block.next is not None) and block.segment is None:
+            pool.tally.change_split(-1, -block.size)
+        block.busy = True
+        block.requested = size
+        pool.tally.add(block.size, size)
+        if self.limited and block.size >= settings.max_split:
+            self.oversize_blocks.change(1)
+        if self.grew:
+            self.note_reserved_peak()
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take a block back; one that other streams used stays active until they have passed."""
+        if self.limited and block.size >= self.settings.max_split:
+            self.oversize_blocks.change(-1)
+        if block.used_by:
+            block.pool.tally.wait(block.size)
+            block.waiting = len(block.used_by)
+            for stream in block.used_by:
+                self.waiting.setdefault(stream, []).append(block)
+            block.used_by = ()
+        else:
+            block.pool.tally.drop(block.size, block.requested)
+            self.put_back(block)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Note that another stream uses the block (``Tensor.record_stream``)."""
+        if stream != block.stream and stream not in block.used_by:
+            block.used_by += (stream,)
+
+    def empty_cache(self) -> None:
+        """Give every segment nobody uses back to the device (``torch.cuda.empty_cache``)."""
+        release.release_cached(self)
+
+    def _find(self, pool: Pool, rounded: int, stream: int) -> Block | None:
+        """The smallest free block that fits; the lowest address among equals."""
+        if self.collects:
+            pool.searches += 1
+        free = pool.free.get(stream)
+        if free is None:
+            return None
+        keys = free.keys
+        at = bisect_left(keys, rounded << 64)
+        if at == len(keys):
+            return None
+        if self.settings.expandable:
+            at = expandable.best_fit(free.blocks, at)
+        block = free.blocks[at]
+        if self.limited:
+            limit = self.settings.max_split
+            if rounded >= limit:
+                limit = rounded + self.settings.max_non_split_rounding
+            if block.size >= limit:
+                return None
+        del keys[at]
+        del free.blocks[at]
+        return block
+
+    def _take_more(self, pool: Pool, size: int, rounded: int, stream: int) -> Block:
+        """Get memory from the device, giving cached memory back to it where needed."""
+        if self.collects:
+            release.collect_garbage(self)
+        block = self._new_block(pool, rounded, stream)
+        if block is None and release.release_oversize(self, pool, rounded, stream):
+            block = self._new_block(pool, rounded, stream)
+        if block is None:
+            release.release_cached(self)
+            self.retries += 1
+            block = self._new_block(pool, rounded, stream)
+        if block is not None:
+            return block
+        self.ooms += 1
+        self.trace.append(("oom", self.device.free, rounded, stream))
+        held = self.levels()
+        raise DeviceOutOfMemoryError(
+            OutOfMemory(
+                requested=size,
+                asked=self._segment_size(rounded),
+                device_free=self.device.free,
+                allowed=self.allowed,
+                allocated=held.allocated,
+                reserved=held.reserved,
+            )
+        )
+
+    def _segment_size(self, rounded: int) -> int:
+        if rounded <= SMALL_REQUEST:
+            return SMALL_SEGMENT
+        if rounded < MIN_OWN_SEGMENT:
+            return self.settings.large_segment
+        return (rounded + SEGMENT_ROUNDING - 1) & -SEGMENT_ROUNDING
+
+    def _new_block(self, pool: Pool, rounded: int, stream: int) -> Block | None:
+        size = self._segment_size(rounded)
+        reserved = self.statistics.device.reserved.current
+        if self.allowed is not None and reserved + size > self.allowed:
+            return None
+        if self.settings.expandable:
+            return expandable.allocate(self, pool, rounded, stream)
+        address = self.device.malloc(size)
+        if address is None:
+            return None
+        block = self.heads[address] = Block(pool, stream, address, size)
+        self.change_reserved(pool, size, segments=1)
+        if self.limited and size >= self.settings.max_split:
+            self.oversize_segments.change(1)
+        self.trace.append(("segment_alloc", address, size, stream))
+        return block

@@ -1,0 +1,55 @@
+"""One statistic of the allocator, and the rungs of the ladder that most questions are about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """Four rungs of the ladder at one moment, or the peak of each, in bytes."""
+
+    requested: int
+    allocated: int
+    """Sizes of the blocks that hold the requests."""
+    active: int
+    """Allocated, and freed blocks that another stream may still use."""
+    reserved: int
+    """What the allocator holds of the device."""
+
+    @property
+    def fragmentation(self) -> int:
+        """Bytes reserved and not allocated; of use where all four belong to one moment."""
+        return self.reserved - self.allocated
+
+
+class Counter:
+    """One statistic that changes rarely: its level, its peak, and the sum of its increases."""
+
+    __slots__ = ("current", "peak", "risen")
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.peak = 0
+        self.risen = 0
+
+    def change(self, amount: int) -> None:
+        """Raise the level, or lower it."""
+        self.current += amount
+        if amount > 0:
+            self.risen += amount
+            if self.current > self.peak:
+                self.peak = self.current
+
+    def reset_peak(self) -> None:
+        """Forget the peak so far."""
+        self.peak = self.current
+
+    def named(self, name: str) -> dict[str, int]:
+        """The four figures PyTorch reports of a statistic."""
+        return {
+            f"{name}.current": self.current,
+            f"{name}.peak": self.peak,
+            f"{name}.allocated": self.risen,
+            f"{name}.freed": self.risen - self.current,
+        }

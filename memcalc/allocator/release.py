@@ -1,0 +1,94 @@
+"""How cached memory goes back to the device: on demand, when it runs short, and when it is old.
+
+Source: ``release_cached_blocks``, ``release_available_cached_blocks``,
+``garbage_collect_cached_blocks`` and ``release_block`` in ``c10/cuda/CUDACachingAllocator.cpp``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from memcalc.allocator import expandable
+from memcalc.allocator.blocks import Block, Pool
+from memcalc.allocator.books import Books
+from memcalc.allocator.constants import UNLIMITED
+
+
+def release_cached(books: Books) -> None:
+    """Wait for all streams, then give back every segment, and every page, that is free as a whole.
+
+    Other streams' segments go too, not only those of the stream that is short of memory.
+    """
+    books.syncs += 1
+    books.complete_all()
+    for pool in (books.large, books.small):
+        free = list(pool)
+        for block in free:
+            if block.segment is None and not block.is_split:
+                release_segment(books, block)
+        for block in free:
+            if block.segment is not None:
+                expandable.unmap(books, block)
+
+
+def release_oversize(books: Books, pool: Pool, rounded: int, stream: int) -> bool:
+    """Give back blocks too large to be split, just enough for the request.
+
+    Returns:
+        Whether as much as the request (or ``max_split``, if that is more) was given back.
+    """
+    limit = books.settings.max_split
+    if limit == UNLIMITED:
+        return False
+    wanted = max(rounded, limit)
+    free = pool.free.get(stream)
+    at = bisect_left(free.keys, wanted << 64) if free is not None else 0
+    if free is not None and at < len(free.blocks) and free.blocks[at].segment is None:
+        release_segment(books, free.blocks[at])
+        return True
+    released = 0
+    for block in free.blocks[:at][::-1] if free is not None else ():
+        if released >= wanted or block.size < limit:
+            break
+        if block.segment is None:
+            released += block.size
+            release_segment(books, block)
+    return released >= wanted
+
+
+def collect_garbage(books: Books) -> None:
+    """Give back large cached segments that were long not reused, once reserved is over threshold.
+
+    A block's age is the number of searches of its pool since it was freed. Every block at least
+    as old as the mean goes, even when fewer would do.
+    """
+    if books.allowed is None:
+        return
+    threshold = int(books.settings.gc_threshold * float(books.allowed))
+    target = books.statistics.device.reserved.current - threshold
+    if target <= 0:
+        return
+    pool = books.large
+    ages = {block: pool.searches - block.born for block in pool if not block.is_split}
+    count, total, reclaimed, progress = len(ages), sum(ages.values()), 0, True
+    while count and progress and reclaimed < target:
+        mean, progress = total / count, False
+        for block, age in list(ages.items()):
+            if block.segment is None and age >= mean:
+                progress = True
+                reclaimed += block.size
+                total -= age
+                count -= 1
+                del ages[block]
+                release_segment(books, block)
+
+
+def release_segment(books: Books, block: Block) -> None:
+    """Give the segment that this free block fills back to the device."""
+    block.pool.remove(block)
+    del books.heads[block.address]
+    books.device.give_back(block.size)
+    books.change_reserved(block.pool, -block.size, segments=-1)
+    if block.size >= books.settings.max_split:
+        books.oversize_segments.change(-1)
+    books.trace.append(("segment_free", block.address, block.size, block.stream))

@@ -1,0 +1,189 @@
+"""Run a stream of allocation events through the allocator and keep what a report needs.
+
+An event is a plain tuple, so that a million of them cost little:
+
+=====================================  ==========================================================
+``(key, size)``, ``size`` > 0          storage ``key`` is born, on the default stream
+``(key, size, stream)``                the same on another stream
+``(key, 0)`` or ``(key, None)``        storage ``key`` dies
+``(Op.MARK, name)``                    a span of events begins: a phase, a step
+``(Op.USED_BY, key, stream)``          another stream uses the storage (``Tensor.record_stream``)
+``(Op.PASSED, key)``                   the other streams are done with a storage that died; without
+                                       this they are by the next birth (see ``streams_lag``)
+``(Op.EMPTY_CACHE, None)``             ``torch.cuda.empty_cache()``
+=====================================  ==========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from memcalc.allocator.blocks import Block
+from memcalc.allocator.books import TraceEntry
+from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, OutOfMemory
+from memcalc.allocator.counter import Levels
+from memcalc.allocator.device import Device
+from memcalc.allocator.settings import AllocatorSettings
+
+Event = tuple[Any, ...]
+
+
+class Op(Enum):
+    """What an event is, when it is not a storage's birth or death."""
+
+    MARK = "mark"
+    USED_BY = "used_by"
+    PASSED = "passed"
+    EMPTY_CACHE = "empty_cache"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """What happened from one mark to the next."""
+
+    name: str
+    begin: Levels
+    """Levels at the mark itself."""
+    peaks: Levels
+    """The highest level of each rung, the one at the mark included; not simultaneous."""
+    end: Levels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Where a replay ran out of memory; it ends there."""
+
+    event: int
+    """Index of the event that failed."""
+    key: Hashable
+    span: str | None
+    """The mark it happened after; ``None``: before any."""
+    why: OutOfMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the caching allocator made of the events. All in bytes."""
+
+    settings: AllocatorSettings
+    peaks: Levels
+    end: Levels
+    at_reserved_peak: Levels
+    """All rungs right after the request that first took reserved to its peak."""
+    spans: tuple[Span, ...]
+    retries: int
+    """How often the cache had to be emptied to serve a request (``num_alloc_retries``)."""
+    out_of_memory: Failure | None
+    device_events: tuple[TraceEntry, ...]
+    """Segments taken and given back, in order."""
+
+    @property
+    def fragmentation_at_peak(self) -> int:
+        """Bytes reserved but not allocated when reserved first reached its peak."""
+        return self.at_reserved_peak.fragmentation
+
+
+def replay(
+    events: Iterable[Event],
+    settings: AllocatorSettings,
+    device_bytes: int,
+    *,
+    available: int | None = None,
+    streams_lag: bool = False,
+) -> Replay:
+    """Run events through the allocator.
+
+    Args:
+        events: see the table at the top of this module.
+        settings: what ``PYTORCH_ALLOC_CONF`` says.
+        device_bytes: bytes of the device.
+        available: bytes of it the allocator can get: less the context and what others use.
+            ``None``: all.
+        streams_lag: a dead storage that other streams used is free only at its ``Op.PASSED``.
+
+    Returns:
+        Peaks, spans and device events; up to the failure, if memory ran out.
+
+    Raises:
+        ValueError: the events contradict themselves: a storage is born twice, or one dies that
+            was not alive.
+    """
+    device = Device(device_bytes, available=available)
+    run = _Run(CachingAllocator(settings, device, streams_lag=streams_lag))
+    failure = run.play(events)
+    run.close_span()
+    allocator = run.allocator
+    return Replay(
+        settings=settings,
+        peaks=run.peaks,
+        end=allocator.levels(),
+        at_reserved_peak=allocator.at_reserved_peak,
+        spans=tuple(run.spans),
+        retries=allocator.retries,
+        out_of_memory=failure,
+        device_events=tuple(entry for entry in allocator.trace if entry[0].startswith("segment_")),
+    )
+
+
+class _Run:
+    """One pass over the events."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.allocator = allocator
+        self.live: dict[Hashable, Block] = {}
+        self.shared: dict[Hashable, Block] = {}
+        self.spans: list[Span] = []
+        self.peaks = allocator.levels()
+        self._name: str | None = None
+        self._begin = self.peaks
+
+    def play(self, events: Iterable[Event]) -> Failure | None:
+        """Run all events, or up to the one that fails."""
+        allocate, free, live = self.allocator.allocate, self.allocator.free, self.live
+        index, key = 0, None
+        try:
+            for index, event in enumerate(events):
+                key = event[0]
+                if key.__class__ is Op:
+                    self._special(event)
+                elif event[1]:
+                    if key in live:
+                        raise ValueError(f"storage {key!r} is born twice (event {index})")
+                    live[key] = allocate(event[1]) if len(event) == 2 else allocate(*event[1:])
+                elif (block := live.pop(key, None)) is not None:
+                    free(block)
+                else:
+                    raise ValueError(f"storage {key!r} dies, but is not alive (event {index})")
+        except DeviceOutOfMemoryError as error:
+            return Failure(event=index, key=key, span=self._name, why=error.why)
+        return None
+
+    def close_span(self) -> None:
+        """End the span that runs, and fold its peaks into those of the whole."""
+        statistics = self.allocator.statistics
+        peaks, end = statistics.peaks(), statistics.levels()
+        if self._name is not None:
+            self.spans.append(Span(name=self._name, begin=self._begin, peaks=peaks, end=end))
+        self.peaks = Levels(
+            requested=max(self.peaks.requested, peaks.requested),
+            allocated=max(self.peaks.allocated, peaks.allocated),
+            active=max(self.peaks.active, peaks.active),
+            reserved=max(self.peaks.reserved, peaks.reserved),
+        )
+        self._begin = end
+        statistics.reset_peaks()
+
+    def _special(self, event: Event) -> None:
+        if event[0] is Op.MARK:
+            self.close_span()
+            self._name = event[1]
+        elif event[0] is Op.USED_BY:
+            block = self.shared[event[1]] = self.live[event[1]]
+            self.allocator.record_stream(block, event[2])
+        elif event[0] is Op.PASSED:
+            self.allocator.complete(self.shared.pop(event[1]))
+        else:
+            self.allocator.empty_cache()

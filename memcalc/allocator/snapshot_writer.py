@@ -1,0 +1,186 @@
+"""A prediction as a memory snapshot: what ``torch.cuda.memory._snapshot()`` would have returned.
+
+The result is made of dicts, lists, strings, ints and floats only, so that
+https://pytorch.org/memory_viz and ``torch.cuda._memory_viz`` open it. Instead of Python frames it
+shows what the prediction knows of a storage; the name of the phase stands in ``user_metadata``.
+
+Source: ``torch/cuda/memory.py`` (``_snapshot``, ``_dump_snapshot``) and snapshots of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from memcalc.allocator.blocks import Block
+from memcalc.allocator.books import TraceEntry
+from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
+from memcalc.allocator.constants import UNLIMITED
+from memcalc.allocator.device import Device
+from memcalc.allocator.replay import Event, Op
+from memcalc.allocator.segments import Segment, State, segments
+from memcalc.allocator.settings import AllocatorSettings
+
+Frame = tuple[str, int, str]
+"""File, line and name, innermost first: for a prediction, the module, 0 and the op."""
+
+_DEFAULT_POOL = (0, 0)
+
+
+def predicted_snapshot(
+    events: Iterable[Event],
+    settings: AllocatorSettings,
+    device_bytes: int,
+    *,
+    available: int | None = None,
+    frames: Callable[[Hashable], Sequence[Frame]] = lambda key: (),
+) -> dict[str, Any]:
+    """Replay events and write down what PyTorch's recorder would have.
+
+    Args:
+        events: as for ``memcalc.allocator.replay.replay``; streams never lag, so ``Op.PASSED``
+            changes nothing.
+        settings: what ``PYTORCH_ALLOC_CONF`` says.
+        device_bytes: bytes of the device.
+        available: bytes of it the allocator can get; ``None``: all.
+        frames: what to show for a storage, by its key.
+
+    Returns:
+        A snapshot; if memory runs out it ends with the ``oom`` entry.
+    """
+    allocator = CachingAllocator(settings, Device(device_bytes, available=available))
+    recorder = _Recorder(allocator, frames)
+    try:
+        for event in events:
+            recorder.play(event)
+    except DeviceOutOfMemoryError:
+        recorder.take_over(())
+    return {
+        "segments": [recorder.segment(segment) for segment in segments(allocator)],
+        "device_traces": [recorder.entries],
+        "allocator_settings": _settings(settings),
+        "external_annotations": [],
+    }
+
+
+def save_snapshot(snapshot: dict[str, Any], path: Path) -> None:
+    """Write a snapshot as ``torch.cuda.memory._dump_snapshot`` does."""
+    path.write_bytes(pickle.dumps(snapshot, protocol=4))
+
+
+class _Recorder:
+    """Plays events and writes an entry for everything the allocator does. One event is 1 us."""
+
+    def __init__(
+        self, allocator: CachingAllocator, frames: Callable[[Hashable], Sequence[Frame]]
+    ) -> None:
+        self.allocator = allocator
+        self.entries: list[dict[str, Any]] = []
+        self._frames = frames
+        self._live: dict[Hashable, Block] = {}
+        self._shown: dict[int, list[dict[str, Any]]] = {}
+        """Frames of the block at an address that is in use."""
+        self._taken = 0
+        self._time = 0
+        self._phase = ""
+
+    def play(self, event: Event) -> None:
+        self._time += 1
+        key = event[0]
+        if key is Op.MARK:
+            self._phase = event[1]
+        elif key is Op.USED_BY:
+            self.allocator.record_stream(self._live[event[1]], event[2])
+        elif key is Op.EMPTY_CACHE:
+            self.allocator.empty_cache()
+            self.take_over(())
+        elif key is Op.PASSED:
+            return
+        elif event[1]:
+            self._born(key, *event[1:])
+        else:
+            self._dies(key)
+
+    def take_over(self, frames: Sequence[Frame]) -> None:
+        """Turn what the allocator has noted since the last time into entries."""
+        for action, address, size, stream in self.allocator.trace[self._taken :]:
+            shown = self._shown.pop(address, []) if action == "free_completed" else _show(frames)
+            self._add((action, address, size, stream), shown)
+        self._taken = len(self.allocator.trace)
+
+    def segment(self, segment: Segment) -> dict[str, Any]:
+        """A segment in the words of a snapshot."""
+        active = [block for block in segment.blocks if block.state != State.INACTIVE]
+        return {
+            "device": 0,
+            "address": segment.address,
+            "total_size": segment.size,
+            "allocated_size": segment.held(State.ALLOCATED),
+            "active_size": segment.held(State.ALLOCATED, State.PENDING),
+            "requested_size": sum(block.requested for block in active),
+            "stream": segment.stream,
+            "segment_type": "small" if segment.is_small else "large",
+            "segment_pool_id": _DEFAULT_POOL,
+            "is_expandable": segment.is_expandable,
+            "frames": [],
+            "blocks": [
+                {
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": block.requested,
+                    "state": str(block.state),
+                    "frames": self._shown.get(block.address, []),
+                }
+                for block in segment.blocks
+            ],
+        }
+
+    def _born(self, key: Hashable, size: int, stream: int = 0) -> None:
+        frames = self._frames(key)
+        block = self._live[key] = self.allocator.allocate(size, stream)
+        self.take_over(frames)
+        shown = self._shown[block.address] = _show(frames)
+        self._add(("alloc", block.address, size, stream), shown)
+
+    def _dies(self, key: Hashable) -> None:
+        block = self._live.pop(key)
+        address, requested, stream = block.address, block.requested, block.stream
+        self.allocator.free(block)
+        shown = self._shown[address]
+        self._add(("free_requested", address, requested, stream), shown)
+        if not block.waiting:
+            self._add(("free_completed", address, requested, stream), shown)
+            del self._shown[address]
+
+    def _add(self, entry: TraceEntry, shown: list[dict[str, Any]]) -> None:
+        action, address, size, stream = entry
+        self.entries.append(
+            {
+                "action": action,
+                "device_free" if action == "oom" else "addr": address,
+                "size": size,
+                "stream": stream,
+                "time_us": self._time,
+                "frames": shown,
+                "compile_context": "N/A",
+                "user_metadata": self._phase,
+                "pool_id": _DEFAULT_POOL,
+            }
+        )
+
+
+def _show(frames: Sequence[Frame]) -> list[dict[str, Any]]:
+    return [{"filename": name, "line": line, "name": op} for name, line, op in frames]
+
+
+def _settings(settings: AllocatorSettings) -> dict[str, Any]:
+    limit = settings.max_split
+    divisions = {str(1 << at): steps for at, steps in enumerate(settings.divisions)}
+    return {
+        "max_split_size": -1 if limit == UNLIMITED else limit,
+        "garbage_collection_threshold": settings.gc_threshold,
+        "expandable_segments": settings.expandable,
+        "roundup_power2_divisions": divisions,
+    }

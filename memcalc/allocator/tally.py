@@ -1,0 +1,226 @@
+"""The allocator's statistics, as ``torch.cuda.memory_stats`` names them.
+
+``add`` and ``drop`` run once per event and are written out for speed: the peaks of the whole device
+are kept beside those of the pool that changes, and everything else is summed when asked for.
+
+Source: ``DeviceStats`` in ``c10/core/CachingDeviceAllocator.h`` of torch 2.13.
+"""
+
+from __future__ import annotations
+
+from memcalc.allocator.counter import Counter, Levels
+
+
+class Tally:
+    """What one pool, or the whole device, holds.
+
+    ``risen`` figures are sums of increases. Active figures are allocated plus waiting: their peaks
+    here are those seen while something waited, the others are those of allocated.
+    """
+
+    __slots__ = (
+        "active_bytes_peak",
+        "active_peak",
+        "bytes",
+        "bytes_peak",
+        "bytes_risen",
+        "count",
+        "count_peak",
+        "count_risen",
+        "device",
+        "other",
+        "requested",
+        "requested_peak",
+        "requested_risen",
+        "reserved",
+        "segments",
+        "split",
+        "split_bytes",
+        "waiting",
+        "waiting_bytes",
+    )
+
+    def __init__(self, device: Tally | None = None) -> None:
+        self.device = self if device is None else device
+        """The tally that keeps the peaks of both pools together."""
+        self.other = self
+        """The other pool's tally."""
+        self.count = self.count_peak = self.count_risen = 0
+        self.bytes = self.bytes_peak = self.bytes_risen = 0
+        self.requested = self.requested_peak = self.requested_risen = 0
+        self.waiting = self.waiting_bytes = 0
+        self.active_peak = self.active_bytes_peak = 0
+        self.segments, self.reserved = Counter(), Counter()
+        self.split, self.split_bytes = Counter(), Counter()
+
+    def add(self, size: int, requested: int) -> None:
+        """Count a block that was handed out: its size, and what was asked for."""
+        other, device = self.other, self.device
+        self.count = count = self.count + 1
+        self.bytes = held = self.bytes + size
+        self.requested = asked = self.requested + requested
+        self.count_risen += 1
+        self.bytes_risen += size
+        self.requested_risen += requested
+        if count > self.count_peak:
+            self.count_peak = count
+        if held > self.bytes_peak:
+            self.bytes_peak = held
+        if asked > self.requested_peak:
+            self.requested_peak = asked
+        if (both := count + other.count) > device.count_peak:
+            device.count_peak = both
+        if (both := held + other.bytes) > device.bytes_peak:
+            device.bytes_peak = both
+        if (both := asked + other.requested) > device.requested_peak:
+            device.requested_peak = both
+        if self.waiting or other.waiting:
+            self._note_active()
+
+    def drop(self, size: int, requested: int) -> None:
+        """Count a block that came back and waits for nobody."""
+        self.count -= 1
+        self.bytes -= size
+        self.requested -= requested
+
+    def wait(self, size: int) -> None:
+        """Count a block that was freed, but stays active until other streams have passed."""
+        self.count -= 1
+        self.bytes -= size
+        self.waiting += 1
+        self.waiting_bytes += size
+
+    def done(self, size: int, requested: int) -> None:
+        """Count a block that waited and is free now."""
+        self.waiting -= 1
+        self.waiting_bytes -= size
+        self.requested -= requested
+
+    def change_split(self, count: int, size: int) -> None:
+        """Change how much lies free in segments that are partly in use."""
+        self.split.change(count)
+        self.split_bytes.change(size)
+        self.device.split.change(count)
+        self.device.split_bytes.change(size)
+
+    def change_reserved(self, size: int, segments: int = 0) -> None:
+        """Count memory taken from the device, or given back to it."""
+        self.reserved.change(size)
+        self.segments.change(segments)
+        self.device.reserved.change(size)
+        self.device.segments.change(segments)
+
+    def reset_peaks(self) -> None:
+        """Make every level its own peak (``torch.cuda.reset_peak_memory_stats``)."""
+        self.count_peak, self.bytes_peak = self.count, self.bytes
+        self.requested_peak = self.requested
+        self.active_peak = self.count + self.waiting
+        self.active_bytes_peak = self.bytes + self.waiting_bytes
+        for counter in (self.segments, self.reserved, self.split, self.split_bytes):
+            counter.reset_peak()
+
+    def _note_active(self) -> None:
+        other, device = self.other, self.device
+        active, size = self.count + self.waiting, self.bytes + self.waiting_bytes
+        self.active_peak = max(self.active_peak, active)
+        self.active_bytes_peak = max(self.active_bytes_peak, size)
+        active += other.count + other.waiting
+        size += other.bytes + other.waiting_bytes
+        device.active_peak = max(device.active_peak, active)
+        device.active_bytes_peak = max(device.active_bytes_peak, size)
+
+
+class Statistics:
+    """The tallies of both pools and of the device."""
+
+    __slots__ = ("device", "large", "small")
+
+    def __init__(self) -> None:
+        self.device = Tally()
+        self.small, self.large = Tally(self.device), Tally(self.device)
+        self.small.other, self.large.other = self.large, self.small
+
+    def levels(self) -> Levels:
+        """What is held now."""
+        device = self._summed()
+        return Levels(
+            requested=device.requested,
+            allocated=device.bytes,
+            active=device.bytes + device.waiting_bytes,
+            reserved=device.reserved.current,
+        )
+
+    def peaks(self) -> Levels:
+        """The peak of each rung since the last reset; they need not belong to one moment."""
+        device = self.device
+        return Levels(
+            requested=device.requested_peak,
+            allocated=device.bytes_peak,
+            active=max(device.bytes_peak, device.active_bytes_peak),
+            reserved=device.reserved.peak,
+        )
+
+    def reset_peaks(self) -> None:
+        """Make every level its own peak."""
+        self._summed().reset_peaks()
+        self.small.reset_peaks()
+        self.large.reset_peaks()
+
+    def named(self) -> dict[str, int]:
+        """Every figure under its key in ``torch.cuda.memory_stats``."""
+        named: dict[str, int] = {}
+        for pool, tally in (
+            ("all", self._summed()),
+            ("small_pool", self.small),
+            ("large_pool", self.large),
+        ):
+            named |= _named(pool, tally)
+        return named
+
+    def _summed(self) -> Tally:
+        """The device's tally with the sums of both pools filled in."""
+        for name in _SUMMED:
+            setattr(self.device, name, getattr(self.small, name) + getattr(self.large, name))
+        return self.device
+
+
+_SUMMED = (
+    "count",
+    "count_risen",
+    "bytes",
+    "bytes_risen",
+    "requested",
+    "requested_risen",
+    "waiting",
+    "waiting_bytes",
+)
+
+
+def _named(pool: str, tally: Tally) -> dict[str, int]:
+    named: dict[str, int] = {}
+    active_peak = max(tally.count_peak, tally.active_peak)
+    active_bytes_peak = max(tally.bytes_peak, tally.active_bytes_peak)
+    for name, current, peak, risen in (
+        ("allocation", tally.count, tally.count_peak, tally.count_risen),
+        ("allocated_bytes", tally.bytes, tally.bytes_peak, tally.bytes_risen),
+        ("requested_bytes", tally.requested, tally.requested_peak, tally.requested_risen),
+        ("active", tally.count + tally.waiting, active_peak, tally.count_risen),
+        (
+            "active_bytes",
+            tally.bytes + tally.waiting_bytes,
+            active_bytes_peak,
+            tally.bytes_risen,
+        ),
+    ):
+        named[f"{name}.{pool}.current"] = current
+        named[f"{name}.{pool}.peak"] = peak
+        named[f"{name}.{pool}.allocated"] = risen
+        named[f"{name}.{pool}.freed"] = risen - current
+    for name, counter in (
+        ("segment", tally.segments),
+        ("reserved_bytes", tally.reserved),
+        ("inactive_split", tally.split),
+        ("inactive_split_bytes", tally.split_bytes),
+    ):
+        named |= counter.named(f"{name}.{pool}")
+    return named
