@@ -1,4 +1,4 @@
-"""Results as versioned JSON: every saved result can be read again, by this version or a later one."""
+"""Results as versioned JSON: every saved result can be read again, by later versions too."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decode(kind: Any, data: Any) -> Any:
         TypeError: the data does not have the shape of the record.
     """
     origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind):
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         hints = typing.get_type_hints(kind)
         known = {f.name for f in dataclasses.fields(kind) if f.init} & data.keys()
         return kind(**{name: decode(hints[name], data[name]) for name in known})

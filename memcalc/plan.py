@@ -1,4 +1,4 @@
-"""From what a user typed or wrote in a file to a Plan, or to the sentence that says what is wrong."""
+"""From what a user typed or wrote in a file to a Plan, or to a sentence that says what is wrong."""
 
 from __future__ import annotations
 

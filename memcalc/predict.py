@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
-from memcalc.allocator.replay import Op, Replay, Span as ReplaySpan, replay
-from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.allocator.context import context_span
+from memcalc.allocator.replay import Op, Replay, replay
+from memcalc.allocator.replay import Span as ReplaySpan
+from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.analytic.rules import rules_of_thumb
 from memcalc.catalog.gpus import Gpu
 from memcalc.records import (
@@ -34,7 +35,13 @@ UNCOUNTED = (
 
 
 def predict(
-    plan: Plan, trace: Trace, state: OptimizerState, gpu: Gpu | None, torch_version: tuple[int, int]
+    plan: Plan,
+    trace: Trace,
+    state: OptimizerState,
+    *,
+    rule: float | None,
+    gpu: Gpu | None,
+    torch_version: tuple[int, int],
 ) -> Prediction:
     """Replay a trace through the allocator and read the answer off.
 
@@ -42,6 +49,7 @@ def predict(
         plan: what was traced.
         trace: its events.
         state: the optimizer's state by the registry, for its table.
+        rule: bytes of state per parameter by the rule of thumb.
         gpu: where it should fit; ``None``: nowhere in particular.
         torch_version: of the allocator.
     """
@@ -49,7 +57,8 @@ def predict(
     replayed = replay(tuples(trace), settings, UNLIMITED)
     phases = _phases(replayed, trace.steps)
     top = max(phases, key=lambda phase: phase.allocated or 0)
-    context, unknown = context_span(gpu)
+    context = context_span(gpu.multiprocessors if gpu is not None else None)
+    unknown = {} if gpu is not None else {"process_used": "name a GPU with --gpu"}
     process = _process_used(max(p.reserved or 0 for p in phases), context, state)
     peak = Peak(
         phase=top.phase,
@@ -63,6 +72,7 @@ def predict(
         plan=plan,
         head=inventory.head,
         task=inventory.task,
+        seq=trace.seq,
         parameters=sum(p.numel for p in inventory.parameters),
         parameter_tensors=len(inventory.parameters),
         trainable=sum(p.numel for p in inventory.trainable),
@@ -70,7 +80,7 @@ def predict(
         phases=phases,
         peak=peak,
         optimizer_state=state,
-        rules_of_thumb=rules_of_thumb(plan, inventory),
+        rules_of_thumb=rules_of_thumb(plan, sum(p.numel for p in inventory.parameters), rule),
         method="trace",
         context=context,
         fit=fit(gpu, peak),
@@ -101,7 +111,7 @@ def _phases(replayed: Replay, steps: int) -> tuple[PhasePeak, ...]:
     first: dict[Phase, ReplaySpan] = {}
     steady: dict[Phase, ReplaySpan] = {}
     for span in replayed.spans:
-        step, phase = span.name
+        step, phase = cast(tuple[int, Phase], span.name)
         for group, wanted in ((first, 0), (steady, steps - 1)):
             known = group.get(phase)
             if step == wanted and (known is None or known.peaks.allocated < span.peaks.allocated):

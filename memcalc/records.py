@@ -219,6 +219,7 @@ class Trace:
     marks: tuple[Mark, ...]
     inventory: Inventory
     steps: int
+    seq: int | None = None
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
@@ -298,6 +299,8 @@ class Prediction:
     plan: Plan
     head: str
     task: str
+    seq: int | None
+    """Tokens per sample that were settled on; ``None`` where inputs have none."""
     parameters: int
     parameter_tensors: int
     trainable: int

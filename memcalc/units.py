@@ -38,7 +38,7 @@ def parse_bytes(text: str) -> int:
         units = "B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         raise UsageError(f"{text!r} is not a size: write a number and a unit ({units}).")
     whole, _, fraction = match[1].partition(".")
-    scale = 10 ** len(fraction)
+    scale: int = 10 ** len(fraction)
     return int(whole + fraction) * _FACTORS[match[2].upper()] // scale
 
 

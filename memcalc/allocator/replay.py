@@ -44,7 +44,7 @@ class Op(Enum):
 class Span:
     """What happened from one mark to the next."""
 
-    name: str
+    name: Hashable
     begin: Levels
     """Levels at the mark itself."""
     peaks: Levels
@@ -59,7 +59,7 @@ class Failure:
     event: int
     """Index of the event that failed."""
     key: Hashable
-    span: str | None
+    span: Hashable
     """The mark it happened after; ``None``: before any."""
     why: OutOfMemory
 
@@ -137,7 +137,7 @@ class _Run:
         self.shared: dict[Hashable, Block] = {}
         self.spans: list[Span] = []
         self.peaks = allocator.levels()
-        self._name: str | None = None
+        self._name: Hashable = None
         self._begin = self.peaks
 
     def play(self, events: Iterable[Event]) -> Failure | None:

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from memcalc import artifact, report
+from memcalc.api import answers
 from memcalc.cli.options import plans_of, say, with_plan
 from memcalc.errors import MemcalcError
-from memcalc.estimate import answers
 from memcalc.records import Prediction
 
 Format = Annotated[

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-import typing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -108,12 +107,12 @@ def with_plan(command: Callable[..., None]) -> Callable[..., None]:
 
     An error for the user ends the command with its sentence on stderr and its exit code.
     """
+    keyword = inspect.Parameter.KEYWORD_ONLY
     own = [
-        parameter
+        parameter.replace(kind=keyword)
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
         if name != "settings"
     ]
-    keyword = inspect.Parameter.KEYWORD_ONLY
     model = inspect.Parameter("model", keyword, default=None, annotation=Model)
     shared = [
         inspect.Parameter(name, keyword, default=None, annotation=kind)
@@ -156,6 +155,3 @@ def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
 def say(text: str) -> None:
     """One line to a person, on stderr."""
     print(text, file=sys.stderr)
-
-
-__all__ = ["Annotated", "guarded", "plans_of", "say", "settings_of", "typing", "with_plan"]

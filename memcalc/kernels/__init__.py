@@ -1,0 +1,1 @@
+"""What CUDA kernels and libraries take beside the tensors of the program. No torch in here."""

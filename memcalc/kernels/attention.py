@@ -65,16 +65,14 @@ def choose(call: Call, target: Target, allowed: frozenset[Backend] | None = None
     order = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
     if target.cudnn_attention and target.capability in ((9, 0), (10, 0), (10, 3)):
         order = [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
-    able = {
-        Backend.FLASH: _flash,
-        Backend.EFFICIENT: _efficient,
-        Backend.CUDNN: _cudnn,
-        Backend.MATH: lambda call, target: True,
-    }
     for backend in order:
-        if backend in enabled and able[backend](call, target):
+        if backend in enabled and _ABLE[backend](call, target):
             return backend
     return Backend.MATH
+
+
+def _math(call: Call, target: Target) -> bool:
+    return True
 
 
 def _flash(call: Call, target: Target) -> bool:
@@ -120,3 +118,11 @@ def _cudnn(call: Call, target: Target) -> bool:
     if call.dropout > 0 and target.torch >= (2, 13):
         return False
     return call.k_len > 1
+
+
+_ABLE = {
+    Backend.FLASH: _flash,
+    Backend.EFFICIENT: _efficient,
+    Backend.CUDNN: _cudnn,
+    Backend.MATH: _math,
+}

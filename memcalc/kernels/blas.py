@@ -16,7 +16,20 @@ _SMALL = 8_519_680
 _LT = 1 << 20
 
 PRODUCTS = frozenset(
-    "mm addmm bmm baddbmm addmv mv addbmm _addmm_activation dot vdot linear _scaled_mm".split()
+    [
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "addmv",
+        "mv",
+        "addbmm",
+        "_addmm_activation",
+        "dot",
+        "vdot",
+        "linear",
+        "_scaled_mm",
+    ]
 )
 
 

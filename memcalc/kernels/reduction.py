@@ -92,7 +92,7 @@ def describe(
         dims: reduced dimensions; empty for all.
         accumulator_bytes: 4 for fp16, bf16 and fp32 sums, 8 for fp64 and int64.
     """
-    reduced = set(d % len(shape) for d in dims) if dims else set(range(len(shape)))
+    reduced = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
     inside = _merge([(strides[d], shape[d]) for d in reduced if shape[d] != 1])
     outside = _merge(
         [(strides[d], shape[d]) for d in set(range(len(shape))) - reduced if shape[d] != 1]

@@ -22,7 +22,7 @@ def render(predictions: Sequence[Prediction]) -> str:
     for p in predictions:
         plan = p.plan
         writer.writerow(
-            [plan.model, p.task, plan.optim, plan.precision, plan.batch, plan.seq]
+            [plan.model, p.task, plan.optim, plan.precision, plan.batch, p.seq]
             + [p.parameters, p.trainable]
             + [p.components.get(component) for component in Component]
             + [p.peak.phase.value, *(getattr(p.peak, rung) for rung in RUNGS), p.method]

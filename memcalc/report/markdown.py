@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memcalc.records import Prediction
 from memcalc.report import rows
-from memcalc.units import format_mib
+from memcalc.units import format_bytes, format_mib
 
 
 def render(predictions: Sequence[Prediction]) -> str:
@@ -26,7 +26,7 @@ def grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 def _section(prediction: Prediction) -> str:
     components = [
-        (name, format_mib(size), f"{share:.1%}", f"{each:.2f}")
+        (name, format_bytes(size), f"{share:.1%}", f"{each:.2f}")
         for name, size, share, each in rows.component_rows(prediction)
     ]
     phases = [

@@ -22,7 +22,8 @@ RUNGS = ("requested", "allocated", "reserved", "process_used")
 def heading(prediction: Prediction) -> str:
     """What was asked, in one line."""
     plan = prediction.plan
-    shape = f"batch {plan.batch}" + (f" x {plan.seq} tokens" if plan.seq is not None else "")
+    tokens = f" x {prediction.seq} tokens" if prediction.seq is not None else ""
+    shape = f"batch {plan.batch}{tokens}"
     extras = [
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",

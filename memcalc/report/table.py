@@ -11,7 +11,7 @@ from rich.text import Text
 
 from memcalc.records import Component, Prediction
 from memcalc.report import rows
-from memcalc.units import format_mib
+from memcalc.units import format_bytes, format_mib
 
 WIDTH = 100
 
@@ -53,10 +53,10 @@ def _components(prediction: Prediction) -> Table:
     peak = prediction.peak
     table = Table(title=f"At the peak, in {peak.phase.value}", title_justify="left", box=None)
     table.add_column("component")
-    for name in ("MiB", "share", "bytes/param"):
+    for name in ("bytes", "share", "bytes/param"):
         table.add_column(name, justify="right")
     for name, size, share, each in rows.component_rows(prediction):
-        table.add_row(name, format_mib(size), f"{share:.1%}", f"{each:.2f}")
+        table.add_row(name, format_bytes(size), f"{share:.1%}", f"{each:.2f}")
     total = sum(prediction.components.values())
     each = total / max(prediction.parameters, 1)
     table.add_row("total", format_mib(total), "100.0%", f"{each:.2f}", style="bold")

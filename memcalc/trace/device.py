@@ -131,7 +131,7 @@ def register() -> None:
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
     # Optimizers and clipping choose foreach by exact tensor type; a fake one stands for a real one.
     _foreach_supported_types.append(FakeTensor)
-    clip_grad._has_foreach_support = lambda tensors, device: True
+    setattr(clip_grad, "_has_foreach_support", lambda tensors, device: True)  # noqa: B010
     _let_transformers_run_eagerly()
     _ready = True
 

@@ -17,9 +17,13 @@ from memcalc.kernels.scratch import Script
 from memcalc.kernels.target import Target
 from memcalc.records import Component, Mark, Phase, Storage
 from memcalc.trace import device
+from memcalc.trace.breadcrumbs import Breadcrumbs
+from memcalc.trace.raw import NOWHERE, Raw
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS, Scratch
 
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
+_BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
+"""Phases that go through parameters: what happens there repeats with the parameter's layer."""
 _ADDS = {torch.ops.aten.add.Tensor}
 _SCALARS = {torch.ops.aten._local_scalar_dense.default}
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
@@ -29,26 +33,40 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node
 class _Entry:
     """What is known of one storage while the run goes on; frozen into a Storage at its end."""
 
-    __slots__ = ("bytes", "component", "grad", "module", "node", "op", "phase", "step")
+    __slots__ = (
+        "born",
+        "bytes",
+        "component",
+        "grad",
+        "home",
+        "module",
+        "node",
+        "op",
+        "phase",
+        "step",
+    )
 
     def __init__(self, nbytes: int, op: str, where: _Where, node: Any) -> None:
         self.bytes = nbytes
         self.op = op
         self.module = where.module
+        self.home = where.tag
         self.phase = where.phase
         self.step = where.step
         self.node = id(node) if node is not None else 0
         self.grad = torch.is_grad_enabled()
         self.component: Component | None = None
+        self.born = 0
 
 
 class _Where:
     """The present moment: phase, step and the module whose code runs."""
 
-    __slots__ = ("module", "phase", "step")
+    __slots__ = ("module", "phase", "step", "tag")
 
     def __init__(self) -> None:
         self.module = ""
+        self.tag = NOWHERE
         self.phase = Phase.LOAD
         self.step = 0
 
@@ -61,41 +79,57 @@ class Recorder(TorchDispatchMode):
     zero, which is also what an all-zero device memory would say, and noted as an assumption.
     """
 
-    def __init__(self, target: Target | None) -> None:
+    def __init__(self, target: Target | None, trail: Breadcrumbs | None = None) -> None:
         """Record as on this target; ``None`` leaves kernels' own memory out."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.entries: list[_Entry] = []
         self.events: list[int] = []
+        self.tags: list[int] = []
         self.marks: list[Mark] = []
         self.where = _Where()
         self.assumptions: dict[str, None] = {}
         self._target = target
+        self._trail = trail
         self._threads: set[int] = set()
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made_by: dict[int, str] = {}
         self._stack: list[str] = []
+        self.units: dict[str, int] = {}
+        """For modules inside repeated layers, the tag of their repetition."""
 
     # -- moments -----------------------------------------------------------------------------
 
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
-        self.where.phase, self.where.step = phase, step
+        self.where.phase, self.where.step, self.where.tag = phase, step, NOWHERE
         self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
         yield
 
-    def follow(self, model: torch.nn.Module) -> None:
-        """Learn which module's code runs, by hooks on every module."""
+    @contextmanager
+    def follow(self, model: torch.nn.Module) -> Iterator[None]:
+        """Know which module's code runs while the context lasts, by hooks on every module."""
+        hooks = []
         for name, module in model.named_modules():
-            module.register_forward_pre_hook(self._entering(name), prepend=True)
-            module.register_forward_hook(self._leaving, always_call=True)
+            hooks.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
+            hooks.append(module.register_forward_hook(self._leaving, always_call=True))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def _entering(self, name: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
             self._stack.append(self.where.module)
-            self.where.module = name
+            self.at(name)
 
         return hook
+
+    def at(self, name: str) -> None:
+        """Say which module is at work; between two layers it is still the first."""
+        self.where.module = name
+        self.where.tag = self.units.get(name, self.where.tag)
 
     def _leaving(self, *_: object) -> None:
         self.where.module = self._stack.pop()
@@ -113,13 +147,17 @@ class Recorder(TorchDispatchMode):
             self._assume(func, args)
             return _zero(args[0].dtype)
         node = self._locate()
+        if self.where.phase in _BY_PARAMETER:
+            self.where.tag = self._home_of(args)
         if func in _ADDS and self._accumulates(node, args):
             return torch.ops.aten.add_.Tensor(*args)
         name = _name(func)
+        if self._trail is not None:
+            self._trail.drop(self.where.module, name)
         out = func(*args, **kwargs)
         reader = READERS.get(name)
         if reader is None or self._target is None:
-            self._track(out, name, node)
+            self._track(out, name, node, args)
             if name in blas.PRODUCTS:
                 self._workspace(name)
             return out
@@ -137,20 +175,24 @@ class Recorder(TorchDispatchMode):
     def _locate(self) -> Any:
         """Name the module at work; in backward the one whose forward made the node."""
         node = _current_node()
-        if node is None or self._stack:
+        if node is None:
             self._made_by[_sequence_number() - 1] = self.where.module
-        else:
-            self.where.module = self._made_by.get(node._sequence_nr(), "")
+        elif not self._stack:
+            self.at(self._made_by.get(node._sequence_nr(), ""))
         return node
 
-    def _track(self, out: Any, name: str, node: Any) -> None:
+    def _track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:
         if isinstance(out, torch.Tensor):
             if out.device.type == device.NAME:
                 self._birth(out.untyped_storage(), name, node)
         elif isinstance(out, list | tuple):
             order = OUTPUT_ORDER.get(name)
-            for item in out if order is None else [out[index] for index in order]:
-                self._track(item, name, node)
+            items = out if order is None else [out[index] for index in order]
+            sources = self._sources(args, len(items))
+            for index, item in enumerate(items):
+                if sources is not None:
+                    self.where.tag = self._home_of([sources[index]])
+                self._track(item, name, node, ())
 
     def _accumulates(self, node: Any, args: tuple[Any, ...]) -> bool:
         """Would autograd sum these two gradients in place, were they not fake?
@@ -166,6 +208,20 @@ class Recorder(TorchDispatchMode):
         old, new = args
         return old.shape == new.shape and old.dtype is new.dtype and _owned(old)
 
+    def _log(self, event: int) -> None:
+        self.events.append(event)
+        self.tags.append(self.where.tag)
+
+    def _home_of(self, args: Any) -> int:
+        """The repetition that the first tensor among the arguments belongs to."""
+        for arg in args:
+            if isinstance(arg, list | tuple):
+                return self._home_of(arg)
+            if isinstance(arg, torch.Tensor) and arg.device.type == device.NAME:
+                found = self._live.get(arg.untyped_storage()._cdata)
+                return self.entries[found[0]].home if found is not None else NOWHERE
+        return NOWHERE
+
     def _birth(self, storage: torch.UntypedStorage, name: str, node: Any) -> None:
         key = storage._cdata
         if key in self._live:
@@ -174,8 +230,10 @@ class Recorder(TorchDispatchMode):
         if nbytes == 0:
             return
         number = len(self.entries)
-        self.entries.append(_Entry(nbytes, name, self.where, node))
-        self.events.append(number)
+        entry = _Entry(nbytes, name, self.where, node)
+        entry.born = len(self.events)
+        self.entries.append(entry)
+        self._log(number)
         self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
 
     def _death(self, key: int) -> None:
@@ -187,17 +245,26 @@ class Recorder(TorchDispatchMode):
             node = _current_node()
             if node is not None and id(node) != entry.node:
                 entry.component = Component.ACTIVATIONS
-        self.events.append(~number)
+        if entry.phase in _BY_PARAMETER or self.where.phase in _BY_PARAMETER:
+            self.where.tag = entry.home
+        self._log(~number)
+
+    def _sources(self, args: tuple[Any, ...], count: int) -> Any:
+        """The list of tensors that a foreach operator maps to its list of outputs, if it does."""
+        if self.where.phase not in _BY_PARAMETER or not args:
+            return None
+        first = args[0]
+        return first if isinstance(first, list | tuple) and len(first) == count else None
 
     def _track_with_scratch(self, out: Any, name: str, node: Any, scratch: Scratch) -> None:
         """Interleave a kernel's own allocations with its outputs."""
         taken: list[int] = []
         self._play(scratch.before, taken, name, node)
-        self._track(out, name, node)
+        self._track(out, name, node, ())
         self._play(scratch.after, taken, name, node)
         for number in taken:
             if number >= 0:
-                self.events.append(~number)
+                self._log(~number)
 
     def _play(self, script: Script, taken: list[int], name: str, node: Any) -> None:
         for word in script:
@@ -205,14 +272,14 @@ class Recorder(TorchDispatchMode):
                 taken.append(len(self.entries))
                 entry = _Entry(word, name, self.where, node)
                 entry.component = Component.WORKSPACES
-                self.events.append(len(self.entries))
+                self._log(len(self.entries))
                 self.entries.append(entry)
             else:
-                self.events.append(~taken[~word])
+                self._log(~taken[~word])
                 taken[~word] = -1
 
     def _workspace(self, name: str) -> None:
-        """cuBLAS takes its workspace at a thread's first product, after the output."""
+        """CuBLAS takes its workspace at a thread's first product, after the output."""
         thread = threading.get_ident()
         if thread in self._threads or self._target is None:
             return
@@ -232,6 +299,17 @@ class Recorder(TorchDispatchMode):
             if found is not None and self.entries[found[0]].component is None:
                 self.entries[found[0]].component = component
 
+    def adopt(self, parameter: torch.Tensor, tensors: Any) -> None:
+        """Say that these tensors, made without a look at the parameter, belong to its layer."""
+        owner = self._live.get(parameter.untyped_storage()._cdata)
+        for tensor in tensors:
+            found = self._live.get(tensor.untyped_storage()._cdata)
+            if owner is None or found is None:
+                continue
+            entry = self.entries[found[0]]
+            if entry.home == NOWHERE and entry.phase is Phase.STEP:
+                entry.home = self.tags[entry.born] = self.entries[owner[0]].home
+
     def label_living(self, phase: Phase, component: Component) -> None:
         """Say what everything is for that this phase made and that is still alive."""
         for number, _ in self._live.values():
@@ -239,18 +317,24 @@ class Recorder(TorchDispatchMode):
             if entry.component is None and entry.phase is phase:
                 entry.component = component
 
-    def storages(self) -> tuple[Storage, ...]:
-        """Every storage seen, in order of birth."""
-        return tuple(
-            Storage(
-                bytes=entry.bytes,
-                component=entry.component or Component.TEMPORARIES,
-                phase=entry.phase,
-                step=entry.step,
-                module=entry.module,
-                op=entry.op,
-            )
-            for entry in self.entries
+    def raw(self) -> Raw:
+        """Everything seen so far."""
+        return Raw(
+            storages=[
+                Storage(
+                    bytes=entry.bytes,
+                    component=entry.component or Component.TEMPORARIES,
+                    phase=entry.phase,
+                    step=entry.step,
+                    module=entry.module,
+                    op=entry.op,
+                )
+                for entry in self.entries
+            ],
+            homes=[entry.home for entry in self.entries],
+            events=list(self.events),
+            tags=list(self.tags),
+            marks=list(self.marks),
         )
 
 

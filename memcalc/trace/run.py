@@ -3,82 +3,142 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 
+from memcalc.kernels.attention import Backend
 from memcalc.kernels.target import Target
 from memcalc.records import Component, Phase, Trace
 from memcalc.registry.build import build as registry_build
 from memcalc.trace import attention, autocast, device
+from memcalc.trace.breadcrumbs import Breadcrumbs
+from memcalc.trace.fold import trace_folded
+from memcalc.trace.layers import Stack
+from memcalc.trace.raw import Raw, tag
 from memcalc.trace.recorder import Recorder
 from memcalc.trace.stated import StatedOptimizer
+from memcalc.workload.inventory import take
 from memcalc.workload.loop import Batch, Job, run
 from memcalc.workload.program import Program
-
 
 STEPS = 2
 """The first step differs (optimizer state is made in it); the second is like all that follow."""
 
 
-def trace(program: Program, target: Target) -> Trace:
+def trace(
+    program: Program, target: Target, *, notes: tuple[str, ...] = (), breadcrumbs: str = ""
+) -> Trace:
     """Train on the simulated GPU for two optimizer steps.
 
     Args:
         program: what to run; its model is moved and must not be used again.
         target: the GPU and PyTorch to stand for.
+        notes: what was assumed so far.
+        breadcrumbs: file that shall always say where the program is; empty for none.
     """
-    mode = device.fake_mode()
-    attention.install(target)
+    device.register()
+    attention.install(target, _ATTENTION.get(program.plan.attention))
     autocast.install()
-    recorder = Recorder(target)
-    with mode, recorder:
-        with recorder.phase(Phase.LOAD, 0):
-            model = materialize(program.model)
-            recorder.label(model.parameters(), Component.WEIGHTS)
-            recorder.label(model.buffers(), Component.BUFFERS)
-            recorder.follow(model)
-            model.train()
-            optimizer = _optimizer(program, model)
-        job = _job(program, model, optimizer, recorder)
-        run(job, _Labels(recorder, model, optimizer), loop=program.plan.loop, steps=STEPS)
+    said: dict[str, None] = {}
+
+    def once(stacks: Sequence[Stack], repeats: int) -> Raw:
+        recorder = Recorder(target, Breadcrumbs(breadcrumbs) if breadcrumbs else None)
+        recorder.units = _units(program.model, stacks, repeats)
+        with device.fake_mode(), recorder, _moved(program.model, recorder):
+            _train(program, recorder)
+            raw = recorder.raw()
+        said.update(recorder.assumptions)
+        return raw
+
+    raw, folded = trace_folded(program.model, once)
+    if folded:
+        said["repeated layers are traced a few times and continued, proven on one more"] = None
     return Trace(
-        storages=recorder.storages(),
-        events=tuple(recorder.events),
-        marks=tuple(recorder.marks),
+        storages=tuple(raw.storages),
+        events=tuple(raw.events),
+        marks=tuple(raw.marks),
         inventory=program.inventory,
         steps=STEPS,
-        assumptions=(*program.assumptions, *recorder.assumptions),
+        seq=program.seq,
+        assumptions=(*notes, *program.assumptions, *said),
         versions={"torch": torch.__version__},
     )
 
 
-def materialize(model: torch.nn.Module) -> torch.nn.Module:
-    """Move a meta model to the simulated device, tied tensors once, one by one as ``.to`` does."""
-    moved: dict[int, torch.Tensor] = {}
+_ATTENTION = {
+    name: frozenset({Backend(name), Backend.MATH})
+    for name in ("flash", "efficient", "cudnn", "math")
+}
+
+
+def _units(model: torch.nn.Module, stacks: Sequence[Stack], repeats: int) -> dict[str, int]:
+    """For every module inside a repeated layer, the tag of its repetition."""
+    units = {}
+    for number, stack in enumerate(stacks):
+        layers = model.get_submodule(stack.path)
+        for index, layer in enumerate(layers.children()):
+            unit = stack.unit(index, repeats)
+            if unit is not None:
+                for name, _ in layer.named_modules(prefix=f"{stack.path}.{index}"):
+                    units[name] = tag(number, unit)
+    return units
+
+
+def _train(program: Program, recorder: Recorder) -> None:
+    model = program.model.train()
+    with recorder.follow(model):
+        optimizer = _optimizer(program, model)
+        job = _job(program, model, optimizer, recorder)
+        run(job, _Labels(recorder, model, optimizer), loop=program.plan.loop, steps=STEPS)
+        optimizer.state.clear()
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+@contextlib.contextmanager
+def _moved(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
+    """Move a meta model to the simulated device, tied tensors once, one by one as ``.to`` does.
+
+    Afterwards the model is on the meta device again.
+    """
+    simulated: dict[int, torch.Tensor] = {}
+    originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in moved:
+        if id(tensor) not in simulated:
             fresh = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device.NAME
             )
             if isinstance(tensor, torch.nn.Parameter):
                 fresh = torch.nn.Parameter(fresh, requires_grad=tensor.requires_grad)
-            moved[id(tensor)] = fresh
-        return moved[id(tensor)]
+            simulated[id(tensor)] = fresh
+        return simulated[id(tensor)]
 
-    for module in model.modules():
-        for group in (module._parameters, module._buffers):
-            for name, tensor in group.items():
-                if tensor is not None:
-                    group[name] = move(tensor)  # type: ignore[assignment]
-    return model
+    with recorder.phase(Phase.LOAD, 0):
+        for path, module in model.named_modules():
+            recorder.at(path)
+            for group in (module._parameters, module._buffers):
+                originals.append((group, dict(group)))
+                for name, tensor in group.items():
+                    if tensor is not None:
+                        group[name] = move(tensor)  # type: ignore[assignment]
+        recorder.label(model.parameters(), Component.WEIGHTS)
+        recorder.label(model.buffers(), Component.BUFFERS)
+    try:
+        yield
+    finally:
+        for group, before in originals:
+            group.clear()
+            group.update(before)
 
 
 def _optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
     if program.choice.traceable:
         return registry_build(program.choice, model, loop=program.plan.loop)
-    return StatedOptimizer(program.choice, program.inventory, model, program.plan.loop)
+    inventory = take(model, program.inventory.model, program.inventory.task)
+    return StatedOptimizer(program.choice, inventory, model, program.plan.loop)
 
 
 def _job(
@@ -128,13 +188,16 @@ class _Labels:
         elif phase is Phase.BACKWARD:
             self.recorder.label(_gradients(self.model), Component.GRADIENTS)
         elif phase is Phase.STEP:
-            self.recorder.label(_states(self.optimizer), Component.OPTIMIZER_STATE)
+            for parameter, tensors in _states(self.optimizer):
+                self.recorder.label(tensors, Component.OPTIMIZER_STATE)
+                if isinstance(parameter, torch.Tensor):
+                    self.recorder.adopt(parameter, tensors)
 
 
 def _gradients(model: torch.nn.Module) -> Iterable[torch.Tensor]:
     return (p.grad for p in model.parameters() if p.grad is not None)
 
 
-def _states(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, list[torch.Tensor]]]:
+    for owner, state in optimizer.state.items():
+        yield owner, [value for value in state.values() if isinstance(value, torch.Tensor)]

@@ -8,7 +8,6 @@ import torch
 
 from memcalc.records import Inventory, Place, StateTensor
 from memcalc.registry import Choice
-from memcalc.trace import device
 
 
 class StatedOptimizer(torch.optim.Optimizer):
@@ -21,6 +20,7 @@ class StatedOptimizer(torch.optim.Optimizer):
         super().__init__(list(named.values()), {})
         self._stated = choice.state(inventory.parameters, loop).tensors
         self._parameters_by_name = named
+        self._any = next(iter(named.values()))
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Make state for parameters that have a gradient and no state yet."""
@@ -28,10 +28,11 @@ class StatedOptimizer(torch.optim.Optimizer):
             if stated.place is not Place.DEVICE:
                 continue
             owner = self._owner(stated)
+            # Made through the parameter, so that the state is known to belong to its layer.
+            near = self._parameters_by_name.get(stated.parameter, self._any)
             if owner is not None and stated.name not in self.state[owner]:
-                self.state[owner][stated.name] = torch.empty(
-                    stated.numel, dtype=getattr(torch, stated.dtype), device=device.NAME
-                )
+                dtype = getattr(torch, stated.dtype)
+                self.state[owner][stated.name] = near.new_empty(stated.numel, dtype=dtype)
 
     def _owner(self, stated: StateTensor) -> Any:
         """The parameter the state belongs to; shared state is kept under a name of its own."""

@@ -21,7 +21,8 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     Raises:
         UsageError: the PyTorch version is not of the form 2.13.
     """
-    version, notes = _version(plan.torch), ()
+    version = _version(plan.torch)
+    notes: tuple[str, ...] = ()
     if gpu is None:
         capability, processors = ASSUMED.capability, ASSUMED.multiprocessors
         threads = ASSUMED.threads_per_multiprocessor

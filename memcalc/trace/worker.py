@@ -68,7 +68,14 @@ def estimate(plan: Plan, breadcrumbs: str = "") -> Prediction:
     program = prepare(plan, choice)
     state = choice.state(program.inventory.parameters, plan.loop)
     traced = trace(program, target, notes=notes, breadcrumbs=breadcrumbs)
-    return predict(plan, traced, state, gpu, target.torch)
+    return predict(
+        plan,
+        traced,
+        state,
+        rule=choice.rule_bytes_per_parameter,
+        gpu=gpu,
+        torch_version=target.torch,
+    )
 
 
 if __name__ == "__main__":

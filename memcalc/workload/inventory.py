@@ -6,8 +6,11 @@ import fnmatch
 
 import torch
 
+from memcalc.catalog.models import ModelSource
+from memcalc.catalog.tasks import Task
 from memcalc.errors import UsageError
 from memcalc.records import Inventory, Parameter
+from memcalc.workload.model import build
 
 
 def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] = ()) -> Inventory:
@@ -32,6 +35,16 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
         for key, buffer in model.named_buffers()
     ]
     return Inventory(model=name, task=task, head=type(model).__name__, tensors=tuple(tensors))
+
+
+def whole(source: ModelSource, task: Task) -> Inventory:
+    """The inventory of a model that is built on the meta device for it.
+
+    Raises:
+        UsageError: the model cannot be built.
+    """
+    with torch.device("meta"):
+        return take(build(source, task), source.name, task.name)
 
 
 def _own(module: torch.nn.Module) -> list[torch.Tensor]:

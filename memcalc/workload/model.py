@@ -1,4 +1,4 @@
-"""Builds the model that a name and a task mean; never downloads weights, never runs foreign code."""
+"""Builds the model that a name and a task mean; downloads no weights, runs no foreign code."""
 
 from __future__ import annotations
 

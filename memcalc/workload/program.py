@@ -58,10 +58,7 @@ def prepare(plan: Plan, choice: Choice) -> Program:
         raise UsageError("Nothing is left to train: freeze fewer parameters.")
     if plan.checkpointing:
         _checkpoint(model)
-    if source.factory is not None and plan.inputs:
-        batch, seq, notes = described(plan.inputs), None, []
-    else:
-        batch, seq, notes = _batches(model, task.name, plan)
+    batch, seq, notes = _batches(model, task.name, plan)
     return Program(
         plan=plan,
         model=model,
@@ -78,9 +75,11 @@ def prepare(plan: Plan, choice: Choice) -> Program:
 def _batches(
     model: torch.nn.Module, task: str, plan: Plan
 ) -> tuple[Callable[[Any], Batch], int | None, list[str]]:
+    if plan.inputs:
+        return described(plan.inputs), None, []
     inputs = Inputs(model, task, batch=plan.batch, seq=plan.seq)
     padding = plan.padding if plan.padding is not None else task != "causal-lm"
-    notes = []
+    notes: list[str] = []
     if inputs.has_tokens:
         notes.append(
             "batches hold padding, so an attention mask is used"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memcalc import cache, registry
+from memcalc.analytic.estimate import as_planned
 from memcalc.analytic.estimate import estimate as analytic_estimate
 from memcalc.artifact import decode, encode
 from memcalc.catalog import gpus, inventory, models, tasks
@@ -119,9 +120,10 @@ def _analytic(plan: Plan) -> Answer:
         task = tasks.choose(source, plan.task)
         tensors = inventory.load(source, task)
         if tensors is None:
-            from memcalc.workload.inventory import of_plan
+            from memcalc.workload.inventory import whole
 
-            tensors = of_plan(plan)
+            tensors = whole(source, task)
+        tensors = as_planned(tensors, plan)
         choice = registry.find(plan.optim, dict(plan.optim_args))
         state = choice.state(tensors.parameters, plan.loop)
         return analytic_estimate(plan, source, tensors, state, choice)

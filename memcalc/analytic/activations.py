@@ -1,0 +1,141 @@
+"""Activations of transformer blocks by closed form.
+
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models"
+(arXiv 2205.05198), equations 1 and 2: a block with 16-bit activations and dropout keeps
+``sbh (34 + 5 as/h)`` bytes for backward. Here the same terms, counted by tensor, so that other
+widths, gated MLPs, grouped heads and kernels that never store the s x s scores can be told apart.
+
+Legend: b batch, s tokens, h hidden, f width of the MLP, a heads, g key-value heads, d head size,
+L layers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_FLOAT = 4
+_GATED = [
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen2_moe",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo",
+    "olmo2",
+    "granite",
+    "cohere",
+    "starcoder2_gated",
+    "deepseek_v3",
+    "smollm3",
+    "modernbert",
+]
+NO_FORM = "no published closed form for this architecture"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The sizes of a plain stack of transformer blocks."""
+
+    layers: int
+    hidden: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    dropout: bool
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How the blocks are run."""
+
+    batch: int
+    seq: int
+    element: int
+    """Bytes of the activations that matrix products read."""
+    stored_scores: bool
+    """The s x s attention scores are kept (eager attention)."""
+    checkpointing: bool
+    logits: bool
+    """A language-model head and its loss run over every token."""
+
+
+def read_blocks(config: Mapping[str, Any]) -> Blocks | None:
+    """Find the sizes in a config; ``None`` where there is no closed form for the architecture."""
+    if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+        return None
+    if "vision_config" in config or config.get("is_encoder_decoder") or "d_kv" in config:
+        return None
+    hidden = _first(config, "hidden_size", "n_embd", "dim", "d_model")
+    layers = _first(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    heads = _first(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    if not (hidden and layers and heads):
+        return None
+    return Blocks(
+        layers=layers,
+        hidden=hidden,
+        mlp=_first(config, "intermediate_size", "n_inner", "ffn_dim", "hidden_dim") or 4 * hidden,
+        heads=heads,
+        kv_heads=_first(config, "num_key_value_heads") or heads,
+        head_dim=_first(config, "head_dim") or hidden // heads,
+        vocabulary=_first(config, "vocab_size") or 0,
+        dropout=any(
+            config.get(key)
+            for key in ("hidden_dropout_prob", "dropout", "resid_pdrop", "hidden_dropout")
+        ),
+        gated=config.get("model_type") in _GATED,
+    )
+
+
+def _first(config: Mapping[str, Any], *keys: str) -> int | None:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def saved(blocks: Blocks, setting: Setting) -> int:
+    """Bytes kept for backward at the end of forward, logits and loss included."""
+    if setting.checkpointing:
+        inside = _layer(blocks, setting)
+        tokens = setting.batch * setting.seq
+        # Only the inputs of the layers stay; one layer at a time is recomputed in backward.
+        stack = blocks.layers * tokens * blocks.hidden * setting.element + inside
+    else:
+        stack = blocks.layers * _layer(blocks, setting)
+    return stack + (head(blocks, setting) if setting.logits else 0)
+
+
+def _layer(blocks: Blocks, setting: Setting) -> int:
+    tokens, element = setting.batch * setting.seq, setting.element
+    query, key = blocks.heads * blocks.head_dim, blocks.kv_heads * blocks.head_dim
+    attention = tokens * element * (blocks.hidden + 2 * query + 2 * key)
+    rows = setting.batch * blocks.heads * setting.seq
+    if setting.stored_scores:
+        # Softmax output, and with dropout its mask and output.
+        scores = rows * setting.seq * (2 * element + 1 if blocks.dropout else element)
+    else:
+        scores = rows * _FLOAT + tokens * query * element
+    wide = 4 if blocks.gated else 2
+    mlp = tokens * element * (blocks.hidden + wide * blocks.mlp)
+    norms = 2 * tokens * blocks.hidden * max(element, 2)
+    masks = 2 * tokens * blocks.hidden if blocks.dropout else 0
+    return attention + scores + mlp + norms + masks
+
+
+def head(blocks: Blocks, setting: Setting) -> int:
+    """Logits, their fp32 copy where they are in half precision, and the log-softmax in fp32."""
+    size = setting.batch * setting.seq * blocks.vocabulary
+    copy = _FLOAT if setting.element < _FLOAT else 0
+    return size * (setting.element + copy + _FLOAT)

@@ -1,0 +1,169 @@
+"""bitsandbytes.optim: states in 8 bit with a scale per 256 elements, or in 32 bit; paged or not.
+
+Source: bitsandbytes 0.50.2, optim/optimizer.py (``init_state``, ``get_state_buffer``),
+optim/ademamix.py; every row is compared with the real class. The dtype of the state does not
+follow the parameter's.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from math import ceil
+
+from memcalc.records import Parameter, Place
+from memcalc.registry.row import COMMON, Args, Layout, Piece, Refusal, Row, number, truthy
+
+BLOCK = 256
+MIN_8BIT_SIZE = 4096
+PAGED_FROM = 100_000
+"""Elements from which a paged optimizer puts a state in managed memory."""
+_MAP = 256
+_TWO, _ONE, _MIX = "two", "one", "mix"
+
+
+def in_8bit(parameter: Parameter, args: Args) -> bool:
+    """Is this tensor's state kept in 8 bit?"""
+    if args.get("optim_bits", 32) != 8:
+        return False
+    patterns = str(args.get("32bit") or "").split(",")
+    if any(pattern and fnmatch.fnmatch(parameter.name, pattern) for pattern in patterns):
+        return False
+    if parameter.module == "StableEmbedding" or (
+        args.get("_trainer") and parameter.module == "Embedding"
+    ):
+        return False
+    return parameter.numel >= number(args, "min_8bit_size", MIN_8BIT_SIZE)
+
+
+def _place(numel: int, args: Args) -> Place:
+    return Place.MANAGED if truthy(args, "is_paged") and numel >= PAGED_FROM else Place.DEVICE
+
+
+def _layout(family: str, *, norm: bool = False) -> Layout:
+    def layout(parameter: Parameter, args: Args) -> list[Piece]:
+        n = parameter.numel
+        first = 2 * n if family == _MIX else n
+        dtype = "uint8" if in_8bit(parameter, args) else "float32"
+        # AdEMAMix keeps its double first state in managed memory by the parameter's size.
+        pieces: list[Piece] = [("state1", dtype, first, _place(first, args))]
+        if family != _ONE:
+            pieces.append(("state2", dtype, n, _place(n, args)))
+        if dtype == "uint8":
+            blocks = ceil(n / BLOCK)
+            scales = 2 * blocks if family == _MIX else blocks
+            pieces.append(("absmax1", "float32", scales, Place.DEVICE))
+            if family != _ONE:
+                pieces.append(("absmax2", "float32", blocks, Place.DEVICE))
+        if norm and number(args, "max_unorm") > 0:
+            pieces.append(("unorm_vec", "float32", 1, Place.DEVICE))
+        return pieces
+
+    return layout
+
+
+def _shared(family: str) -> object:
+    def shared(any_8bit: bool, args: Args) -> list[Piece]:
+        names = ("qmap1",) if family == _ONE else ("qmap1", "qmap2")
+        return [(name, "float32", _MAP, Place.DEVICE) for name in names] if any_8bit else []
+
+    return shared
+
+
+def _no_amsgrad(args: Args) -> str | None:
+    return "bitsandbytes' optimizers have no amsgrad" if truthy(args, "amsgrad") else None
+
+
+def _momentum(args: Args) -> str | None:
+    if number(args, "momentum") == 0:
+        return "bitsandbytes refuses momentum = 0: add --optim-arg momentum=0.9"
+    return None
+
+
+def _centered(args: Args) -> str | None:
+    return "bitsandbytes' RMSprop cannot be centered" if truthy(args, "centered") else None
+
+
+_BROKEN = (
+    "bitsandbytes 0.50.2 allocates half of its first state and fails at the first step "
+    "(bitsandbytes issue 2075): use ademamix, which is right"
+)
+_UNTRACEABLE = "its update is one call of bitsandbytes' own kernel"
+_FAMILIES: tuple[tuple[str, str, int, bool, tuple[str, ...], Refusal | None, Args], ...] = (
+    # class, family, rule for 32 bit, paged exists, further arguments, refusal
+    ("Adam", _TWO, 8, True, ("amsgrad",), _no_amsgrad, {}),
+    ("AdamW", _TWO, 8, True, ("amsgrad",), _no_amsgrad, {}),
+    ("AdEMAMix", _MIX, 12, True, ("alpha", "t_alpha", "t_beta3"), None, {}),
+    ("Lion", _ONE, 4, True, (), None, {}),
+    ("LAMB", _TWO, 8, False, ("amsgrad", "bias_correction", "adam_w_mode"), _no_amsgrad,
+     {"max_unorm": 1.0}),
+    ("SGD", _ONE, 4, False, ("dampening", "nesterov"), _momentum, {"momentum": 0.9}),
+    ("RMSprop", _ONE, 4, False, ("alpha", "momentum"), _centered, {"centered": False}),
+    ("Adagrad", _ONE, 4, False, ("lr_decay", "initial_accumulator_value"), None, {}),
+    ("LARS", _ONE, 4, False, ("dampening", "nesterov"), _momentum,
+     {"momentum": 0.9, "max_unorm": 0.02}),
+)  # fmt: skip
+_HF = {
+    "AdamW8bit": ("adamw_8bit", "adamw_bnb_8bit"),
+    "Lion32bit": ("lion_32bit",),
+    "RMSprop": ("rmsprop_bnb",),
+    "RMSprop8bit": ("rmsprop_bnb_8bit",),
+    "RMSprop32bit": ("rmsprop_bnb_32bit",),
+    "AdEMAMix": ("ademamix",),
+    "PagedAdEMAMix": ("paged_ademamix_32bit",),
+}
+_NAME = {"RMSprop", "SGD", "Adam", "AdamW", "Adagrad"}
+"""Names that torch.optim has too: bitsandbytes' 32-bit ones are named with their package."""
+
+
+def _rows() -> tuple[Row, ...]:
+    rows = []
+    for name, family, rule, pages, takes, refuse, more in _FAMILIES:
+        for paged in (False, True) if pages else (False,):
+            for bits in (None, 8, 32):
+                rows.append(_row(name, family, rule, paged, bits, takes, refuse, more))
+    return tuple(rows)
+
+
+def _row(
+    name: str,
+    family: str,
+    rule: int,
+    paged: bool,
+    bits: int | None,
+    takes: tuple[str, ...],
+    refuse: Refusal | None,
+    more: Args,
+) -> Row:
+    class_name = f"{'Paged' if paged else ''}{name}{f'{bits}bit' if bits else ''}"
+    broken = name == "AdEMAMix" and bits == 32
+    defaults: Args = {
+        "optim_bits": bits or 32,
+        "min_8bit_size": MIN_8BIT_SIZE,
+        "32bit": None,
+        "is_paged": paged,
+        **more,
+    }
+    short = class_name.lower()
+    return Row(
+        name=f"bitsandbytes.{short}" if class_name in _NAME else short,
+        implementation=f"bitsandbytes.optim.{class_name}",
+        summary=_summary(bits, paged),
+        layout=_layout(family, norm=name in ("LAMB", "LARS")),
+        aliases=_HF.get(class_name, ()),
+        defaults=defaults,
+        takes=(*COMMON, *takes),
+        shared=_shared(family),  # type: ignore[arg-type]
+        in_8bit=in_8bit,
+        rule=rule / 4 if bits == 8 else rule,
+        package="bitsandbytes",
+        untraceable=_UNTRACEABLE,
+        refuse=(lambda args: _BROKEN) if broken else refuse,
+    )
+
+
+def _summary(bits: int | None, paged: bool) -> str:
+    width = "8-bit states, scale per 256" if bits == 8 else "32-bit states"
+    return f"{width}, large ones in managed memory" if paged else width
+
+
+ROWS = _rows()

@@ -1,0 +1,115 @@
+"""Builds the real optimizer of a choice."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import importlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memcalc.errors import UsageError
+from memcalc.registry.choice import Choice
+
+LEARNING_RATE = 1e-4
+_OURS = ("32bit", "is_paged", "min_8bit_size", "optim_bits")
+
+
+def build(choice: Choice, model: torch.nn.Module, *, loop: str = "plain") -> torch.optim.Optimizer:
+    """Make the optimizer over the parameters of a model that train.
+
+    Args:
+        choice: which, with its arguments.
+        model: its parameters are on their device already.
+        loop: ``trainer`` makes decay groups and keeps embeddings in 32 bit as transformers' does.
+
+    Raises:
+        UsageError: its package is not installed, or the class refuses its arguments.
+    """
+    _forget_overrides(choice)
+    cls = _class(choice)
+    arguments = {"lr": LEARNING_RATE, **_arguments(choice)}
+    if choice.row.name == "transformers.adafactor" and "relative_step" not in choice.given:
+        arguments = {**arguments, "scale_parameter": False, "relative_step": False}
+    groups = _decay_groups(model) if loop == "trainer" else _trained(model)
+    try:
+        optimizer: torch.optim.Optimizer = cls(groups, **arguments)
+    except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
+        raise UsageError(f"{choice.implementation} refuses this: {error}.") from None
+    _override(choice, optimizer, model, loop)
+    return optimizer
+
+
+def _class(choice: Choice) -> Any:
+    module_name, _, name = choice.implementation.rpartition(".")
+    try:
+        # bitsandbytes prints notices about kernels it does not find.
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        package = choice.row.extra or choice.row.package
+        raise UsageError(
+            f"{choice.name} needs {package}: pip install {package} ({error})."
+        ) from None
+    except AttributeError:
+        raise UsageError(f"{module_name} has no optimizer {name}.") from None
+
+
+def _arguments(choice: Choice) -> dict[str, Any]:
+    arguments = {key: value for key, value in choice.given.items() if key != "32bit"}
+    if choice.args.get("fused") and choice.row.package == "torch":
+        arguments["fused"] = True
+    if choice.row.package == "bitsandbytes" and "momentum" in choice.row.defaults:
+        arguments.setdefault("momentum", choice.args["momentum"])
+    return arguments
+
+
+def _trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _decay_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Weight decay for all but biases and norms, as ``Trainer.create_optimizer`` (5.23)."""
+    decays: list[torch.nn.Parameter] = []
+    others: list[torch.nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            plain = parameter.dim() < 2 or "norm" in name.lower()
+            (others if plain else decays).append(parameter)
+    groups = ((decays, 0.01), (others, 0.0))
+    return [{"params": p, "weight_decay": decay} for p, decay in groups if p]
+
+
+def _forget_overrides(choice: Choice) -> None:
+    """Bitsandbytes keeps overrides for the life of the process, by the address of parameters."""
+    if choice.row.package == "bitsandbytes":
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            from bitsandbytes.optim import GlobalOptimManager
+        GlobalOptimManager._instance = None
+
+
+def _override(
+    choice: Choice, optimizer: torch.optim.Optimizer, model: torch.nn.Module, loop: str
+) -> None:
+    if choice.row.package != "bitsandbytes" or choice.args.get("optim_bits") != 8:
+        return
+    from bitsandbytes.optim import GlobalOptimManager
+
+    manager = GlobalOptimManager.get_instance()
+    manager.register_parameters(optimizer.param_groups)
+    for parameter in _kept_wide(choice, model, loop):
+        manager.override_config(parameter, "optim_bits", 32)
+
+
+def _kept_wide(choice: Choice, model: torch.nn.Module, loop: str) -> Iterator[torch.Tensor]:
+    patterns = [p for p in str(choice.args.get("32bit") or "").split(",") if p]
+    for name, parameter in model.named_parameters():
+        if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+            yield parameter
+    if loop == "trainer":
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                yield module.weight

@@ -1,0 +1,194 @@
+"""From an optimizer's name and arguments to a choice, and from a choice to its state in bytes."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memcalc.errors import EstimateError, UsageError, unknown
+from memcalc.records import OptimizerState, Parameter, Place, Scalar, StateTensor
+from memcalc.registry import bitsandbytes_rows, extra_rows, own_rows, torch_rows
+from memcalc.registry.row import Row
+
+LOOPS = ("plain", "trainer")
+_DOTTED = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
+_PER_PARAMETER_8BIT = 0.05
+"""Scales and shared maps make the exact figure larger than the rule by less than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One optimizer with its arguments settled."""
+
+    name: str
+    row: Row
+    args: Mapping[str, Scalar]
+    """Everything that was given, over the row's defaults."""
+    given: Mapping[str, Scalar]
+    """What the user gave, to build the real one with."""
+
+    @property
+    def implementation(self) -> str:
+        """Dotted path of the class."""
+        return self.row.implementation
+
+    @property
+    def traceable(self) -> bool:
+        """Its own code runs on the simulated GPU."""
+        return self.row.untraceable is None
+
+    @property
+    def closed_form(self) -> bool:
+        """Its state is known without running it."""
+        return self.row.closed_form
+
+    @property
+    def rule_bytes_per_parameter(self) -> float | None:
+        """Bytes of state per parameter by the rule of thumb."""
+        return self.row.rule
+
+    @property
+    def kind(self) -> str:
+        """How the step runs on CUDA: foreach, fused, for-loop or kernel-per-tensor."""
+        if not self.traceable:
+            return "kernel-per-tensor"
+        if self.args.get("fused"):
+            return "fused"
+        if self.row.name in ("adafactor", "transformers.adafactor", "muon"):
+            return "for-loop"
+        return "for-loop" if self.args.get("foreach") is False else "foreach"
+
+    def state(self, parameters: Sequence[Parameter], loop: str = "plain") -> OptimizerState:
+        """All state after the first step, in the order it is allocated, each storage once.
+
+        Args:
+            parameters: of the model; those that are frozen, and buffers, have no state.
+            loop: ``trainer`` keeps embeddings of bitsandbytes' 8-bit optimizers in 32 bit, as
+                transformers' Trainer does (trainer.py, 5.23).
+
+        Raises:
+            EstimateError: the optimizer has no closed form.
+        """
+        layout = self.row.layout
+        if layout is None:
+            reason = self.row.unknown or "its class is not in the registry"
+            raise EstimateError(f"The state of {self.name} is not known: {reason}.")
+        args = {**self.args, "_trainer": loop == "trainer" and self.row.package == "bitsandbytes"}
+        trained = [p for p in parameters if p.trainable and not p.buffer and p.numel]
+        tensors: list[StateTensor] = []
+        for parameter in trained:
+            tensors += (
+                StateTensor(parameter=parameter.name, name=n, dtype=dtype, numel=size, place=place)
+                for n, dtype, size, place in layout(parameter, args)
+            )
+        eight = self.row.in_8bit
+        if self.row.shared is not None and eight is not None:
+            any_8bit = any(eight(parameter, args) for parameter in trained)
+            tensors[:0] = [
+                StateTensor(parameter="", name=n, dtype=dtype, numel=size, place=place)
+                for n, dtype, size, place in self.row.shared(any_8bit, args)
+            ]
+        return OptimizerState(
+            optimizer=self.name,
+            implementation=self.implementation,
+            tensors=tuple(tensors),
+            notes=tuple(_notes(self, trained, tensors, loop)),
+        )
+
+
+def _notes(
+    choice: Choice, trained: Sequence[Parameter], tensors: Sequence[StateTensor], loop: str
+) -> list[str]:
+    notes = []
+    eight = choice.row.in_8bit
+    if eight is not None and choice.args.get("optim_bits") == 8:
+        driver = "transformers' Trainer" if loop == "trainer" else "the bare optimizer"
+        args = {
+            **choice.args,
+            "_trainer": loop == "trainer" and choice.row.package == "bitsandbytes",
+        }
+        wide = [p for p in trained if not eight(p, args)]
+        small = [p for p in wide if p.numel < bitsandbytes_rows.MIN_8BIT_SIZE]
+        notes.append(
+            f"as {driver} runs it: {len(trained) - len(wide)} tensors in 8 bit, {len(wide)} in "
+            f"32 bit ({len(small)} of them small)"
+        )
+    if any(tensor.place is Place.MANAGED for tensor in tensors):
+        notes.append("managed memory is outside PyTorch's allocator and can move to the host")
+    return notes
+
+
+def rows() -> tuple[Row, ...]:
+    """All optimizers, torch's first."""
+    return (*torch_rows.ROWS, *bitsandbytes_rows.ROWS, *own_rows.ROWS, *extra_rows.ROWS)
+
+
+@functools.cache
+def _by_name() -> dict[str, Row]:
+    # Earlier rows win: adafactor and rmsprop are torch's.
+    names: dict[str, Row] = {}
+    for row in rows():
+        for name in (row.name, *row.aliases):
+            names.setdefault(_plain(name), row)
+    return names
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
+
+
+def find(name: str, args: Mapping[str, Scalar]) -> Choice:
+    """Find an optimizer by name and settle its arguments.
+
+    Args:
+        name: as typed: ``adamw``, ``adam8bit``, a value of transformers' ``OptimizerNames``,
+            ``memcalc.adamw_bf16``, or the dotted path of any class.
+        args: of its constructor.
+
+    Raises:
+        UsageError: an unknown name or argument, or one the optimizer refuses.
+    """
+    row = _by_name().get(_plain(name))
+    if row is None:
+        row = _foreign(name)
+    elif row.implementation:
+        for key, value in args.items():
+            _check(row, name, key, value)
+    settled = {**row.defaults, **row.fixed, **args}
+    refused = row.refuse(settled) if row.refuse is not None else None
+    if refused:
+        raise UsageError(f"{name}: {refused}.")
+    return Choice(name=name, row=row, args=settled, given=dict(args))
+
+
+def _check(row: Row, name: str, key: str, value: Scalar) -> None:
+    known = (*row.defaults, *row.takes)
+    if key not in known:
+        hint = f"{name} takes {', '.join(sorted(set(known)))}."
+        raise unknown(f"argument of {name}", key, known, hint=hint)
+    default = row.defaults.get(key)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(default, int) and not isinstance(default, bool) and not number:
+        raise UsageError(f"{name}: {key} = {value!r} is not a number.")
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise UsageError(f"{name}: {key} = {value!r} is not true or false.")
+    if key == "optim_bits" and value not in (8, 32):
+        raise UsageError(f"{name}: optim_bits is 8 or 32, not {value!r}.")
+
+
+def _foreign(name: str) -> Row:
+    """A class outside of the registry: its state is what a run of its own code shows."""
+    if not _DOTTED.match(name):
+        names = [row.name for row in rows()]
+        hint = "see memcalc list optimizers, or give a class as package.module.Class."
+        raise unknown("optimizer", name, names, hint=hint)
+    return Row(
+        name=name,
+        implementation=name,
+        summary="",
+        layout=None,
+        package=name.partition(".")[0],
+        unknown="its class is not in the registry; a trace of its own code shows its state",
+    )

@@ -1,0 +1,155 @@
+"""Optimizers of packages that memcalc does not require, and of transformers itself.
+
+Where a package is not installed its state is still known by closed form. Sources: transformers
+5.23 optimization.py; torchao 0.14 optim/adam.py; schedulefree 1.4; lomo-optim 0.1.1;
+torch-optimi 0.3; galore-torch 1.0; apollo-torch 1.0; torchdistx 0.3.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from memcalc.records import DTYPE_BYTES, Parameter, Place
+from memcalc.registry.row import COMMON, Args, Piece, Row, truthy
+
+_PROJECTED = "its projections depend on the rank chosen for each matrix"
+
+
+def _like(parameter: Parameter, *names: str) -> list[Piece]:
+    return [(name, parameter.dtype, parameter.numel, Place.DEVICE) for name in names]
+
+
+def _hf_adafactor(parameter: Parameter, args: Args) -> list[Piece]:
+    """Factored second moment; gradients are taken to fp32 first, so all state is."""
+    pieces: list[Piece] = []
+    dtype = "float32"
+    if args.get("beta1") is not None:
+        pieces.append(("exp_avg", dtype, parameter.numel, Place.DEVICE))
+    if len(parameter.shape) >= 2:
+        shape = parameter.shape
+        pieces.append(("exp_avg_sq_row", "float32", prod(shape[:-1]), Place.DEVICE))
+        columns = prod(shape[:-2] + shape[-1:])
+        pieces.append(("exp_avg_sq_col", "float32", columns, Place.DEVICE))
+    else:
+        pieces.append(("exp_avg_sq", dtype, parameter.numel, Place.DEVICE))
+    pieces.append(("RMS", dtype, 1, Place.DEVICE))
+    return pieces
+
+
+def _torchao(bits: int, block: int) -> object:
+    def layout(parameter: Parameter, args: Args) -> list[Piece]:
+        n = parameter.numel
+        step: Piece = ("step", "float32", 1, Place.DEVICE)
+        if n < 4096 or n % block:
+            return [step, *_like(parameter, "exp_avg", "exp_avg_sq")]
+        pieces = [step]
+        for name in ("exp_avg", "exp_avg_sq"):
+            pieces += [
+                (f"{name}.codes", "uint8", n * bits // 8, Place.DEVICE),
+                (f"{name}.scale", "float32", n // block, Place.DEVICE),
+                (f"{name}.qmap", "float32", 1 << bits, Place.DEVICE),
+            ]
+        return pieces
+
+    return layout
+
+
+def _anyprecision(parameter: Parameter, args: Args) -> list[Piece]:
+    return [
+        ("step", "float32", 1, Place.HOST),
+        ("exp_avg", "bfloat16", parameter.numel, Place.DEVICE),
+        ("exp_avg_sq", "bfloat16", parameter.numel, Place.DEVICE),
+    ]
+
+
+def _schedule_free(parameter: Parameter, args: Args) -> list[Piece]:
+    return _like(parameter, "z", "exp_avg_sq")
+
+
+def _schedule_free_sgd(parameter: Parameter, args: Args) -> list[Piece]:
+    return _like(parameter, "z")
+
+
+def _none(parameter: Parameter, args: Args) -> list[Piece]:
+    return []
+
+
+def _adalomo(parameter: Parameter, args: Args) -> list[Piece]:
+    if len(parameter.shape) == 2:
+        rows, columns = parameter.shape
+        return [
+            ("exp_avg_sq_row", "float32", rows, Place.DEVICE),
+            ("exp_avg_sq_col", "float32", columns, Place.DEVICE),
+        ]
+    return [("exp_avg_sq", "float32", parameter.numel, Place.DEVICE)]
+
+
+def _stable_adamw(parameter: Parameter, args: Args) -> list[Piece]:
+    kahan = args.get("kahan_sum")
+    half = DTYPE_BYTES[parameter.dtype] == 2
+    extra = ("kahan_comp",) if (half if kahan is None else truthy(args, "kahan_sum")) else ()
+    return _like(parameter, "exp_avg", "exp_avg_sq", *extra)
+
+
+def _grokadamw(parameter: Parameter, args: Args) -> list[Piece]:
+    return _like(parameter, "exp_avg", "exp_avg_sq", "grok_ema")
+
+
+def _extra(name: str, implementation: str, package: str, **more: object) -> Row:
+    settings: dict[str, object] = {
+        "summary": "",
+        "layout": None,
+        "takes": COMMON,
+        "extra": package,
+        "package": package,
+        "untraceable": f"{package} runs kernels or hooks of its own",
+        **more,
+    }
+    return Row(name=name, implementation=implementation, **settings)  # type: ignore[arg-type]
+
+
+ROWS = (
+    Row(
+        name="transformers.adafactor",
+        implementation="transformers.Adafactor",
+        summary="second moment as rows and columns in fp32",
+        layout=_hf_adafactor,
+        defaults={"beta1": None, "scale_parameter": True, "relative_step": True},
+        takes=(*COMMON, "clip_threshold", "decay_rate", "warmup_init"),
+        rule=4,
+        package="transformers",
+    ),
+    _extra("adamw_torch_8bit", "torchao.optim.AdamW8bit", "torchao", layout=_torchao(8, 256),
+           rule=2, summary="8-bit states, scale per 256"),
+    _extra("adamw_torch_4bit", "torchao.optim.AdamW4bit", "torchao", layout=_torchao(4, 128),
+           rule=1, summary="4-bit states, scale per 128"),
+    _extra("adamw_anyprecision", "torchdistx.optimizers.AnyPrecisionAdamW", "torchdistx",
+           layout=_anyprecision, rule=4, summary="bf16 states, as the Trainer sets it"),
+    _extra("lomo", "lomo_optim.Lomo", "lomo-optim", layout=_none, rule=0,
+           summary="updates during backward, no state"),
+    _extra("adalomo", "lomo_optim.AdaLomo", "lomo-optim", layout=_adalomo, rule=0.01,
+           summary="updates during backward, factored second moment"),
+    _extra("grokadamw", "grokadamw.GrokAdamW", "grokadamw", layout=_grokadamw, rule=12,
+           summary="AdamW with an average of gradients"),
+    _extra("schedule_free_adamw", "schedulefree.AdamWScheduleFree", "schedulefree",
+           layout=_schedule_free, rule=8, summary="no schedule: z and second moment"),
+    _extra("schedule_free_radam", "schedulefree.RAdamScheduleFree", "schedulefree",
+           layout=_schedule_free, rule=8, summary="no schedule, rectified"),
+    _extra("schedule_free_sgd", "schedulefree.SGDScheduleFree", "schedulefree",
+           layout=_schedule_free_sgd, rule=4, summary="no schedule: z"),
+    _extra("stable_adamw", "optimi.StableAdamW", "torch-optimi", layout=_stable_adamw, rule=8,
+           defaults={"kahan_sum": None}, summary="clipped AdamW; Kahan sum for half precision"),
+    *(
+        _extra(name, path, package, unknown=_PROJECTED, summary="low-rank projected states")
+        for name, path, package in (
+            ("galore_adamw", "galore_torch.GaLoreAdamW", "galore-torch"),
+            ("galore_adamw_8bit", "galore_torch.GaLoreAdamW8bit", "galore-torch"),
+            ("galore_adafactor", "galore_torch.GaLoreAdafactor", "galore-torch"),
+            ("galore_adamw_layerwise", "galore_torch.GaLoreAdamW", "galore-torch"),
+            ("galore_adamw_8bit_layerwise", "galore_torch.GaLoreAdamW8bit", "galore-torch"),
+            ("galore_adafactor_layerwise", "galore_torch.GaLoreAdafactor", "galore-torch"),
+            ("apollo_adamw", "apollo_torch.APOLLOAdamW", "apollo-torch"),
+            ("apollo_adamw_layerwise", "apollo_torch.APOLLOAdamW", "apollo-torch"),
+        )
+    ),
+)  # fmt: skip

@@ -1,0 +1,65 @@
+"""What the registry knows of one optimizer, and the words that its closed forms are written in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from memcalc.records import Parameter, Place, Scalar
+
+Args = Mapping[str, Scalar]
+Piece = tuple[str, str, int, Place]
+"""(name, dtype, elements, place) of one state tensor."""
+Layout = Callable[[Parameter, Args], list[Piece]]
+Refusal = Callable[[Args], str | None]
+
+COMMON = ("lr", "betas", "eps", "weight_decay", "maximize")
+"""Arguments that change no byte and that nearly every optimizer takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One optimizer."""
+
+    name: str
+    implementation: str
+    """Dotted path of the class that is built."""
+    summary: str
+    layout: Layout | None
+    """State of one parameter in order of allocation; ``None``: no closed form."""
+    aliases: tuple[str, ...] = ()
+    defaults: Args = field(default_factory=dict)
+    """Arguments that change state or the shape of the step, with their defaults."""
+    fixed: Args = field(default_factory=dict)
+    """Arguments that the class is always built with."""
+    takes: tuple[str, ...] = COMMON
+    """Further arguments that are accepted and change no byte."""
+    shared: Callable[[bool, Args], list[Piece]] | None = None
+    """State shared by all tensors; told whether any is in 8 bit."""
+    in_8bit: Callable[[Parameter, Args], bool] | None = None
+    rule: float | None = None
+    """Bytes of state per parameter by the rule of thumb."""
+    package: str = "torch"
+    extra: str | None = None
+    """Further package to install, if any."""
+    untraceable: str | None = None
+    """Why the optimizer's own code cannot run on the simulated GPU."""
+    refuse: Refusal | None = None
+    unknown: str | None = None
+    """Why there is no closed form."""
+
+    @property
+    def closed_form(self) -> bool:
+        """Its state is known without running it."""
+        return self.layout is not None
+
+
+def truthy(args: Args, name: str) -> bool:
+    """An argument that is set and not false."""
+    return bool(args.get(name))
+
+
+def number(args: Args, name: str, default: float = 0.0) -> float:
+    """An argument as a number."""
+    value = args.get(name)
+    return float(value) if isinstance(value, int | float) else default

@@ -1,0 +1,230 @@
+"""torch.optim: state takes the parameter's dtype; step counters live on the host by default.
+
+Source: torch/optim/*.py, PyTorch 2.11 and 2.13; every row is compared with the real class.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from memcalc.records import Parameter, Place
+from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, number, truthy
+
+_FLAGS = ("foreach", "differentiable")
+
+
+def _like(parameter: Parameter, *names: str) -> list[Piece]:
+    return [(name, parameter.dtype, parameter.numel, Place.DEVICE) for name in names]
+
+
+def _step(args: Args, *, fused: bool = True) -> Piece:
+    """A float32 scalar: beside the parameter when the step must not leave the GPU."""
+    on_device = truthy(args, "capturable") or (fused and truthy(args, "fused"))
+    return "step", "float32", 1, Place.DEVICE if on_device else Place.HOST
+
+
+def _host_step() -> Piece:
+    return "step", "float32", 1, Place.HOST
+
+
+def _adam(parameter: Parameter, args: Args) -> list[Piece]:
+    maximum = ("max_exp_avg_sq",) if truthy(args, "amsgrad") else ()
+    return [_step(args), *_like(parameter, "exp_avg", "exp_avg_sq", *maximum)]
+
+
+def _sgd(parameter: Parameter, args: Args) -> list[Piece]:
+    return _like(parameter, "momentum_buffer") if number(args, "momentum") else []
+
+
+def _rmsprop(parameter: Parameter, args: Args) -> list[Piece]:
+    names = ["square_avg"]
+    names += ["momentum_buffer"] if number(args, "momentum") > 0 else []
+    names += ["grad_avg"] if truthy(args, "centered") else []
+    return [_step(args, fused=False), *_like(parameter, *names)]
+
+
+def _adagrad(parameter: Parameter, args: Args) -> list[Piece]:
+    return [_step(args), *_like(parameter, "sum")]
+
+
+def _asgd(parameter: Parameter, args: Args) -> list[Piece]:
+    scalars: list[Piece] = [(n, "float32", 1, Place.DEVICE) for n in ("step", "eta", "mu")]
+    return [*scalars, *_like(parameter, "ax")]
+
+
+def _nadam(parameter: Parameter, args: Args) -> list[Piece]:
+    _, dtype, size, place = _step(args, fused=False)
+    return [
+        ("step", dtype, size, place),
+        ("mu_product", dtype, size, place),
+        *_like(parameter, "exp_avg", "exp_avg_sq"),
+    ]
+
+
+def _adafactor(parameter: Parameter, args: Args) -> list[Piece]:
+    if len(parameter.shape) < 2:
+        return [_host_step(), *_like(parameter, "variance")]
+    rows, columns = prod(parameter.shape[:-1]), parameter.numel // max(parameter.shape[-2], 1)
+    return [
+        _host_step(),
+        ("row_var", parameter.dtype, rows, Place.DEVICE),
+        ("col_var", parameter.dtype, columns, Place.DEVICE),
+    ]
+
+
+def _muon(parameter: Parameter, args: Args) -> list[Piece]:
+    return _like(parameter, "momentum_buffer")
+
+
+def _sparse_adam(parameter: Parameter, args: Args) -> list[Piece]:
+    return _like(parameter, "exp_avg", "exp_avg_sq")
+
+
+def _with_step(*names: str) -> Layout:
+    def layout(parameter: Parameter, args: Args) -> list[Piece]:
+        return [_step(args, fused=False), *_like(parameter, *names)]
+
+    return layout
+
+
+def _row(
+    class_name: str,
+    layout: Layout | None,
+    summary: str,
+    rule: float | None,
+    **more: object,
+) -> Row:
+    defaults = {**dict.fromkeys(_FLAGS), **more.pop("defaults", {})}  # type: ignore[dict-item]
+    takes = (*COMMON, *more.pop("takes", ()))  # type: ignore[misc]
+    return Row(
+        name=class_name.lower(),
+        implementation=f"torch.optim.{class_name}",
+        summary=summary,
+        layout=layout,
+        rule=rule,
+        defaults=defaults,
+        takes=takes,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+_CAPTURABLE: Args = {"capturable": False}
+_ADAM: Args = {"amsgrad": False, "capturable": False, "fused": None}
+
+ROWS = (
+    _row(
+        "AdamW",
+        _adam,
+        "two moments, decoupled weight decay",
+        8,
+        defaults=_ADAM,
+        aliases=("adamw_torch", "adamw_torch_xla", "adamw_torch_npu_fused"),
+    ),
+    _row("Adam", _adam, "two moments", 8, defaults=_ADAM, takes=("decoupled_weight_decay",)),
+    _row(
+        "SGD",
+        _sgd,
+        "momentum if asked for",
+        4,
+        defaults={"momentum": 0, "nesterov": False, "fused": None},
+        takes=("dampening",),
+    ),
+    _row(
+        "Adafactor",
+        _adafactor,
+        "second moment as rows and columns, no first",
+        4,
+        takes=("beta2_decay", "d"),
+    ),
+    _row(
+        "Adagrad",
+        _adagrad,
+        "sum of squares, made at construction",
+        4,
+        defaults={"fused": None},
+        takes=("lr_decay", "initial_accumulator_value"),
+    ),
+    _row(
+        "Adadelta",
+        _with_step("square_avg", "acc_delta"),
+        "two averages",
+        8,
+        defaults=_CAPTURABLE,
+        takes=("rho",),
+    ),
+    _row(
+        "Adamax",
+        _with_step("exp_avg", "exp_inf"),
+        "first moment and infinity norm",
+        8,
+        defaults=_CAPTURABLE,
+    ),
+    _row(
+        "NAdam",
+        _nadam,
+        "Adam with Nesterov momentum",
+        8,
+        defaults=_CAPTURABLE,
+        takes=("momentum_decay", "decoupled_weight_decay"),
+    ),
+    _row(
+        "RAdam",
+        _with_step("exp_avg", "exp_avg_sq"),
+        "rectified Adam",
+        8,
+        defaults=_CAPTURABLE,
+        takes=("decoupled_weight_decay",),
+    ),
+    _row(
+        "RMSprop",
+        _rmsprop,
+        "average of squares; momentum if asked for",
+        4,
+        aliases=(),
+        defaults={"momentum": 0, "centered": False, "capturable": False},
+        takes=("alpha",),
+    ),
+    _row(
+        "Rprop",
+        _with_step("prev", "step_size"),
+        "sign and step size",
+        8,
+        defaults=_CAPTURABLE,
+        takes=("etas", "step_sizes"),
+    ),
+    _row("ASGD", _asgd, "averaged SGD", 4, defaults=_CAPTURABLE, takes=("lambd", "alpha", "t0")),
+    _row(
+        "Muon",
+        _muon,
+        "momentum, orthogonalised; matrices only",
+        4,
+        takes=("momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn"),
+    ),
+    _row(
+        "SparseAdam",
+        _sparse_adam,
+        "Adam for sparse gradients",
+        8,
+        unknown=None,
+        untraceable="its gradients are sparse",
+    ),
+    _row(
+        "LBFGS",
+        None,
+        "history of updates",
+        None,
+        defaults={"history_size": 100},
+        takes=("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "line_search_fn"),
+        untraceable="it evaluates the loss several times a step",
+        unknown="its history grows with the iterations it takes",
+    ),
+    Row(
+        name="adamw_torch_fused",
+        implementation="torch.optim.AdamW",
+        layout=_adam,
+        rule=8,
+        summary="AdamW in one kernel; step counters on the device",
+        defaults={**_ADAM, "fused": True},
+        takes=COMMON,
+    ),
+)
