@@ -95,7 +95,7 @@ def _check(name: str, value: Any) -> Any:
         return tuple((str(key), item) for key, item in items)
     if kind.startswith("tuple"):
         return (value,) if isinstance(value, str) else tuple(str(item) for item in value)
-    if kind == "bool":
+    if kind.startswith("bool"):
         return _typed(name, value, bool, "true or false")
     if kind.startswith("int"):
         return _count(name, value)

@@ -44,8 +44,8 @@ def _layout(family: str, *, norm: bool = False) -> Layout:
         n = parameter.numel
         first = 2 * n if family == _MIX else n
         dtype = "uint8" if in_8bit(parameter, args) else "float32"
-        # AdEMAMix keeps its double first state in managed memory by the parameter's size.
-        pieces: list[Piece] = [("state1", dtype, first, _place(first, args))]
+        # The size of the parameter decides, also for AdEMAMix' double first state.
+        pieces: list[Piece] = [("state1", dtype, first, _place(n, args))]
         if family != _ONE:
             pieces.append(("state2", dtype, n, _place(n, args)))
         if dtype == "uint8":
@@ -108,7 +108,6 @@ _HF = {
     "RMSprop": ("rmsprop_bnb",),
     "RMSprop8bit": ("rmsprop_bnb_8bit",),
     "RMSprop32bit": ("rmsprop_bnb_32bit",),
-    "AdEMAMix": ("ademamix",),
     "PagedAdEMAMix": ("paged_ademamix_32bit",),
 }
 _NAME = {"RMSprop", "SGD", "Adam", "AdamW", "Adagrad"}

@@ -48,6 +48,7 @@ def _run(plans: list[Plan], trail: str) -> Iterator[Prediction | MemcalcError]:
         assert child.stdin is not None
         with child.stdin:
             child.stdin.write(json.dumps({"plans": encode(plans)}).encode())
+        child.stdin = None
         with os.fdopen(reader, encoding="utf-8") as lines:
             for line in lines:
                 answered += 1

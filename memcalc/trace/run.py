@@ -123,7 +123,7 @@ def _moved(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
                 originals.append((group, dict(group)))
                 for name, tensor in group.items():
                     if tensor is not None:
-                        group[name] = move(tensor)  # type: ignore[assignment]
+                        group[name] = move(tensor)
         recorder.label(model.parameters(), Component.WEIGHTS)
         recorder.label(model.buffers(), Component.BUFFERS)
     try:

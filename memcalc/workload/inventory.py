@@ -19,7 +19,7 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
     Raises:
         UsageError: a pattern matches no parameter.
     """
-    owners = {id(t): type(m).__name__ for m in model.modules() for t in _own(m)}
+    owners = _owners(model)
     for pattern in freeze:
         matched = [p for key, p in model.named_parameters() if fnmatch.fnmatch(key, pattern)]
         if not matched:
@@ -45,6 +45,17 @@ def whole(source: ModelSource, task: Task) -> Inventory:
     """
     with torch.device("meta"):
         return take(build(source, task), source.name, task.name)
+
+
+def _owners(model: torch.nn.Module) -> dict[int, str]:
+    """The class that owns each tensor; of a tied one the embedding, which optimizers look for."""
+    owners: dict[int, str] = {}
+    for module in model.modules():
+        for tensor in _own(module):
+            if isinstance(module, torch.nn.Embedding):
+                owners[id(tensor)] = type(module).__name__
+            owners.setdefault(id(tensor), type(module).__name__)
+    return owners
 
 
 def _own(module: torch.nn.Module) -> list[torch.Tensor]:

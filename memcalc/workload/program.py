@@ -39,8 +39,13 @@ class Program:
     assumptions: tuple[str, ...]
 
 
-def prepare(plan: Plan, choice: Choice) -> Program:
-    """Build everything that a plan names, on the meta device.
+def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
+    """Build everything that a plan names.
+
+    Args:
+        plan: what to build.
+        choice: the optimizer.
+        device: where; what it builds is moved to the device that trains later.
 
     Raises:
         UsageError: the model cannot be built or checkpointed, or a pattern matches nothing.
@@ -49,7 +54,7 @@ def prepare(plan: Plan, choice: Choice) -> Program:
     task = tasks.choose(source, plan.task)
     precision = PRECISIONS[plan.precision]
     attention = "eager" if plan.attention == "eager" else None
-    with torch.device("meta"):
+    with torch.device(device):
         model = build(source, task, attention=attention, dtype=precision.weights)
     if plan.lora is not None:
         model = lora.attach(model, plan.lora)

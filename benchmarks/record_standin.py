@@ -1,0 +1,59 @@
+"""Record a suite of runs with PyTorch's CUDA code; writes one compact JSON file.
+
+Run it with a Python whose torch is a CUDA build: on a machine with a GPU, or over the stand-in
+driver, which lets PyTorch's real host code run without one. The file is what memcalc's tests
+hold every estimate against.
+
+    python benchmarks/record_standin.py configs/suites/standin.toml evidence/standin/runs.json
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+from memcalc.artifact import encode
+from memcalc.errors import MemcalcError
+from memcalc.measure.parent import Request, measure
+from memcalc.suite import load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", type=pathlib.Path)
+    parser.add_argument("output", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="only models whose name contains this")
+    parser.add_argument("--every", type=int, default=1, help="only every n-th run")
+    arguments = parser.parse_args()
+    runs, environment = [], {}
+    plans = [p for p in load(arguments.suite) if arguments.only in p.model][:: arguments.every]
+    for plan in plans:
+        started = time.monotonic()
+        try:
+            measured = encode(measure(Request(plan=plan, device="cuda", steps=2), lambda _: None))
+        except MemcalcError as error:
+            print(f"{plan.model} {plan.optim}: {error}", file=sys.stderr)
+            continue
+        environment = {"device": measured["device"], **measured["versions"]}
+        runs.append(
+            {
+                "plan": measured["plan"],
+                "state": measured["state"],
+                "phases": [
+                    [p["step"], p["phase"], p["requested"], p["allocated"], p["reserved"]]
+                    for p in measured["phases"]
+                ],
+            }
+        )
+        print(f"{plan.model} {plan.optim} {time.monotonic() - started:.1f} s", flush=True)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    settings = {k: v for k, v in os.environ.items() if k.startswith("STANDIN_") and "PYTHON" not in k}
+    head = json.dumps({"environment": environment, "settings": settings})[:-1]
+    arguments.output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()

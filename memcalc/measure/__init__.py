@@ -1,0 +1,1 @@
+"""Real runs: a child process trains, its parent keeps what it measured."""

@@ -1,0 +1,58 @@
+"""Adds up what a real optimizer holds, by storage and by the sum that tutorials use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memcalc.records import StateReading
+
+
+def read_state(optimizer: torch.optim.Optimizer) -> StateReading:
+    """Read an optimizer's state; shared storages count once, except in the tutorial's sum."""
+    bytes_at = {"device": 0, "host": 0, "managed": 0}
+    seen: set[int] = set()
+    elements = tutorial = 0
+    on_gpu = any(
+        p.device.type != "cpu" for group in optimizer.param_groups for p in group["params"]
+    )
+    for tensor in _tensors(optimizer.state.values()):
+        elements += tensor.numel()
+        tutorial += tensor.numel() * tensor.element_size()
+        storage = tensor.untyped_storage()
+        if storage._cdata in seen:
+            continue
+        seen.add(storage._cdata)
+        bytes_at[_place(tensor, on_gpu)] += storage.nbytes()
+    return StateReading(tutorial_elements=elements, tutorial_bytes=tutorial, **bytes_at)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield from _inside(value)
+        elif isinstance(value, dict):
+            yield from _tensors(value.values())
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors a subclass wraps (quantised state of torchao), or the tensor itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        yield from _inside(getattr(tensor, name))
+
+
+def _place(tensor: torch.Tensor, on_gpu: bool) -> str:
+    if getattr(tensor, "is_paged", False):
+        return "managed"
+    if tensor.device.type != "cpu":
+        return "device"
+    # A CPU run's state is on its device; only step counters are beside it there too.
+    return "host" if on_gpu or tensor.dim() == 0 else "device"

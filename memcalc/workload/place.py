@@ -1,0 +1,61 @@
+"""Puts a model on a real device in the order ``Module.to`` does, with random weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_SPREAD = 0.02
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Modules built inside have parameters without memory, but buffers with their real values.
+
+    Buffers such as rotary frequencies are computed when a module is built and cannot be filled
+    later; parameters can, and are large.
+    """
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            moved = torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+            module._parameters[name] = moved
+
+    torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def to_device(model: torch.nn.Module, device: str) -> torch.nn.Module:
+    """Give parameters memory and random values, move buffers; tied tensors stay tied."""
+    moved: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) in moved:
+            return moved[id(tensor)]
+        if tensor.device.type != "meta":
+            fresh = tensor.to(device)
+        else:
+            fresh = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+            )
+            if fresh.is_floating_point():
+                torch.nn.init.normal_(fresh, std=_SPREAD)
+        if isinstance(tensor, torch.nn.Parameter):
+            fresh = torch.nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+        moved[id(tensor)] = fresh
+        return fresh
+
+    for module in model.modules():
+        for group in (module._parameters, module._buffers):
+            for name, tensor in group.items():
+                if tensor is not None:
+                    group[name] = move(tensor)
+    return model
