@@ -112,9 +112,7 @@ class Adam8bit(BatchedOptimizer):
         params, grads = [w.param for w in works], [w.grad for w in works]
         state1, state2 = [w.state["state1"] for w in works], [w.state["state2"] for w in works]
         if state1[0].dtype != torch.uint8:
-            run_32bit(
-                Batch32bit(params=params, grads=grads, state1=state1, state2=state2), scalars
-            )
+            run_32bit(Batch32bit(params=params, grads=grads, state1=state1, state2=state2), scalars)
             return
         run_8bit(
             Batch8bit(

@@ -66,9 +66,7 @@ class AdamWBF16(BatchedOptimizer):
             },
         )
 
-    def step(  # type: ignore[override]
-        self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False
-    ) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, zero_grad: bool = False) -> Any:
         """Update every parameter that has a gradient.
 
         Args:

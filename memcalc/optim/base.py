@@ -40,7 +40,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
             raise
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient.
 
         Args:
@@ -89,7 +89,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     def _step_group(self, group: dict[str, Any], first_ordinal: int) -> None:
         batches: dict[tuple[Any, ...], list[Work]] = {}
-        for param, ordinal in _with_gradients(group, first_ordinal):
+        for param, grad, ordinal in _with_gradients(group, first_ordinal):
             state = self.state[param]
             if not state:
                 state["step"] = 0
@@ -97,7 +97,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
             state["step"] += 1
             tensors = {name: local(t) for name, t in state.items() if isinstance(t, Tensor)}
             target = local(param)
-            work = work_on(target, local(param.grad), tensors, ordinal)
+            work = work_on(target, local(grad), tensors, ordinal)
             if work.laid_out is not target:
                 # A layout that must be copied is updated alone, to hold one copy at a time.
                 self._update([work], group, state["step"])
@@ -150,7 +150,9 @@ def check_adam_settings(group: dict[str, Any]) -> None:
         raise ValueError(f"betas must be two numbers in [0, 1), but are {group['betas']}")
 
 
-def _with_gradients(group: dict[str, Any], first_ordinal: int) -> Iterator[tuple[Tensor, int]]:
+def _with_gradients(
+    group: dict[str, Any], first_ordinal: int
+) -> Iterator[tuple[Tensor, Tensor, int]]:
     for ordinal, param in enumerate(group["params"], first_ordinal):
         if param.grad is None or local(param).numel() == 0:
             continue
@@ -159,7 +161,7 @@ def _with_gradients(group: dict[str, Any], first_ordinal: int) -> Iterator[tuple
                 "a gradient is sparse, and this optimizer needs dense ones: "
                 "make the embedding with sparse=False, or give it to torch.optim.SparseAdam"
             )
-        yield param, ordinal
+        yield param, param.grad, ordinal
 
 
 def _shield(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:

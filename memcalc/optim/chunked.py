@@ -1,6 +1,6 @@
 """The updates as vectorised torch code over chunks that stay in cache: the CPU's fast path.
 
-All scratch is allocated once per batch, for one chunk, and reused: the step's extra memory does
+All scratch is for one chunk, and reused: the step's extra memory does
 not grow with the model.  The arithmetic is the reference's, operation for operation.
 """
 
@@ -13,6 +13,7 @@ from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
 from memcalc.optim.blockwise import reciprocal_scales
 from memcalc.optim.codes import BLOCK
 from memcalc.optim.codetables import CodeTables, code_tables
+from memcalc.optim.packing import for_each_run
 from memcalc.optim.rounding import (
     high_half,
     low_half,
@@ -28,53 +29,70 @@ CHUNK = 131072
 
 
 class Scratch:
-    """One chunk's worth of working memory, at most 25 bytes per element of a chunk."""
+    """Working memory for one chunk at a time: 24 bytes per element, of at most CHUNK elements."""
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        size = min(CHUNK, max((t.numel() for t in tensors), default=0))
-        device = tensors[0].device
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.size = 0
+
+    def grow(self, part: slice) -> None:
+        """Make room for a chunk, if the largest one so far was smaller."""
+        if part.stop - part.start <= self.size:
+            return
+        self.size = part.stop - part.start
 
         def empty(dtype: torch.dtype) -> Tensor:
-            return torch.empty(size, dtype=dtype, device=device)
+            return torch.empty(self.size, dtype=dtype, device=self.device)
 
         self.m, self.v, self.root, self.value, self.grad = (empty(torch.float32) for _ in range(5))
         self.index = empty(torch.int32)
-        self.flag = empty(torch.bool)
 
 
 def adam_32bit(batch: Batch32bit, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adam_32bit`` does."""
-    work = Scratch(batch.params)
-    for p, g, m, v in zip(batch.params, batch.grads, batch.state1, batch.state2, strict=True):
-        for part in _chunks(p.numel()):
-            value = _as_float32(p[part], work.value)
-            _advance(value, _as_float32(g[part], work.grad), m[part], v[part], work.root, s)
-            _store(value, p[part])
+    work = Scratch(batch.params[0].device)
+    for_each_run(batch, lambda one: _one_32bit(one, s, work), room=CHUNK, multiple=1)
 
 
 def adam_8bit(batch: Batch8bit, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adam_8bit`` does."""
-    work = Scratch(batch.params)
+    work = Scratch(batch.params[0].device)
+    for_each_run(batch, lambda one: _one_8bit(one, s, work), room=CHUNK, multiple=BLOCK)
+
+
+def _one_32bit(batch: Batch32bit, s: Scalars, work: "Scratch") -> None:
+    p, g, m, v = batch.params[0], batch.grads[0], batch.state1[0], batch.state2[0]
+    for part in _chunks(p.numel()):
+        work.grow(part)
+        value = _as_float32(p[part], work.value)
+        _advance(value, _as_float32(g[part], work.grad), m[part], v[part], work.root, s)
+        _store(value, p[part])
+
+
+def _one_8bit(batch: Batch8bit, s: Scalars, work: "Scratch") -> None:
+    p, g = batch.params[0], batch.grads[0]
     tables1 = code_tables(batch.qmap1.device, signed=True)
     tables2 = code_tables(batch.qmap2.device, signed=False)
-    for i, p in enumerate(batch.params):
-        for part in _whole_blocks(p.numel()):
-            blocks = slice(part.start // BLOCK, -(-part.stop // BLOCK))
-            codes1, scales1 = batch.state1[i][part], batch.absmax1[i][blocks]
-            codes2, scales2 = batch.state2[i][part], batch.absmax2[i][blocks]
-            m = _dequantize(codes1, scales1, batch.qmap1, work.m, work.index)
-            v = _dequantize(codes2, scales2, batch.qmap2, work.v, work.index)
-            value = _as_float32(p[part], work.value)
-            _advance(value, _as_float32(batch.grads[i][part], work.grad), m, v, work.root, s)
-            _store(value, p[part])
-            _quantize_(m, codes1, scales1, tables1, work)
-            _quantize_(v, codes2, scales2, tables2, work)
+    for part in _whole_blocks(p.numel()):
+        work.grow(part)
+        blocks = slice(part.start // BLOCK, -(-part.stop // BLOCK))
+        codes1, scales1 = batch.state1[0][part], batch.absmax1[0][blocks]
+        codes2, scales2 = batch.state2[0][part], batch.absmax2[0][blocks]
+        m = _dequantize(codes1, scales1, batch.qmap1, work.m, work.index)
+        v = _dequantize(codes2, scales2, batch.qmap2, work.v, work.index)
+        value = _as_float32(p[part], work.value)
+        _advance(value, _as_float32(g[part], work.grad), m, v, work.root, s)
+        _store(value, p[part])
+        _quantize_(m, codes1, scales1, tables1, work)
+        _quantize_(v, codes2, scales2, tables2, work)
 
 
 def adamw_bf16(batch: BatchBF16, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adamw_bf16`` does."""
-    work = Scratch(batch.params)
-    weyl = weyl_indices(work.index.numel(), work.index.device)
+    device = batch.params[0].device
+    work = Scratch(device)
+    work.grow(slice(0, min(CHUNK, max(p.numel() for p in batch.params))))
+    weyl = weyl_indices(work.size, device)
     bits = torch.empty_like(weyl)
     for i, p in enumerate(batch.params):
         for part in _chunks(p.numel()):
@@ -137,9 +155,7 @@ def _blocked(values: Tensor, scales: Tensor) -> Tensor:
     return values.view(scales.numel(), -1)
 
 
-def _dequantize(
-    codes: Tensor, scales: Tensor, qmap: Tensor, out: Tensor, index: Tensor
-) -> Tensor:
+def _dequantize(codes: Tensor, scales: Tensor, qmap: Tensor, out: Tensor, index: Tensor) -> Tensor:
     out, index = out[: codes.numel()], index[: codes.numel()]
     torch.index_select(qmap, 0, index.copy_(codes), out=out)
     _blocked(out, scales).mul_(scales[:, None])
@@ -151,11 +167,12 @@ def _quantize_(
 ) -> None:
     """Write the codes and scales of values, which are overwritten."""
     n = values.numel()
-    index, root, flag = work.index[:n], work.root[:n], work.flag[:n]
+    index, root = work.index[:n], work.root[:n]
     torch.amax(torch.abs(_blocked(values, scales), out=_blocked(root, scales)), 1, out=scales)
     _blocked(values, scales).mul_(reciprocal_scales(scales)[:, None])
     torch.bitwise_right_shift(values.view(torch.int32), 16, out=index).bitwise_and_(0xFFFF)
-    code = torch.index_select(tables.low, 0, index)
+    code = work.grad[:n].view(torch.int32)  # the gradient is no longer needed
+    torch.index_select(tables.low, 0, index, out=code)
     torch.index_select(tables.upper, 0, code, out=root)
-    torch.add(code, torch.ge(values, root, out=flag), out=index)
-    codes.copy_(index)
+    torch.ge(values, root, out=index)
+    codes.copy_(index.add_(code))

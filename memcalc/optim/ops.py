@@ -16,7 +16,7 @@ from torch import Tensor
 from memcalc.optim import chunked
 from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
 
-_LIBRARY = torch.library.Library("memcalc_optim", "DEF")
+_LIBRARY: Any = torch.library.Library("memcalc_optim", "DEF")  # type: ignore[no-untyped-call]
 _SCHEMAS = {
     "adam_32bit_": (
         "(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state1, Tensor(c!)[] state2,"
@@ -96,9 +96,7 @@ def _implement(key: str, path: Callable[[], Any]) -> None:
         path().adam_8bit(batch, Scalars.unpack(scalars))
 
     def adamw_bf16(p: Any, g: Any, m: Any, v: Any, shift: Any, keys: Any, scalars: Any) -> None:
-        batch = BatchBF16(
-            params=p, grads=g, exp_avg=m, exp_avg_sq=v, shift=shift, keys=list(keys)
-        )
+        batch = BatchBF16(params=p, grads=g, exp_avg=m, exp_avg_sq=v, shift=shift, keys=list(keys))
         path().adamw_bf16(batch, Scalars.unpack(scalars))
 
     _LIBRARY.impl("adam_32bit_", adam_32bit, key)

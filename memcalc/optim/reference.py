@@ -66,7 +66,7 @@ def _moments(value: Tensor, grad: Tensor, m: Tensor, v: Tensor, s: Scalars) -> T
     if s.maximize:
         g = -g
     if s.l2:
-        g = g + s.l2 * value
+        g = g.add(value, alpha=s.l2)
     m.mul_(s.beta1).add_(g, alpha=1.0 - s.beta1)
     v.mul_(s.beta2).addcmul_(g, g, value=1.0 - s.beta2)
     return value * s.shrink
