@@ -27,7 +27,9 @@ def test_the_code_map_is_that_of_bitsandbytes_bit_for_bit(signed):
     assert torch.equal(dynamic_map(signed=signed), create_dynamic_map(signed=signed))
 
 
-@given(n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans())
+@given(
+    n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans()
+)
 @settings(max_examples=40, deadline=None)
 def test_codes_and_scales_are_those_of_the_exact_kernel_of_bitsandbytes(n, seed, spread, signed):
     values, qmap = some_values(n, seed, spread, signed), dynamic_map(signed=signed)
@@ -40,7 +42,9 @@ def test_codes_and_scales_are_those_of_the_exact_kernel_of_bitsandbytes(n, seed,
     assert torch.equal(absmax, their_absmax)
 
 
-@given(n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans())
+@given(
+    n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans()
+)
 @settings(max_examples=40, deadline=None)
 def test_scales_are_those_of_the_compiled_kernel_of_bitsandbytes(n, seed, spread, signed):
     values, qmap = some_values(n, seed, spread, signed), dynamic_map(signed=signed)
@@ -96,7 +100,9 @@ def test_the_tables_give_the_nearest_code_for_both_ends_of_every_bin(signed):
     bits = torch.cat([top << 16, (top << 16) + 0xFFFF, (top << 16) + 0x8000]).to(torch.int32)
     values = bits.view(torch.float32)
     values = values[values.isfinite() & (values.abs() <= 1) & (values >= (-1 if signed else 0))]
-    assert torch.equal(_by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed))
+    assert torch.equal(
+        _by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed)
+    )
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -106,7 +112,9 @@ def test_the_tables_give_the_nearest_code_on_both_sides_of_every_boundary(signed
     below, above = torch.tensor(-2.0), torch.tensor(2.0)
     values = torch.cat([edges, torch.nextafter(edges, below), torch.nextafter(edges, above)])
     values = values[values >= (-1 if signed else 0)]
-    assert torch.equal(_by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed))
+    assert torch.equal(
+        _by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed)
+    )
 
 
 def _by_table(values, tables):
