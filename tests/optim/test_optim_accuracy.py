@@ -44,8 +44,19 @@ def test_adamw8bit_is_at_least_as_near_to_float64_as_bitsandbytes(
     ours, _ = train(AdamW8bit, value, grads, **setting)
     theirs, _ = train(bitsandbytes.optim.AdamW8bit, value, grads, **setting)
 
-    # 1 % for the chance of rounding: where neither rounds near zero both make the same errors.
-    assert rms(ours - exact) <= 1.01 * rms(theirs - exact)
+    # Where neither rounds near zero both make errors of the same size, by different chances: an
+    # rms over n such errors is itself uncertain by 1 / sqrt(2 n); four times that is allowed.
+    assert rms(ours - exact) <= (1 + 4 / (2 * n) ** 0.5) * rms(theirs - exact)
+
+
+def test_adamw8bit_is_nearer_to_float64_than_bitsandbytes_where_gradients_differ_in_scale():
+    setting = {"lr": 1e-3, "betas": (0.9, 0.9), "eps": 1e-10, "weight_decay": 0.0}
+    grads = gradients((20_000,), torch.float32, seed=5, steps=STEPS, spread=1.0)
+    value = start((20_000,), torch.float32, seed=5)
+    *_, exact = adam_in_float64(value, grads, **setting)
+    ours, _ = train(AdamW8bit, value, grads, **setting)
+    theirs, _ = train(bitsandbytes.optim.AdamW8bit, value, grads, **setting)
+    assert rms(ours - exact) < 0.8 * rms(theirs - exact)
 
 
 @pytest.mark.parametrize(("make", "decoupled"), [(AdamW8bit, True), (Adam8bit, False)])
@@ -56,7 +67,8 @@ def test_small_tensors_follow_float64_to_float32_rounding(make, decoupled, setti
     value = start(shape, torch.float32, seed=seed)
     ours, _ = train(make, value, grads, **setting)
     *_, exact = adam_in_float64(value, grads, decoupled=decoupled, **setting)
-    assert (ours - exact).abs().max() <= 1e-4 * setting["lr"] * STEPS
+    rounding = STEPS * 2.0**-24 * max(value.abs().max(), exact.abs().max())
+    assert (ours - exact).abs().max() <= 1e-4 * setting["lr"] * STEPS + rounding
 
 
 @given(n=st.sampled_from([1, 100, 1000]), setting=SETTINGS, seed=st.integers(0, 999))
