@@ -55,6 +55,17 @@ def adamw_bf16(batch: BatchBF16, s: Scalars) -> None:
         _launch(kernels.adamw_bf16, rows, numbers(s), {**options, "EVEN": even}, like)
 
 
+def probe() -> None:
+    """Compile and run the smallest kernel on the current GPU, raising what keeps it from that."""
+    names = ("params", "grads", "state1", "state2")
+    tensors = {name: [torch.zeros(16, device="cuda")] for name in names}
+    scalars = Scalars(
+        lr=0.0, beta1=0.0, beta2=0.0, eps=1.0, weight_decay=0.0,
+        step=1, maximize=False, decoupled=True,
+    )  # fmt: skip
+    adam_32bit(Batch32bit(**tensors), scalars)
+
+
 def numbers(s: Scalars) -> tuple[float, ...]:
     """Give a kernel's scalar arguments in their order."""
     return (

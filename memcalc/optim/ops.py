@@ -6,7 +6,9 @@ no effect but its mutation, and, like the fused kernel, no temporaries.
 """
 
 import importlib.util
+import warnings
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -69,12 +71,23 @@ def run_bf16(batch: BatchBF16, scalars: Scalars) -> None:
     )
 
 
+@cache
 def cuda_path() -> ModuleType:
     """Give the module that updates CUDA tensors: Triton's kernels, or chunked torch code."""
     if importlib.util.find_spec("triton") is None:
         return chunked
-    from memcalc.optim import launch
+    try:
+        from memcalc.optim import launch
 
+        launch.probe()
+    except Exception as error:  # whatever keeps Triton from running, training should go on
+        warnings.warn(
+            f"Triton cannot run here ({type(error).__name__}: {error}), so the optimizer uses "
+            "slower torch code; a C compiler on the PATH is what Triton most often lacks",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return chunked
     return launch
 
 

@@ -7,7 +7,7 @@ import torch
 from optim_problems import gradients, start, storage_bytes, train
 from torch import nn
 
-from memcalc.optim import Adam8bit, AdamW8bit, AdamWBF16, chunked
+from memcalc.optim import Adam8bit, AdamW8bit, AdamWBF16, chunked, ops
 from memcalc.optim.schedule import schedule_factor
 
 ALL = [AdamW8bit, Adam8bit, AdamWBF16]
@@ -277,3 +277,14 @@ def test_the_built_in_schedule_scales_the_step():
     preheated, _ = train(AdamWBF16, value, grads, lr=8e-3, preheat_steps=8)
     direct, _ = train(AdamWBF16, value, grads, lr=1e-3)
     assert torch.equal(preheated, direct)
+
+
+@pytest.mark.filterwarnings("default")
+def test_where_triton_cannot_run_cuda_falls_back_to_torch_code_and_says_so(monkeypatch):
+    if torch.cuda.is_available():
+        pytest.skip("Triton runs here")
+    monkeypatch.setattr(ops.importlib.util, "find_spec", lambda name: object())
+    with pytest.warns(RuntimeWarning, match="Triton cannot run here"):
+        assert ops.cuda_path.__wrapped__() is chunked
+    monkeypatch.setattr(ops.importlib.util, "find_spec", lambda name: None)
+    assert ops.cuda_path.__wrapped__() is chunked
