@@ -1,0 +1,177 @@
+"""What the shipped optimizers share: checks, batching by dtype and step, loading without casts."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memcalc.optim.batch import Scalars
+from memcalc.optim.layout import Work, local, work_on
+
+# The key under which bitsandbytes (0.49 and later) hides its tensors in a checkpoint.
+_BITSANDBYTES_KEY = "__bnb_optimizer_quant_state__"
+
+
+@dataclass(frozen=True, slots=True)
+class _Uncast:
+    """Carries a loaded tensor past torch's cast to the parameter's dtype."""
+
+    tensor: Tensor
+
+
+class BatchedOptimizer(torch.optim.Optimizer):
+    """An optimizer that updates many tensors with one operator call."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters to train, with their own settings.
+
+        Raises:
+            ValueError: a setting is out of its range.
+            TypeError: a parameter's dtype is one this optimizer does not train.
+        """
+        super().add_param_group(param_group)
+        try:
+            self._check_group(self.param_groups[-1])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient.
+
+        Args:
+            closure: Reevaluates the model, with gradients, and returns the loss.
+
+        Returns:
+            The closure's loss, or None.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        ordinal = 0
+        for group in self.param_groups:
+            self._step_group(group, ordinal)
+            ordinal += len(group["params"])
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, keeping the dtypes that its tensors were saved with.
+
+        As with torch's optimizers, tensors already on the parameter's device are taken over,
+        not copied.
+        """
+        # Registered last, so that a user's own hooks see plain tensors.
+        handle = self.register_load_state_dict_pre_hook(_shield)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+        for param, values in self.state.items():
+            if isinstance(param, Tensor):
+                for name, value in values.items():
+                    if isinstance(value, _Uncast):
+                        values[name] = value.tensor.to(device=param.device)
+                self._complete(param, values)
+
+    def _step_group(self, group: dict[str, Any], first_ordinal: int) -> None:
+        batches: dict[tuple[Any, ...], list[Work]] = {}
+        for param, grad, ordinal in _with_gradients(group, first_ordinal):
+            state = self.state[param]
+            if not state:
+                state["step"] = 0
+                state.update(self._initial_state(param, group))
+            state["step"] += 1
+            tensors = {name: local(t) for name, t in state.items() if isinstance(t, Tensor)}
+            target = local(param)
+            work = work_on(target, local(grad), tensors, ordinal)
+            if work.laid_out is not target:
+                # A layout that must be copied is updated alone, to hold one copy at a time.
+                self._update([work], group, state["step"])
+                target.copy_(work.laid_out)
+                continue
+            key = (target.device, target.dtype, work.grad.dtype, tuple(tensors), state["step"])
+            batches.setdefault(key, []).append(work)
+        for key, works in batches.items():
+            self._update(works, group, key[-1])
+
+    @abstractmethod
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raise if a setting or a parameter is not one this optimizer can train."""
+
+    @abstractmethod
+    def _initial_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """Make the tensors of a parameter's state, of its own shape first."""
+
+    @abstractmethod
+    def _update(self, works: list[Work], group: dict[str, Any], step: int) -> None:
+        """Update parameters and states of equal dtypes, device and step."""
+
+    def _complete(self, param: Tensor, values: dict[str, Any]) -> None:
+        """Bring one parameter's loaded state into this optimizer's form."""
+        if isinstance(values.get("step"), Tensor):
+            values["step"] = int(values["step"].item())
+
+
+def scalars_of(group: dict[str, Any], step: int, *, lr: float, decoupled: bool) -> Scalars:
+    """Collect a step's numbers from a parameter group."""
+    beta1, beta2 = group["betas"]
+    return Scalars(
+        lr=lr,
+        beta1=float(beta1),
+        beta2=float(beta2),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        step=step,
+        maximize=bool(group["maximize"]),
+        decoupled=decoupled,
+    )
+
+
+def check_adam_settings(group: dict[str, Any]) -> None:
+    """Raise ValueError, saying what would do, if a setting is out of its range."""
+    for name in ("lr", "eps", "weight_decay"):
+        if not float(group[name]) >= 0.0:
+            raise ValueError(f"{name} must be at least 0, but is {group[name]}")
+    if len(group["betas"]) != 2 or not all(0.0 <= float(beta) < 1.0 for beta in group["betas"]):
+        raise ValueError(f"betas must be two numbers in [0, 1), but are {group['betas']}")
+
+
+def _with_gradients(
+    group: dict[str, Any], first_ordinal: int
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    for ordinal, param in enumerate(group["params"], first_ordinal):
+        if param.grad is None or local(param).numel() == 0:
+            continue
+        if param.grad.layout != torch.strided:
+            raise RuntimeError(
+                "a gradient is sparse, and this optimizer needs dense ones: "
+                "make the embedding with sparse=False, or give it to torch.optim.SparseAdam"
+            )
+        yield param, param.grad, ordinal
+
+
+def _shield(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Wrap a checkpoint's tensors against casts, and unpack bitsandbytes' own wrapping."""
+    shielded = {}
+    for key, values in state_dict["state"].items():
+        plain = dict(values)
+        plain.update(plain.pop(_BITSANDBYTES_KEY, {}))
+        shielded[key] = {
+            name: _Uncast(value) if isinstance(value, Tensor) else value
+            for name, value in plain.items()
+        }
+    return {**state_dict, "state": shielded}

@@ -1,0 +1,122 @@
+"""Code maps, scales and codes against the installed bitsandbytes."""
+
+import bitsandbytes  # noqa: F401  registers torch.ops.bitsandbytes
+import pytest
+import torch
+from bitsandbytes.functional import create_dynamic_map
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.optim.blockwise import dequantize, nearest_code, quantize
+from memcalc.optim.codes import dynamic_map
+from memcalc.optim.codetables import code_tables
+
+THEIRS = torch.ops.bitsandbytes
+
+
+def some_values(n, seed, spread, signed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(n, generator=generator) * 10 ** (
+        spread * torch.randn(n, generator=generator)
+    )
+    return values if signed else values.square()
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_code_map_is_that_of_bitsandbytes_bit_for_bit(signed):
+    assert torch.equal(dynamic_map(signed=signed), create_dynamic_map(signed=signed))
+
+
+@given(
+    n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans()
+)
+@settings(max_examples=40, deadline=None)
+def test_codes_and_scales_are_those_of_the_exact_kernel_of_bitsandbytes(n, seed, spread, signed):
+    values, qmap = some_values(n, seed, spread, signed), dynamic_map(signed=signed)
+
+    codes, absmax = quantize(values, qmap)
+
+    # float64 input takes bitsandbytes' generic kernel, an argmin over all 256 codes.
+    their_codes, their_absmax = THEIRS.quantize_blockwise(values.double(), qmap, 256)
+    assert torch.equal(codes, their_codes)
+    assert torch.equal(absmax, their_absmax)
+
+
+@given(
+    n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans()
+)
+@settings(max_examples=40, deadline=None)
+def test_scales_are_those_of_the_compiled_kernel_of_bitsandbytes(n, seed, spread, signed):
+    values, qmap = some_values(n, seed, spread, signed), dynamic_map(signed=signed)
+    assert torch.equal(quantize(values, qmap)[1], THEIRS.quantize_blockwise(values, qmap, 256)[1])
+
+
+@given(n=st.integers(1, 1500), seed=st.integers(0, 99), signed=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_dequantized_values_are_those_of_bitsandbytes(n, seed, signed):
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 256, (n,), dtype=torch.uint8, generator=generator)
+    absmax = torch.rand(-(-n // 256), generator=generator)
+    qmap = dynamic_map(signed=signed)
+    theirs = THEIRS.dequantize_blockwise(codes, absmax, qmap, 256, torch.float32)
+    assert torch.equal(dequantize(codes, absmax, qmap), theirs)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_every_code_survives_a_round_trip(signed):
+    qmap = dynamic_map(signed=signed)
+    codes, absmax = quantize(qmap, qmap)
+    assert codes.tolist() == list(range(256))
+    assert torch.equal(dequantize(codes, absmax, qmap), qmap)
+
+
+def test_a_small_second_moment_is_not_rounded_to_zero():
+    qmap = dynamic_map(signed=False)
+    values = torch.tensor([0.0, 1e-30, 1e-7, 1.0])
+    assert nearest_code(values, qmap).tolist() == [0, 0, 0, 255]
+    assert nearest_code(values, qmap, keep_nonzero=True).tolist() == [0, 1, 1, 255]
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-42])
+def test_a_block_without_a_usable_scale_holds_zeros(value):
+    qmap = dynamic_map(signed=True)
+    codes, absmax = quantize(torch.full((300,), value), qmap)
+    assert torch.equal(dequantize(codes, absmax, qmap), torch.zeros(300))
+
+
+def test_a_nan_shows_in_its_own_block_only():
+    qmap = dynamic_map(signed=True)
+    values = torch.ones(512)
+    values[3] = torch.nan
+    back = dequantize(*quantize(values, qmap), qmap)
+    assert back[:256].isnan().all()
+    assert torch.equal(back[256:], torch.ones(256))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_tables_give_the_nearest_code_for_both_ends_of_every_bin(signed):
+    tables, qmap = code_tables(torch.device("cpu"), signed=signed), dynamic_map(signed=signed)
+    top = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int64)
+    bits = torch.cat([top << 16, (top << 16) + 0xFFFF, (top << 16) + 0x8000]).to(torch.int32)
+    values = bits.view(torch.float32)
+    values = values[values.isfinite() & (values.abs() <= 1) & (values >= (-1 if signed else 0))]
+    assert torch.equal(
+        _by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed)
+    )
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_tables_give_the_nearest_code_on_both_sides_of_every_boundary(signed):
+    tables, qmap = code_tables(torch.device("cpu"), signed=signed), dynamic_map(signed=signed)
+    edges = tables.upper[:-1]
+    below, above = torch.tensor(-2.0), torch.tensor(2.0)
+    values = torch.cat([edges, torch.nextafter(edges, below), torch.nextafter(edges, above)])
+    values = values[values >= (-1 if signed else 0)]
+    assert torch.equal(
+        _by_table(values, tables), nearest_code(values, qmap, keep_nonzero=not signed)
+    )
+
+
+def _by_table(values, tables):
+    low = tables.low[(values.view(torch.int32) >> 16) & 0xFFFF]
+    return (low + (values >= tables.upper[low])).to(torch.uint8)
