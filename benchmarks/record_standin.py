@@ -20,6 +20,13 @@ from memcalc.measure.parent import Request, measure
 from memcalc.suite import load
 
 
+def _kept(path: pathlib.Path) -> dict[str, dict]:
+    """Runs that are recorded already, by plan."""
+    if not path.exists():
+        return {}
+    return {json.dumps(run["plan"]): run for run in json.loads(path.read_text())["runs"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", type=pathlib.Path)
@@ -28,9 +35,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="only every n-th run")
     arguments = parser.parse_args()
     runs, environment = [], {}
+    kept = _kept(arguments.output)
     plans = [p for p in load(arguments.suite) if arguments.only in p.model][:: arguments.every]
     for plan in plans:
         started = time.monotonic()
+        if json.dumps(encode(plan)) in kept:
+            runs.append(kept[json.dumps(encode(plan))])
+            continue
         try:
             measured = encode(measure(Request(plan=plan, device="cuda", steps=2), lambda _: None))
         except MemcalcError as error:

@@ -58,7 +58,9 @@ def _reduce(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, target: Tar
 
 
 def _flash_forward(args: tuple[Any, ...], kwargs: Any, out: Any, target: Target) -> Scratch:
-    query, key, _, dropout = args[:4]
+    # The dispatcher leaves trailing defaults out.
+    query, key = args[:2]
+    dropout = args[3] if len(args) > 3 else 0.0
     return Scratch(
         after=fused_attention.flash_forward(_shape(query), key.shape[2], dropout, target)
     )

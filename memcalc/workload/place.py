@@ -22,7 +22,8 @@ def parameters_on_meta() -> Iterator[None]:
 
     def on_meta(module: torch.nn.Module, name: str, parameter: Any) -> None:
         register(module, name, parameter)
-        if parameter is not None:
+        # A tied parameter arrives a second time and must stay the same object.
+        if parameter is not None and parameter.device.type != "meta":
             moved = torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad)
             module._parameters[name] = moved
 

@@ -1,0 +1,178 @@
+"""Names to configs: every bundled model has its published size; nonsense gets one sentence."""
+
+import csv
+import json
+import pathlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.catalog import architectures, inventory, models, tasks
+from memcalc.catalog.validate import validate
+from memcalc.errors import UsageError
+from memcalc.workload.inventory import take
+from memcalc.workload.model import build
+
+DATA = pathlib.Path(__file__).parent.parent / "data" / "published_parameters.tsv"
+HEADS = {
+    "AutoModel": "base",
+    "AutoModelForCausalLM": "causal-lm",
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForMaskedLM": "masked-lm",
+    "AutoModelForPreTraining": "pretraining",
+    "AutoModelForSeq2SeqLM": "seq2seq-lm",
+    "AutoModelForSequenceClassification": "sequence-classification",
+    "AutoModelForSpeechSeq2Seq": "speech-seq2seq",
+}
+
+
+def published():
+    with DATA.open() as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+@pytest.mark.parametrize("row", published(), ids=lambda row: row["model"])
+def test_a_bundled_model_has_the_published_number_of_parameters(row):
+    source = models.find(row["model"])
+    task = tasks.choose(source, HEADS[row["task head"]])
+    with torch.device("meta"):
+        built = take(build(source, task), source.name, task.name)
+    count = sum(parameter.numel for parameter in built.parameters)
+    assert count == int(row["parameters computed"])
+    if row["verdict"] == "exact":
+        assert count == int(row["parameters published"])
+
+
+def test_the_table_of_published_counts_covers_every_bundled_model():
+    assert {row["model"] for row in published()} == set(models.bundled())
+
+
+@pytest.mark.parametrize("name", sorted(models.bundled()))
+def test_a_shipped_inventory_is_what_transformers_builds(name):
+    source = models.find(name)
+    task = tasks.choose(source, "auto")
+    with torch.device("meta"):
+        built = take(build(source, task), name, task.name)
+    assert inventory.load(source, task) == built
+
+
+def test_distilbert_for_classification_has_its_known_size():
+    source = models.find("distilbert-base-cased")
+    found = inventory.load(source, tasks.choose(source, "auto"))
+    assert sum(p.numel for p in found.parameters) == 65_783_042
+    assert len(found.parameters) == 104
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("gpt2", "openai-community/gpt2"),
+        ("openai-community/gpt2", "openai-community/gpt2"),
+        ("OpenAI-Community--GPT2", "openai-community/gpt2"),
+        ("google-bert/bert-base-cased", "bert-base-cased"),
+        ("google-t5/t5-small", "t5-small"),
+        ("FacebookAI/roberta-base", "roberta-base"),
+        ("distilbert/distilbert-base-cased", "distilbert-base-cased"),
+        ("Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+    ],
+)
+def test_a_bundled_model_answers_to_all_its_names(typed, found):
+    assert models.find(typed).name == found
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("bert-base-cased", "sequence-classification"),
+        ("gpt2", "causal-lm"),
+        ("t5-small", "seq2seq-lm"),
+        ("google/vit-base-patch16-224", "image-classification"),
+        ("openai/whisper-small", "speech-seq2seq"),
+        ("facebook/wav2vec2-base", "ctc"),
+        ("openai/clip-vit-base-patch32", "contrastive"),
+        ("facebook/bart-base", "seq2seq-lm"),
+    ],
+)
+def test_the_head_follows_the_architecture(name, task):
+    assert tasks.choose(models.find(name), "auto").name == task
+
+
+def test_the_shipped_architectures_are_those_of_the_installed_transformers():
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    shipped = architectures.table()
+    assert all(CONFIG_MAPPING_NAMES[name] == shipped[name]["config"] for name in shipped)
+
+
+def config(**changes):
+    data = json.loads(models.bundled()["distilbert-base-cased"].read_text())
+    return {**data, **changes}
+
+
+@pytest.mark.parametrize(
+    "value", [-1, 0, "768", float("nan"), 1e12, 10**12, True, 7.5, [], {}, "many"]
+)
+@pytest.mark.parametrize("key", ["n_layers", "dim", "vocab_size", "n_heads"])
+def test_a_size_that_makes_no_sense_is_refused_at_once(key, value):
+    if value == []:
+        pytest.skip("an empty list is no size and is left to transformers")
+    with pytest.raises(UsageError, match=key):
+        validate(config(**{key: value}), "mine")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("not json", "not JSON"),
+        ("[1, 2]", "not a JSON object"),
+        ("{}", "no model_type"),
+        ('{"model_type": "distilbertt"}', "did you mean distilbert"),
+        ('{"model_type": 3}', "no model_type"),
+        ('{"model_type": "x", "auto_map": {}}', "defined by code"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_broken_config_gets_one_sentence(tmp_path, text, words):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        models.find(str(tmp_path))
+
+
+def test_a_folder_without_config_says_what_to_give(tmp_path):
+    with pytest.raises(UsageError, match=r"config\.json"):
+        models.find(str(tmp_path))
+
+
+def test_a_huge_file_is_not_read(tmp_path):
+    path = tmp_path / "config.json"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(UsageError, match="not that large"):
+        models.find(str(path))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_mutated_config_builds_or_is_refused_in_one_sentence(data):
+    name = data.draw(st.sampled_from(["distilbert-base-cased", "gpt2", "t5-small", "Qwen3-0.6B"]))
+    original = models.find(name).config
+    key = data.draw(st.sampled_from(sorted(set(original) - {"model_type"})))
+    value = data.draw(json_values)
+    mutated = {**original, key: value}
+    try:
+        source = models.ModelSource(name="mine", origin="local", config=validate(mutated, "mine"))
+        with torch.device("meta"):
+            model = build(source, tasks.choose(source, "auto"))
+    except UsageError as error:
+        assert "\n" not in str(error)
+        return
+    assert sum(1 for _ in model.parameters())

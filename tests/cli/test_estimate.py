@@ -1,0 +1,199 @@
+"""The real command in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+MAIN = ("estimate", "distilbert-base-cased", "--optim", "adam8bit")
+
+
+def test_the_main_job_answers_with_the_keys_that_others_rely_on(memcalc):
+    done = memcalc(*MAIN, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["schema"] == 1
+    assert answer["parameters"] == {"count": 65783042, "tensors": 104, "trainable": 65783042}
+    assert answer["components"]["weights"] == 263132168
+    assert answer["components"]["optimizer_state"] == 134004336
+    assert answer["method"] == "trace"
+    assert set(answer["phases"]) == {"forward", "backward", "step", "zero_grad"}
+    assert answer["peak"]["phase"] == "backward"
+    assert answer["peak"]["process_used"] is None
+    assert "process_used" in answer["unknown"]
+    for key in ("plan", "rules_of_thumb", "assumptions", "uncounted", "versions"):
+        assert answer[key]
+    ladder = [answer["peak"][rung] for rung in ("requested", "allocated", "reserved")]
+    assert ladder == sorted(ladder)
+
+
+def test_components_sum_to_the_peak(memcalc):
+    answer = json.loads(memcalc(*MAIN, "--format", "json").stdout)
+    assert sum(filter(None, answer["components"].values())) == answer["peak"]["requested"]
+
+
+def test_a_table_names_the_head_the_peak_and_the_verdict(memcalc):
+    done = memcalc(*MAIN, "--gpu", "t4", "--batch", "4", "--seq", "64")
+    for words in (
+        "DistilBertForSequenceClassification",
+        "At the peak",
+        "fits on T4",
+        "134,004,336",
+    ):
+        assert words in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_several_optimizers_stand_side_by_side(memcalc):
+    done = memcalc("estimate", "distilbert-base-cased", "--optim", "adamw,adam8bit,sgd",
+                   "--seq", "32", "--batch", "1")  # fmt: skip
+    assert done.returncode == 0
+    assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == [
+        "sgd",
+        "adam8bit",
+        "adamw",
+    ]
+
+
+def test_a_saved_result_can_be_shown_in_any_format(memcalc, tmp_path):
+    assert memcalc(*MAIN, "--output", "answer.json").returncode == 0
+    shown = memcalc("show", "answer.json", "--format", "csv")
+    assert shown.returncode == 0
+    assert "134004336" in shown.stdout
+    again = memcalc("show", "answer.json", "--format", "json")
+    assert json.loads(again.stdout) == json.loads((tmp_path / "answer.json").read_text())
+
+
+def test_a_plan_file_is_read_and_the_command_line_wins(memcalc, tmp_path):
+    (tmp_path / "plan.toml").write_text('model = "distilbert-base-cased"\nbatch = 2\nseq = 16\n')
+    done = memcalc("estimate", "--plan", "plan.toml", "--batch", "1", "--method", "analytic",
+                   "--format", "json")  # fmt: skip
+    plan = json.loads(done.stdout)["plan"]
+    assert (plan["batch"], plan["seq"]) == (1, 16)
+
+
+def test_the_same_question_is_answered_from_the_cache(memcalc, tmp_path):
+    first, second = memcalc(*MAIN, "-f", "json"), memcalc(*MAIN, "-f", "json")
+    assert first.stdout == second.stdout
+    kept = list((tmp_path / "cache").iterdir())
+    assert len(kept) == 1
+    kept[0].write_text("{broken")
+    third = memcalc(*MAIN, "-f", "json")
+    assert third.stdout == first.stdout
+    assert "ignoring the cached answer" in third.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_a_warning(memcalc, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = memcalc(*MAIN, "-f", "json", MEMCALC_CACHE=str(tmp_path / "file" / "cache"))
+    assert done.returncode == 0
+    assert "not cached" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("no-such-model",), 2, "memcalc list models"),
+        (("distilbert-base-case",), 2, "did you mean distilbert-base-cased"),
+        (("gpt2", "--optim", "adamm"), 2, "did you mean adam"),
+        (("gpt2", "--precision", "fp8"), 2, "choose one of"),
+        (("gpt2", "--gpu", "h1000"), 2, "memcalc list gpus"),
+        (("gpt2", "--seq", "4096"), 2, "at most 1024 tokens"),
+        (("gpt2", "--batch", "0"), 2, "whole number"),
+        (("gpt2", "--freeze", "nothing*"), 2, "matches no parameter"),
+        (("gpt2", "--freeze", "*"), 2, "Nothing is left to train"),
+        (("gpt2", "--task", "ctc"), 2, "has no head for ctc"),
+        (("gpt2", "--alloc-conf", "max_split:3"), 2, "max_split"),
+        (("gpt2", "--format", "yaml"), 2, "choose one of"),
+        (("gpt2", "--lora", "r=0"), 2, "at least 1"),
+        (("nothing.at:all",), 2, "Cannot import"),
+        (("./missing/config.json",), 2, "Cannot read"),
+        ((), 2, "Which model"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_its_exit_code(memcalc, arguments, code, words):
+    done = memcalc("estimate", *arguments)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_config_of_absurd_depth_answers_at_once(memcalc, tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "llama", "num_hidden_layers": 1000000000000}'
+    )
+    done = memcalc("estimate", "./config.json")
+    assert done.returncode == 2
+    assert "num_hidden_layers" in done.stderr
+
+
+def test_any_module_can_be_estimated_with_its_inputs_described(memcalc, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def model():\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))\n"
+    )
+    done = memcalc("estimate", "mine:model", "--input", "input=float32[32,8]", "-f", "json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["parameters"]["count"] == 8 * 16 + 16 + 16 * 4 + 4
+
+
+def test_a_failure_in_the_model_names_module_and_operator_and_keeps_the_exact_figures(
+    memcalc, tmp_path
+):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "class Broken(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.inner = torch.nn.Linear(8, 8)\n"
+        "    def forward(self, input):\n"
+        "        return self.inner(input) @ torch.zeros(5, 5, device=input.device)\n"
+    )
+    done = memcalc("estimate", "mine:Broken", "--input", "input=float32[2,8]", "-f", "json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["method"] == "analytic"
+    assert answer["components"]["weights"] == 4 * 72
+    assert "no trace" in answer["assumptions"][0]
+    assert "mm" in answer["assumptions"][0]
+
+
+def test_a_crash_of_the_simulated_run_is_one_sentence(memcalc, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, torch\n"
+        "class Crash(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(4, 4)\n"
+        "    def forward(self, input):\n"
+        "        os.abort()\n"
+    )
+    done = memcalc("estimate", "mine:Crash", "--input", "input=float32[2,4]", "-f", "json")
+    assert "SIGABRT" in json.loads(done.stdout)["assumptions"][0]
+
+
+@pytest.mark.parametrize("arguments", ["--help", "list models", "list optimizers", "list gpus"])
+def test_help_and_lists_import_nothing_heavy(arguments):
+    code = (
+        "import sys, runpy\n"
+        f"sys.argv = ['memcalc', *{arguments.split()!r}]\n"
+        "try:\n    runpy.run_module('memcalc', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'bitsandbytes', 'numpy'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "HEAVY []" in done.stderr
+
+
+def test_the_analytic_method_imports_nothing_heavy():
+    code = (
+        "import sys, memcalc.api as api\n"
+        "p = api.estimate('distilbert-base-cased', method='analytic', optim='adam8bit')\n"
+        "assert p.components['optimizer_state'] == 134004336\n"
+        "print({'torch', 'transformers', 'numpy'} & set(sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "set()", done.stderr
