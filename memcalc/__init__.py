@@ -1,3 +1,20 @@
 """memcalc: what training a model costs in GPU memory, before you rent the GPU."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memcalc.api import estimate
+
 __version__ = "0.1.0"
+__all__ = ["__version__", "estimate"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use, so that `memcalc --help` stays light.
+    if name == "estimate":
+        from memcalc.api import estimate
+
+        return estimate
+    raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
