@@ -1,6 +1,6 @@
 """Hold every recorded run against memcalc's estimate of the same plan, rung by rung.
 
-    python benchmarks/accuracy.py evidence/standin/runs-*.json
+python benchmarks/accuracy.py evidence/standin/runs-*.json
 """
 
 import dataclasses

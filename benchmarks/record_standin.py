@@ -61,7 +61,9 @@ def main() -> None:
         print(f"{plan.model} {plan.optim} {time.monotonic() - started:.1f} s", flush=True)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(run) for run in runs)
-    settings = {k: v for k, v in os.environ.items() if k.startswith("STANDIN_") and "PYTHON" not in k}
+    settings = {
+        k: v for k, v in os.environ.items() if k.startswith("STANDIN_") and "PYTHON" not in k
+    }
     head = json.dumps({"environment": environment, "settings": settings})[:-1]
     arguments.output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
 

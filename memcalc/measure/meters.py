@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -99,8 +99,9 @@ class CpuMeter:
 
 def _memory_events(profiler: torch.profiler.profile) -> list[int]:
     """Bytes of every allocation (positive) and free (negative), in order of time."""
-    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
-    stack = list(results.experimental_event_tree())
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    stack: list[Any] = list(profiler.profiler.kineto_results.experimental_event_tree())
     found: list[tuple[int, int]] = []
     while stack:
         event = stack.pop()

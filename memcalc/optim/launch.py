@@ -114,7 +114,7 @@ def _launch(
         # Pinned, so that the copy does not wait for the work already queued.
         table = table.pin_memory().to(like.device, non_blocking=True)
     depth = max(len(rows) - 1, 0).bit_length()
-    with torch.cuda.device_of(like):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(like):
         kernel[(programs,)](
             table, *arguments, COUNT=len(rows), DEPTH=depth, num_warps=WARPS, **options
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 from memcalc.optim import chunked
 from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
 
-_LIBRARY: Any = torch.library.Library("memcalc_optim", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY: Any = torch.library.Library("memcalc_optim", "DEF")
 _SCHEMAS = {
     "adam_32bit_": (
         "(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] state1, Tensor(c!)[] state2,"

@@ -18,6 +18,8 @@ MIN_8BIT_SIZE = 4096
 PAGED_FROM = 100_000
 """Elements from which a paged optimizer puts a state in managed memory."""
 _MAP = 256
+_NO_CLIPPING = 100
+"""The percentile that clips nothing; below it 100 gradient norms are kept for each tensor."""
 _TWO, _ONE, _MIX = "two", "one", "mix"
 
 
@@ -54,6 +56,8 @@ def _layout(family: str, *, norm: bool = False) -> Layout:
             pieces.append(("absmax1", "float32", scales, Place.DEVICE))
             if family != _ONE:
                 pieces.append(("absmax2", "float32", blocks, Place.DEVICE))
+        if number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING:
+            pieces.append(("gnorm_vec", "float32", _NO_CLIPPING, Place.DEVICE))
         if norm and number(args, "max_unorm") > 0:
             pieces.append(("unorm_vec", "float32", 1, Place.DEVICE))
         return pieces
@@ -139,6 +143,7 @@ def _row(
         "optim_bits": bits or 32,
         "min_8bit_size": MIN_8BIT_SIZE,
         "32bit": None,
+        "percentile_clipping": _NO_CLIPPING,
         "is_paged": paged,
         **more,
     }
@@ -156,8 +161,31 @@ def _row(
         rule=rule / 4 if bits == 8 else rule,
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,
-        refuse=(lambda args: _BROKEN) if broken else refuse,
+        refuse=(lambda args: _BROKEN) if broken else _refusing(refuse),
     )
+
+
+def _refusing(more: Refusal | None) -> Refusal:
+    """Refuse percentile clipping where bitsandbytes has it no longer, then what ``more`` does."""
+
+    def refuse(args: Args) -> str | None:
+        if number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING:
+            installed = _installed()
+            if installed is not None and installed >= (0, 50):
+                return "percentile_clipping was removed in bitsandbytes 0.50: leave it out"
+        return more(args) if more is not None else None
+
+    return refuse
+
+
+def _installed() -> tuple[int, int] | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        major, minor, *_ = version("bitsandbytes").split(".")
+        return int(major), int(minor)
+    except (PackageNotFoundError, ValueError):
+        return None
 
 
 def _summary(bits: int | None, paged: bool) -> str:

@@ -18,6 +18,7 @@ from memcalc.kernels.target import Target
 from memcalc.records import Component, Mark, Phase, Storage
 from memcalc.trace import device
 from memcalc.trace.breadcrumbs import Breadcrumbs
+from memcalc.trace.operators import REPLACED
 from memcalc.trace.raw import NOWHERE, Raw
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS, Scratch
 
@@ -90,7 +91,7 @@ class Recorder(TorchDispatchMode):
         self.assumptions: dict[str, None] = {}
         self._target = target
         self._trail = trail
-        self._threads: set[int] = set()
+        self._threads: set[tuple[str, int]] = set()
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made_by: dict[int, str] = {}
         self._stack: list[str] = []
@@ -146,6 +147,14 @@ class Recorder(TorchDispatchMode):
         if func in _SCALARS:
             self._assume(func, args)
             return _zero(args[0].dtype)
+        replaced = REPLACED.get(func)
+        if replaced is not None:
+            instead, assumed = replaced
+            if assumed:
+                self.assumptions[f"in {self.where.module or self.where.phase} {assumed}"] = None
+            # Its allocations come back here as operators of their own.
+            with self:
+                return instead(*args, **kwargs)
         node = self._locate()
         if self.where.phase in _BY_PARAMETER:
             self.where.tag = self._home_of(args)
@@ -159,7 +168,7 @@ class Recorder(TorchDispatchMode):
         if reader is None or self._target is None:
             self._track(out, name, node, args)
             if name in blas.PRODUCTS:
-                self._workspace(name)
+                self._workspace(name, args)
             return out
         self._track_with_scratch(out, name, node, reader(args, kwargs, out, self._target))
         return out
@@ -278,13 +287,18 @@ class Recorder(TorchDispatchMode):
                 self._log(~taken[~word])
                 taken[~word] = -1
 
-    def _workspace(self, name: str) -> None:
-        """CuBLAS takes its workspace at a thread's first product, after the output."""
-        thread = threading.get_ident()
-        if thread in self._threads or self._target is None:
+    def _workspace(self, name: str, args: tuple[Any, ...]) -> None:
+        """cuBLAS takes its workspace at a thread's first product, after the output."""
+        if self._target is None:
             return
-        self._threads.add(thread)
-        self._play((blas.workspace(self._target),), [], f"cublas workspace ({name})", None)
+        thread = threading.get_ident()
+        bias = name == "addmm" and args[0].dim() == 1 and min(args[2].shape) > 1
+        kinds = [("cublas", blas.workspace(self._target))]
+        kinds += [("cublaslt", blas.lt_workspace(self._target))] if bias else []
+        for library, size in kinds:
+            if size and (library, thread) not in self._threads:
+                self._threads.add((library, thread))
+                self._play((size,), [], f"{library} workspace", None)
 
     def _assume(self, func: Any, args: tuple[Any, ...]) -> None:
         place = self.where.module or self.where.phase

@@ -27,7 +27,7 @@ def parameters_on_meta() -> Iterator[None]:
             moved = torch.nn.Parameter(parameter.to("meta"), parameter.requires_grad)
             module._parameters[name] = moved
 
-    torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -58,5 +58,5 @@ def to_device(model: torch.nn.Module, device: str) -> torch.nn.Module:
         for group in (module._parameters, module._buffers):
             for name, tensor in group.items():
                 if tensor is not None:
-                    group[name] = move(tensor)
+                    group[name] = move(tensor)  # type: ignore[assignment]
     return model

@@ -56,14 +56,25 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     attention = "eager" if plan.attention == "eager" else None
     with torch.device(device):
         model = build(source, task, attention=attention, dtype=precision.weights)
+    return program_of(plan, choice, model, task.name, name=source.name)
+
+
+def program_of(
+    plan: Plan, choice: Choice, model: torch.nn.Module, task: str, *, name: str = ""
+) -> Program:
+    """Make a program of a model that is built already.
+
+    Raises:
+        UsageError: the model cannot be checkpointed, or a pattern matches nothing.
+    """
     if plan.lora is not None:
         model = lora.attach(model, plan.lora)
-    inventory = take(model, source.name, task.name, plan.freeze)
+    inventory = take(model, name or plan.model, task, plan.freeze)
     if not inventory.trainable:
         raise UsageError("Nothing is left to train: freeze fewer parameters.")
     if plan.checkpointing:
         _checkpoint(model)
-    batch, seq, notes = _batches(model, task.name, plan)
+    batch, seq, notes = _batches(model, task, plan)
     return Program(
         plan=plan,
         model=model,
@@ -71,7 +82,7 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
         choice=choice,
         batch=batch,
         seq=seq,
-        precision=precision,
+        precision=PRECISIONS[plan.precision],
         max_grad_norm=_clipping(plan),
         assumptions=tuple(notes),
     )

@@ -133,7 +133,8 @@ def test_any_module_can_be_estimated_with_its_inputs_described(memcalc, tmp_path
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "def model():\n"
-        "    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))\n"
+        "    first, last = torch.nn.Linear(8, 16), torch.nn.Linear(16, 4)\n"
+        "    return torch.nn.Sequential(first, torch.nn.ReLU(), last)\n"
     )
     done = memcalc("estimate", "mine:model", "--input", "input=float32[32,8]", "-f", "json")
     assert done.returncode == 0, done.stderr

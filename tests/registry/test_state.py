@@ -82,11 +82,9 @@ def check(name: str, args: dict, dtype: torch.dtype, loop: str = "plain") -> Non
         optimizer = build(choice, model, loop=loop)
         train(model, optimizer)
     real = read_state(optimizer)
-    # On the CPU managed memory falls back to ordinary memory, and scalars count as host.
-    scalars = sum(t.bytes for t in predicted.tensors if t.numel == 1 and not t.parameter == "x")
+    # On the CPU managed memory falls back to ordinary memory, so places are summed up.
     total = sum(tensor.bytes for tensor in predicted.tensors)
     assert real.device + real.host + real.managed == total
-    assert scalars <= total
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
