@@ -3,11 +3,11 @@
 python benchmarks/accuracy.py evidence/standin/runs-*.json
 """
 
+import argparse
 import dataclasses
 import json
 import pathlib
 import statistics
-import sys
 
 from memcalc.artifact import decode
 from memcalc.records import Plan, Prediction
@@ -52,41 +52,106 @@ def label(plan: Plan) -> str:
     default = Plan(model=plan.model)
     skip = ("model", "gpu", "torch", "batch", "seq", "cudnn_attention")
     changed = [
-        f"{f.name}={getattr(plan, f.name)}"
+        f"{f.name}={_plain(getattr(plan, f.name))}"
         for f in dataclasses.fields(Plan)
         if f.name not in skip and getattr(plan, f.name) != getattr(default, f.name)
     ]
-    return f"{plan.model} {' '.join(changed)}"
+    return " ".join((plan.model, *changed))
 
 
-def main(paths: list[str]) -> None:
-    worst: dict[str, list[float]] = {rung: [] for rung in RUNGS}
-    for path in paths:
-        recording = json.loads(pathlib.Path(path).read_text())
-        plans = plans_of(recording)
-        print(f"\n{path} ({len(plans)} runs)")
-        for run, plan, answer in zip(recording["runs"], plans, trace_all(plans), strict=True):
-            if not isinstance(answer, Prediction):
-                print(f"  FAILED {label(plan)}: {answer}")
-                continue
-            found = errors(run, answer)
-            parts = []
-            for index, rung in enumerate(RUNGS):
-                recorded = max(levels[index] for levels in steady(run).values())
-                predicted = max(getattr(phase, rung) for phase in answer.phases)
-                off = (predicted - recorded) / recorded
-                worst[rung].append(abs(off))
-                exact = all(a == b for (_, name), (a, b) in found.items() if name == rung)
-                parts.append(f"{rung} {off:+.3%}{' exact' if exact else ''}")
-            print(f"  {label(plan)}: {', '.join(parts)}", flush=True)
-    print()
-    for rung, values in worst.items():
-        exact = sum(value == 0 for value in values)
-        print(
-            f"{rung}: median {statistics.median(values):.3%}, worst {max(values):.3%}, "
-            f"peak equal in {exact} of {len(values)} runs"
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(f"{v[0]}={v[1]}" if isinstance(v, tuple) else str(v) for v in value)
+    return str(value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One run: for each rung the relative error of the peak, and whether every phase is equal."""
+
+    plan: Plan
+    off: dict[str, float]
+    exact: dict[str, bool]
+
+
+def compare(path: pathlib.Path) -> list[Row]:
+    """Estimate every run of a recording and compare.
+
+    Raises:
+        MemcalcError: a plan could not be estimated.
+    """
+    recording = json.loads(path.read_text())
+    plans = plans_of(recording)
+    rows = []
+    for run, plan, answer in zip(recording["runs"], plans, trace_all(plans), strict=True):
+        if not isinstance(answer, Prediction):
+            raise answer
+        found = errors(run, answer)
+        off, exact = {}, {}
+        for index, rung in enumerate(RUNGS):
+            recorded = max(levels[index] for levels in steady(run).values())
+            predicted = max(getattr(phase, rung) for phase in answer.phases)
+            off[rung] = (predicted - recorded) / recorded
+            exact[rung] = all(a == b for (_, name), (a, b) in found.items() if name == rung)
+        rows.append(Row(plan=plan, off=off, exact=exact))
+    return rows
+
+
+def summary(rows: list[Row]) -> list[tuple[str, str, str, str]]:
+    """(rung, median error, worst error, runs whose every phase is equal) in words."""
+    lines = []
+    for rung in RUNGS:
+        values = [abs(row.off[rung]) for row in rows]
+        exact = sum(row.exact[rung] for row in rows)
+        median, worst = statistics.median(values), max(values)
+        lines.append((rung, f"{median:.3%}", f"{worst:.3%}", f"{exact} of {len(rows)}"))
+    return lines
+
+
+def words(row: Row, rung: str) -> str:
+    return "equal" if row.exact[rung] else f"{row.off[rung]:+.3%}"
+
+
+def document(results: dict[str, list[Row]]) -> str:
+    """The page docs/accuracy.md."""
+    every = [row for rows in results.values() for row in rows]
+    head = "| rung | median error | worst error | every phase equal |\n|---|---:|---:|---:|\n"
+    parts = [
+        "# Accuracy\n\nMade by `benchmarks/accuracy.py` from the recordings in `evidence/standin`: "
+        "PyTorch's own CUDA code\n(allocator, autograd, kernel choice, scratch requests) over a "
+        "driver that does nothing. It judges\nrequested, allocated and reserved memory. It cannot "
+        "judge cuDNN, the CUDA context or what\nnvidia-smi shows.\n\n**No run on a real GPU is "
+        "recorded yet: the rows for a real GPU are empty.**\n",
+        head + "".join(f"| {' | '.join(line)} |\n" for line in summary(every)),
+    ]
+    for name, rows in results.items():
+        parts.append(f"## {name}\n")
+        body = "".join(
+            f"| {label(row.plan)} | {' | '.join(words(row, rung) for rung in RUNGS)} |\n"
+            for row in rows
         )
+        parts.append("| run | requested | allocated | reserved |\n|---|---:|---:|---:|\n" + body)
+    return "\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recordings", type=pathlib.Path, nargs="+")
+    parser.add_argument("--markdown", type=pathlib.Path, help="write the page here")
+    arguments = parser.parse_args()
+    results = {}
+    for path in arguments.recordings:
+        results[path.stem] = compare(path)
+        print(f"\n{path} ({len(results[path.stem])} runs)")
+        for row in results[path.stem]:
+            found = ", ".join(f"{rung} {words(row, rung)}" for rung in RUNGS)
+            print(f"  {label(row.plan)}: {found}", flush=True)
+    print()
+    for line in summary([row for rows in results.values() for row in rows]):
+        print("{}: median {}, worst {}, every phase equal in {} runs".format(*line))
+    if arguments.markdown:
+        arguments.markdown.write_text(document(results))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -229,7 +229,10 @@ def _widest(op: Any) -> Callable[..., Any]:
 
 
 def _call(op: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op(*(_cast(a, dtype) for a in args), **{k: _cast(a, dtype) for k, a in kwargs.items()})
+    # C++ evaluates the casts of an argument list from the last to the first (GCC on x86-64), so
+    # a linear layer casts its bias, then its weight, then its input.
+    cast = [_cast(arg, dtype) for arg in reversed(args)]
+    return op(*reversed(cast), **{key: _cast(arg, dtype) for key, arg in kwargs.items()})
 
 
 def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:

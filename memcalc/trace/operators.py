@@ -45,3 +45,28 @@ REPLACED: dict[Any, tuple[Callable[..., torch.Tensor], str]] = {
 """What runs instead, and what is assumed by it (empty: nothing)."""
 if hasattr(_aten, "_grouped_mm"):
     REPLACED[_aten._grouped_mm.default] = (_grouped_mm, "")
+
+
+_KERNELS_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+"""Operators that PyTorch composes of others, but for which CUDA has a kernel of its own.
+
+All there are: those with both a CompositeImplicitAutograd and a CUDA kernel in 2.11 and 2.13.
+"""
+_libraries: list[torch.library.Library] = []
+
+
+def install() -> None:
+    """Keep operators whole that are whole on CUDA, once per process.
+
+    That there is a kernel is what counts; the fake mode answers before it would run.
+    """
+    if _libraries:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for name in _KERNELS_ON_CUDA:
+        library.impl(name, _never, "PrivateUse1")
+    _libraries.append(library)
+
+
+def _never(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("an operator ran outside of the fake mode")

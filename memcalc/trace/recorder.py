@@ -288,7 +288,7 @@ class Recorder(TorchDispatchMode):
                 taken[~word] = -1
 
     def _workspace(self, name: str, args: tuple[Any, ...]) -> None:
-        """cuBLAS takes its workspace at a thread's first product, after the output."""
+        """Take cuBLAS' workspace at a thread's first product, after the output."""
         if self._target is None:
             return
         thread = threading.get_ident()

@@ -12,7 +12,7 @@ from memcalc.kernels.attention import Backend
 from memcalc.kernels.target import Target
 from memcalc.records import Component, Phase, Trace
 from memcalc.registry.build import build as registry_build
-from memcalc.trace import attention, autocast, device
+from memcalc.trace import attention, autocast, device, operators
 from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.fold import trace_folded
 from memcalc.trace.layers import Stack
@@ -41,6 +41,7 @@ def trace(
     device.register()
     attention.install(target, _ATTENTION.get(program.plan.attention))
     autocast.install()
+    operators.install()
     said: dict[str, None] = {}
 
     def once(stacks: Sequence[Stack], repeats: int) -> Raw:

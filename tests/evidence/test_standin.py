@@ -1,0 +1,71 @@
+"""Every recorded run against its estimate: PyTorch's CUDA code over the stand-in driver."""
+
+import json
+import pathlib
+import runpy
+import statistics
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+RECORDINGS = sorted((ROOT / "evidence" / "standin").glob("runs-*.json"))
+accuracy = runpy.run_path(str(ROOT / "benchmarks" / "accuracy.py"))
+
+REQUESTED, ALLOCATED, RESERVED = 0.001, 0.002, 0.01
+LATE_SEGMENTS = {
+    # A difference of a few KiB makes the real allocator take a segment earlier or later.
+    ("facebook/opt-125m", "amp-bf16"): 0.06,
+}
+
+
+@pytest.fixture(scope="module", params=RECORDINGS, ids=lambda path: path.stem)
+def rows(request):
+    return accuracy["compare"](request.param)
+
+
+def test_every_run_is_within_its_bound(rows):
+    for row in rows:
+        reserved = LATE_SEGMENTS.get((row.plan.model, row.plan.precision), RESERVED)
+        name = accuracy["label"](row.plan)
+        assert abs(row.off["requested"]) <= REQUESTED, name
+        assert abs(row.off["allocated"]) <= ALLOCATED, name
+        assert abs(row.off["reserved"]) <= reserved, name
+
+
+def test_nearly_every_run_is_equal_in_every_phase_on_every_rung(rows):
+    exact = [all(row.exact.values()) for row in rows]
+    assert sum(exact) / len(exact) >= 0.8
+    for rung in accuracy["RUNGS"]:
+        assert statistics.median(abs(row.off[rung]) for row in rows) == 0
+
+
+def test_recordings_cover_what_they_claim():
+    runs = [run for path in RECORDINGS for run in json.loads(path.read_text())["runs"]]
+    plans = [run["plan"] for run in runs]
+    assert len(plans) >= 100
+    assert len({plan["model"] for plan in plans}) >= 15
+    assert {"fp32", "amp-fp16", "amp-bf16", "bf16", "fp16"} <= {p["precision"] for p in plans}
+    assert {True, False} == {plan["checkpointing"] for plan in plans}
+    assert {"plain", "trainer"} == {plan["loop"] for plan in plans}
+
+
+def test_the_optimizer_state_that_was_recorded_is_the_registrys():
+    from memcalc import registry
+    from memcalc.catalog import inventory, models, tasks
+    from memcalc.records import Place
+
+    seen = 0
+    for path in RECORDINGS:
+        for run in json.loads(path.read_text())["runs"]:
+            plan = run["plan"]
+            if plan["precision"] in ("bf16", "fp16") or plan["freeze"]:
+                continue
+            source = models.find(plan["model"])
+            tensors = inventory.load(source, tasks.choose(source, plan["task"]))
+            state = registry.find(plan["optim"], dict(plan["optim_args"])).state(
+                tensors.parameters, plan["loop"]
+            )
+            assert state.total(Place.DEVICE) == run["state"]["device"], plan
+            assert state.total(Place.HOST) == run["state"]["host"], plan
+            seen += 1
+    assert seen > 50
