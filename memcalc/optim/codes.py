@@ -5,8 +5,11 @@ and figure 2, after Dettmers, "8-Bit Approximations for Parallelism in Deep Lear
 The numbers equal those of bitsandbytes 0.50.2 (``functional.create_dynamic_map``) bit for bit.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 BLOCK = 256  # elements that share one scale; bitsandbytes' optimizers since 0.44
 DECADES = 7  # magnitudes 1e-7 .. 1, each with twice as many codes as the one below
@@ -25,12 +28,19 @@ def dynamic_map(*, signed: bool) -> Tensor:
     Returns:
         float32 tensor of shape (256,), ascending, on the CPU.
     """
-    values = [0.0, 1.0]
-    for decade in range(DECADES):
-        cells = 2 ** (decade if signed else decade + 1)
-        edges = torch.linspace(0.1, 1.0, cells + 1, dtype=torch.float32, device="cpu")
-        middles = 10.0 ** (decade - DECADES + 1) * ((edges[:-1] + edges[1:]) / 2.0)
-        values += middles.tolist()
-        if signed:
-            values += (-middles).tolist()
-    return torch.tensor(sorted(values), dtype=torch.float32, device="cpu")
+    return torch.tensor(_values(signed), dtype=torch.float32, device="cpu")
+
+
+@cache
+def _values(signed: bool) -> tuple[float, ...]:
+    # Real numbers are needed here even while fake tensors are traced.
+    with _disable_current_modes():
+        values = [0.0, 1.0]
+        for decade in range(DECADES):
+            cells = 2 ** (decade if signed else decade + 1)
+            edges = torch.linspace(0.1, 1.0, cells + 1, dtype=torch.float32, device="cpu")
+            middles = 10.0 ** (decade - DECADES + 1) * ((edges[:-1] + edges[1:]) / 2.0)
+            values += middles.tolist()
+            if signed:
+                values += (-middles).tolist()
+    return tuple(sorted(values))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.optim import AdamW8bit, AdamWBF16
@@ -188,6 +189,17 @@ def test_on_a_device_without_data_a_step_makes_the_state_and_no_temporary(recipe
         p.grad = torch.empty_like(p)
     optimizer.step()
     assert all(s["step"] == 1 for s in optimizer.state.values())
+
+
+def test_a_step_can_be_traced_with_fake_tensors(recipe):
+    make, dtype = recipe
+    with FakeTensorMode():
+        model = nn.Linear(16, 300, dtype=dtype)
+        optimizer = make(model.parameters())
+        for _ in range(2):
+            model(torch.ones(2, 16, dtype=dtype)).float().sum().backward()
+            optimizer.step()
+        assert all(s["step"] == 2 for s in optimizer.state.values())
 
 
 def test_the_package_imports_torch_and_nothing_else_of_memcalc():
