@@ -5,7 +5,17 @@ import pathlib
 import subprocess
 import sys
 
-COMMANDS = ("", "estimate", "show", "list", "list models", "list optimizers", "list gpus")
+COMMANDS = (
+    "",
+    "estimate",
+    "measure",
+    "compare",
+    "show",
+    "list",
+    "list models",
+    "list optimizers",
+    "list gpus",
+)
 PATH = pathlib.Path(__file__).parent.parent / "docs" / "cli.md"
 
 
