@@ -157,6 +157,7 @@ def test_sharded_parameters_of_fsdp_train_like_whole_ones(recipe):
         from torch.distributed.fsdp import fully_shard
         from memcalc.optim import {make.__name__}
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+        torch.set_num_threads(1)  # equal sums of gradients
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         mesh = dist.init_device_mesh("cpu", (1,))
         after = []
