@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -57,6 +58,8 @@ def predict(
     replayed = replay(tuples(trace), settings, UNLIMITED)
     phases = _phases(replayed, trace.steps)
     top = max(phases, key=lambda phase: phase.allocated or 0)
+    if plan.target == "cpu":
+        return _on_cpu(plan, trace, state, phases, rule)
     context = context_span(gpu.multiprocessors if gpu is not None else None)
     unknown = {} if gpu is not None else {"process_used": "name a GPU with --gpu"}
     process = _process_used(max(p.reserved or 0 for p in phases), context, state)
@@ -87,6 +90,48 @@ def predict(
         assumptions=trace.assumptions,
         uncounted=(*trace.uncounted, *UNCOUNTED),
         unknown=unknown,
+        versions=trace.versions,
+    )
+
+
+def _on_cpu(
+    plan: Plan,
+    trace: Trace,
+    state: OptimizerState,
+    phases: tuple[PhasePeak, ...],
+    rule: float | None,
+) -> Prediction:
+    """The CPU has no caching allocator: what is requested is all there is to say."""
+    reason = "a CPU run has no CUDA allocator"
+    bare = tuple(
+        dataclasses.replace(p, allocated=None, reserved=None, first_step_allocated=None)
+        for p in phases
+    )
+    top = max(bare, key=lambda phase: phase.requested)
+    inventory = trace.inventory
+    return Prediction(
+        plan=plan,
+        head=inventory.head,
+        task=inventory.task,
+        seq=trace.seq,
+        parameters=sum(p.numel for p in inventory.parameters),
+        parameter_tensors=len(inventory.parameters),
+        trainable=sum(p.numel for p in inventory.trainable),
+        components=components_at_peak(trace, top.phase),
+        phases=bare,
+        peak=Peak(
+            phase=top.phase,
+            requested=top.requested,
+            allocated=None,
+            reserved=None,
+            process_used=None,
+        ),
+        optimizer_state=state,
+        rules_of_thumb=rules_of_thumb(plan, sum(p.numel for p in inventory.parameters), rule),
+        method="trace",
+        assumptions=trace.assumptions,
+        uncounted=("scratch of CPU kernels", "the Python process itself"),
+        unknown=dict.fromkeys(("allocated", "reserved", "process_used"), reason),
         versions=trace.versions,
     )
 

@@ -106,7 +106,7 @@ def _memory_events(profiler: torch.profiler.profile) -> list[int]:
     while stack:
         event = stack.pop()
         stack.extend(event.children)
-        if event.tag is torch._C._profiler._EventType.Allocation:
+        if event.tag == torch._C._profiler._EventType.Allocation:
             found.append((event.start_time_ns, event.extra_fields.alloc_size))
     return [size for _, size in sorted(found, key=lambda item: item[0])]
 

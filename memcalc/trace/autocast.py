@@ -193,7 +193,7 @@ def _without(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _lower(op: Any) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device.NAME)
+        dtype = torch.get_autocast_dtype(device.SIMULATED)
         return _without(_call, op, dtype, args, kwargs)
 
     return kernel
@@ -248,7 +248,7 @@ def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
 def _eligible(arg: Any) -> bool:
     return (
         isinstance(arg, torch.Tensor)
-        and arg.device.type == device.NAME
+        and arg.device.type == device.SIMULATED
         and arg.is_floating_point()
         and arg.dtype is not torch.float64
     )
@@ -261,7 +261,7 @@ def _cast(arg: Any, dtype: torch.dtype) -> Any:
         return arg
     cacheable = (
         torch.is_autocast_cache_enabled()
-        and dtype is torch.get_autocast_dtype(device.NAME)
+        and dtype is torch.get_autocast_dtype(device.SIMULATED)
         and arg.dtype is torch.float32
         and arg.requires_grad
         and arg.is_leaf

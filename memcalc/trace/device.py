@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-NAME = "simgpu"
+SIMULATED = "simgpu"
+NAME = SIMULATED
+"""Where the program runs: the simulated GPU, or ``cpu`` for an estimate of a CPU run."""
 
 
 class _Stream:
@@ -128,12 +130,21 @@ def register() -> None:
     from torch.optim.optimizer import _foreach_supported_types
     from torch.utils import backend_registration
 
-    backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    backend_registration._setup_privateuseone_for_python_backend(
+        SIMULATED, backend_module=_Module()
+    )
     # Optimizers and clipping choose foreach by exact tensor type; a fake one stands for a real one.
     _foreach_supported_types.append(FakeTensor)
-    setattr(clip_grad, "_has_foreach_support", lambda tensors, device: True)  # noqa: B010
+    setattr(clip_grad, "_has_foreach_support", lambda tensors, device: device.type != "cpu")  # noqa: B010
     _let_transformers_run_eagerly()
     _ready = True
+
+
+def use(target: str) -> None:
+    """Run on the simulated GPU (``cuda``) or on fake tensors of the CPU (``cpu``)."""
+    global NAME
+    register()
+    NAME = "cpu" if target == "cpu" else SIMULATED
 
 
 def fake_mode() -> FakeTensorMode:

@@ -38,14 +38,15 @@ def trace(
         notes: what was assumed so far.
         breadcrumbs: file that shall always say where the program is; empty for none.
     """
-    device.register()
+    device.use(program.plan.target)
     attention.install(target, _ATTENTION.get(program.plan.attention))
     autocast.install()
     operators.install()
     said: dict[str, None] = {}
 
     def once(stacks: Sequence[Stack], repeats: int) -> Raw:
-        recorder = Recorder(target, Breadcrumbs(breadcrumbs) if breadcrumbs else None)
+        simulated = target if program.plan.target == "cuda" else None
+        recorder = Recorder(simulated, Breadcrumbs(breadcrumbs) if breadcrumbs else None)
         recorder.units = _units(program.model, stacks, repeats)
         with device.fake_mode(), recorder, _moved(program.model, recorder):
             _train(program, recorder)

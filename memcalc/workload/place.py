@@ -42,7 +42,7 @@ def to_device(model: torch.nn.Module, device: str) -> torch.nn.Module:
         if id(tensor) in moved:
             return moved[id(tensor)]
         if tensor.device.type != "meta":
-            fresh = tensor.to(device)
+            fresh = tensor.to(device, copy=True)
         else:
             fresh = torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device

@@ -1,0 +1,71 @@
+"""The simulated run against PyTorch's own CPU allocator in a real run, peak by peak.
+
+On the CPU the profiler reports every allocation, so the comparison is exact wherever the trace
+can see: what it cannot see is scratch inside kernels, which each case bounds and names.
+"""
+
+import json
+
+import pytest
+
+from memcalc.catalog import models
+from memcalc.compare import steady_peaks
+from memcalc.measure.parent import Request, measure
+from memcalc.plan import make
+from memcalc.trace.client import trace_all
+
+SCALARS = 64
+"""Bytes of 0-dim tensors that C++ wraps Python numbers in."""
+GATHER = 64 * 1024
+"""Scratch of the CPU's index and embedding kernels, visible where little else is alive."""
+COLUMNS = 0.12
+"""Share of this small peak that oneDNN takes to reorder the patch convolution's tensors."""
+SMALL = {
+    "distilbert-base-cased": {"n_layers": 2, "vocab_size": 1000},
+    "bert-base-cased": {"num_hidden_layers": 2, "vocab_size": 1000},
+    "gpt2": {"n_layer": 2, "vocab_size": 1000},
+    "t5-small": {"num_layers": 2, "num_decoder_layers": 2, "vocab_size": 1000},
+    "meta-llama/Llama-3.2-1B": {"num_hidden_layers": 1, "hidden_size": 512, "vocab_size": 1000,
+                                "intermediate_size": 1024},
+    "google/vit-base-patch16-224": {"num_hidden_layers": 1},
+}  # fmt: skip
+CASES = [
+    ("distilbert-base-cased", {"optim": "adamw"}, SCALARS),
+    ("distilbert-base-cased", {"optim": "adamw", "optim_args": {"foreach": True}}, SCALARS),
+    ("distilbert-base-cased", {"optim": "sgd", "checkpointing": True}, GATHER),
+    ("bert-base-cased", {"optim": "adafactor"}, SCALARS),
+    ("bert-base-cased", {"optim": "adamw", "grad_accum": 2}, SCALARS),
+    ("gpt2", {"optim": "sgd"}, SCALARS),
+    ("gpt2", {"optim": "adafactor", "checkpointing": True}, GATHER),
+    ("t5-small", {"optim": "adamw"}, SCALARS),
+    ("meta-llama/Llama-3.2-1B", {"optim": "adamw", "max_grad_norm": 1.0}, SCALARS),
+    ("google/vit-base-patch16-224", {"optim": "sgd"}, COLUMNS),
+]
+
+
+def plan_of(folder, model, settings):
+    config = {**json.loads(models.bundled()[models.find(model).name].read_text()), **SMALL[model]}
+    path = folder / model.replace("/", "-") / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(config))
+    return make({"model": str(path), "batch": 2, "seq": 32, "target": "cpu", **settings})
+
+
+@pytest.fixture(scope="module")
+def predictions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("configs")
+    plans = [plan_of(folder, model, settings) for model, settings, _ in CASES]
+    return dict(enumerate(zip(plans, trace_all(plans), strict=True)))
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{n}")
+def test_the_peak_is_what_the_cpu_allocator_reports(predictions, number):
+    plan, prediction = predictions[number]
+    bound = CASES[number][2]
+    measured = steady_peaks(measure(Request(plan=plan, device="cpu", steps=2), lambda _: None))
+    real = max(levels["requested"] for levels in measured.values())
+    if isinstance(bound, float):
+        bound = bound * real
+    assert abs(prediction.peak.requested - real) <= bound
+    for phase in prediction.phases:
+        assert prediction.peak.requested >= phase.requested
