@@ -1,8 +1,9 @@
 """Traces a deep model through a few of its layers, and proves on the spot that this is enough.
 
-Three and four repetitions of the layers are traced; what the fourth adds to sizes is learnt from
-the pair; continued to five, the result must equal a trace of five, event by event. Only then it
-is continued to the full depth. Otherwise the model is traced whole.
+Three repetitions of the layers are traced; continued to four, the result must equal a trace of
+four, event by event. Where only sizes differ (a list with one entry a tensor grows), what each
+repetition adds is learnt from the pair, and the proof is made on five. Only then it is continued
+to the full depth. Otherwise the model is traced whole.
 """
 
 from __future__ import annotations
@@ -42,14 +43,17 @@ def trace_folded(model: torch.nn.Module, run: Run) -> tuple[Raw, bool]:
 
 
 def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> Raw:
-    traces = []
-    for repeats in (BASE, BASE + 1, BASE + 2):
+    def cut_to(repeats: int) -> Raw:
         with cut(model, stacks, repeats):
-            traces.append(run(stacks, repeats))
-    base, next_one, proof = traces
-    growth = _growth(unfold(base, stacks, BASE + 1, {}), next_one)
-    if canonical(unfold(base, stacks, BASE + 2, growth)) != canonical(proof):
-        raise CannotUnfoldError("five repetitions are not what three and four foretell")
+            return run(stacks, repeats)
+
+    base, one_more = cut_to(BASE), cut_to(BASE + 1)
+    foretold = unfold(base, stacks, BASE + 1, {})
+    growth: dict[int, int] = {}
+    if canonical(foretold) != canonical(one_more):
+        growth = _growth(foretold, one_more)
+        if canonical(unfold(base, stacks, BASE + 2, growth)) != canonical(cut_to(BASE + 2)):
+            raise CannotUnfoldError("five repetitions are not what three and four foretell")
     return unfold(base, stacks, stacks[0].repeats, growth)
 
 

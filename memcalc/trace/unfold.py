@@ -62,6 +62,7 @@ class _Unfolding:
     tags: list[int] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     origins: list[int] = field(default_factory=list)
+    places: dict[str, tuple[Stack, int, str] | None] = field(default_factory=dict)
     neighbourly: set[int] = field(default_factory=set)
     """Storages of the middle that the repetition beside it frees."""
     alive: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -195,16 +196,18 @@ class _Unfolding:
 
     def _rename(self, module: str, layer: int) -> str:
         """Give a module of the short stack its name in the long one."""
-        for stack in self.stacks:
-            match = re.match(rf"{re.escape(stack.path)}\.(\d+)(.*)", module)
-            if match:
-                index = int(match[1])
-                unit = stack.unit(index, BASE)
-                shift = self.repeats - BASE if unit is None and index >= stack.prefix else 0
-                if unit is not None:
-                    shift = layer - unit
-                return f"{stack.path}.{index + shift * stack.period}{match[2]}"
-        return module
+        if module not in self.places:
+            self.places[module] = _place(module, self.stacks)
+        place = self.places[module]
+        if place is None:
+            return module
+        stack, index, rest = place
+        unit = stack.unit(index, BASE)
+        if unit is not None:
+            shift = layer - unit
+        else:
+            shift = self.repeats - BASE if index >= stack.prefix else 0
+        return f"{stack.path}.{index + shift * stack.period}{rest}"
 
     def _append(self, event: int, tag: int) -> None:
         self.events.append(event)
@@ -212,6 +215,15 @@ class _Unfolding:
 
     def _last(self) -> int:
         return self.repeats - 1
+
+
+def _place(module: str, stacks: Sequence[Stack]) -> tuple[Stack, int, str] | None:
+    """Stack, index of the layer and the name inside it; ``None`` outside of all stacks."""
+    for stack in stacks:
+        match = re.match(rf"{re.escape(stack.path)}\.(\d+)(.*)", module)
+        if match:
+            return stack, int(match[1]), match[2]
+    return None
 
 
 def _sides(runs: list[_Run], index: int) -> tuple[_Run | None, _Run | None]:
