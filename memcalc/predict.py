@@ -15,6 +15,7 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.records import (
     Component,
     Fit,
+    Inventory,
     OptimizerState,
     Peak,
     Phase,
@@ -22,6 +23,7 @@ from memcalc.records import (
     Place,
     Plan,
     Prediction,
+    Rule,
     Span,
     Trace,
 )
@@ -83,7 +85,7 @@ def predict(
         phases=phases,
         peak=peak,
         optimizer_state=state,
-        rules_of_thumb=rules_of_thumb(plan, sum(p.numel for p in inventory.parameters), rule),
+        rules_of_thumb=_rules(plan, inventory, rule),
         method="trace",
         context=context,
         fit=fit(gpu, peak),
@@ -127,13 +129,18 @@ def _on_cpu(
             process_used=None,
         ),
         optimizer_state=state,
-        rules_of_thumb=rules_of_thumb(plan, sum(p.numel for p in inventory.parameters), rule),
+        rules_of_thumb=_rules(plan, inventory, rule),
         method="trace",
         assumptions=trace.assumptions,
         uncounted=("scratch of CPU kernels", "the Python process itself"),
         unknown=dict.fromkeys(("allocated", "reserved", "process_used"), reason),
         versions=trace.versions,
     )
+
+
+def _rules(plan: Plan, inventory: Inventory, rule: float | None) -> tuple[Rule, ...]:
+    every = sum(p.numel for p in inventory.parameters)
+    return rules_of_thumb(plan, every, sum(p.numel for p in inventory.trainable), rule)
 
 
 def tuples(trace: Trace) -> Iterator[tuple[Any, ...]]:

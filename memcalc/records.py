@@ -51,13 +51,11 @@ class Phase(StrEnum):
     """The parts of a training step, in the order they happen."""
 
     LOAD = "load"
-    RESUME = "resume"
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
     """Unscaling, clipping and the optimizer's update."""
     ZERO_GRAD = "zero_grad"
-    EVAL = "eval"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +94,6 @@ class Plan:
     """The version of PyTorch that will run; ``None``: the installed one."""
     alloc_conf: str = ""
     """``PYTORCH_ALLOC_CONF`` of the run."""
-    resume: bool = False
-    """Start from a checkpoint: optimizer state is on the device before the first forward."""
-    eval: bool = False
-    """Evaluate after the step, keeping the logits as the Trainer does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,10 @@ def estimate(
         ),
         optimizer_state=state,
         rules_of_thumb=rules_of_thumb(
-            plan, sum(p.numel for p in inventory.parameters), choice.rule_bytes_per_parameter
+            plan,
+            sum(p.numel for p in inventory.parameters),
+            sum(p.numel for p in inventory.trainable),
+            choice.rule_bytes_per_parameter,
         ),
         method="analytic",
         assumptions=_assumptions(plan, seq, activations),

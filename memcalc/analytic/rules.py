@@ -15,21 +15,24 @@ _MIXED_INFERENCE = 6
 _WHOLE = 24
 
 
-def rules_of_thumb(plan: Plan, parameters: int, state_rule: float | None) -> tuple[Rule, ...]:
+def rules_of_thumb(
+    plan: Plan, parameters: int, trainable: int, state_rule: float | None
+) -> tuple[Rule, ...]:
     """The rules that a model's size lets people compute in their head.
 
     Args:
         plan: for the optimizer's name.
         parameters: number of parameters, tied once.
+        trainable: those of them that train; only they have state.
         state_rule: bytes of state per parameter that the rule gives this optimizer.
     """
-    rules = []
+    rules: list[tuple[str, int, float]] = []
     if state_rule is not None:
-        rules.append((f"{plan.optim} state", state_rule))
-    rules.append(("mixed-precision AdamW training", _MIXED_TRAINING))
-    rules.append(("mixed-precision inference", _MIXED_INFERENCE))
-    rules.append(("fp32 AdamW training, all told", _WHOLE))
+        rules.append((f"{plan.optim} state", trainable, state_rule))
+    rules.append(("mixed-precision AdamW training", parameters, _MIXED_TRAINING))
+    rules.append(("mixed-precision inference", parameters, _MIXED_INFERENCE))
+    rules.append(("fp32 AdamW training, all told", parameters, _WHOLE))
     return tuple(
-        Rule(name=name, bytes_per_parameter=each, bytes=round(parameters * each))
-        for name, each in rules
+        Rule(name=name, bytes_per_parameter=each, bytes=round(count * each))
+        for name, count, each in rules
     )

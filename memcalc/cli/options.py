@@ -69,12 +69,6 @@ OPTIONS: dict[str, Any] = {
     "target": _option(str | None, "cuda or cpu. Default: cuda."),
     "torch": _option(str | None, "PyTorch version that will run. Default: the installed one."),
     "alloc_conf": _option(str | None, "PYTORCH_ALLOC_CONF of the run."),
-    "resume": _option(
-        bool | None, "Start with optimizer state loaded from a checkpoint.", "--resume/--no-resume"
-    ),
-    "eval": _option(
-        bool | None, "Also evaluate, keeping logits as the Trainer does.", "--eval/--no-eval"
-    ),
 }
 _RENAMED = {"optim_arg": "optim_args", "input": "inputs"}
 
@@ -98,7 +92,8 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
     if names == ["all"]:
         from memcalc import registry
 
-        names = [row.name for row in registry.rows() if row.closed_form]
+        usable = [row for row in registry.rows() if row.closed_form and not row.broken]
+        names = [row.name for row in usable]
     return [plans.make({**settings, "optim": name.strip()}) for name in names]
 
 

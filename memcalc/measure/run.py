@@ -32,6 +32,14 @@ _SETTINGS = (
 )
 
 
+_BACKENDS = {
+    "flash": torch.backends.cuda.enable_flash_sdp,
+    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "math": torch.backends.cuda.enable_math_sdp,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How to measure."""
@@ -79,6 +87,9 @@ def _configure(plan: Plan) -> None:
     torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
     if not plan.cudnn_attention:
         torch.backends.cuda.enable_cudnn_sdp(False)
+    if plan.attention in _BACKENDS:
+        for name, enable in _BACKENDS.items():
+            enable(name == plan.attention or name == "math")
     if os.environ.get("MEMCALC_NO_CUDNN"):
         # A driver that cannot run cuDNN, such as the stand-in, still runs everything else.
         torch.backends.cudnn.enabled = False

@@ -49,6 +49,11 @@ class Row:
     """Why there is no closed form."""
 
     @property
+    def broken(self) -> bool:
+        """It refuses even its own defaults."""
+        return self.refuse is not None and self.refuse(self.defaults) is not None
+
+    @property
     def closed_form(self) -> bool:
         """Its state is known without running it."""
         return self.layout is not None

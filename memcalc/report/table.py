@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.records import Component, Prediction
+from memcalc.records import Place, Prediction
 from memcalc.report import rows
 from memcalc.units import format_bytes, format_mib
 
@@ -96,23 +96,28 @@ def _footnotes(console: Console, prediction: Prediction) -> None:
         console.print("not counted: " + "; ".join(prediction.uncounted), style="dim")
 
 
+def _state(prediction: Prediction) -> str:
+    state = prediction.optimizer_state
+    return format_mib(state.total(Place.DEVICE) + state.total(Place.MANAGED))
+
+
 def _compare(console: Console, predictions: Sequence[Prediction]) -> None:
     first = predictions[0]
     console.print(Text(rows.heading(first).replace(f" {first.plan.optim},", ""), style="bold"))
     table = Table(box=None)
     table.add_column("optimizer")
-    for name in ("state", "peak phase", "allocated", "reserved", "process used"):
+    for name in ("state", "peak phase", "requested", "allocated", "reserved", "process used"):
         table.add_column(name, justify="right")
     ordered = sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
     for prediction in ordered:
         peak = prediction.peak
         table.add_row(
             prediction.plan.optim,
-            format_mib(prediction.components.get(Component.OPTIMIZER_STATE, 0)),
+            _state(prediction),
             peak.phase.value,
             *(
                 format_mib(value) if value is not None else "n/a"
-                for value in (peak.allocated, peak.reserved, peak.process_used)
+                for value in (peak.requested, peak.allocated, peak.reserved, peak.process_used)
             ),
         )
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,12 @@ def _all_nonzero(tensor: torch.Tensor) -> torch.Tensor:
     """Without values every element may be nonzero; that is the most there can be."""
     shape = (tensor.numel(), tensor.dim())
     return torch.empty(shape, dtype=torch.long, device=tensor.device)
+
+
+def _all_selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Without values every element may be selected; that is the most there can be."""
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    return torch.empty(math.prod(shape), dtype=tensor.dtype, device=tensor.device)
 
 
 def _grouped_mm(
@@ -40,6 +47,7 @@ def _grouped_mm(
 
 
 REPLACED: dict[Any, tuple[Callable[..., torch.Tensor], str]] = {
+    _aten.masked_select.default: (_all_selected, "every element is taken to be selected"),
     _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
 }
 """What runs instead, and what is assumed by it (empty: nothing)."""

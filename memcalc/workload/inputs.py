@@ -137,6 +137,7 @@ def _mask(batch: int, seq: int, device: Any) -> torch.Tensor:
 
 def _longest(config: Any) -> int | None:
     """The longest sequence that learned positions allow; ``None`` where there is no limit."""
+    config = getattr(config, "text_config", None) or config
     for key in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
         value = getattr(config, key, None)
         if isinstance(value, int) and value > 0:

@@ -13,7 +13,7 @@ T5_3B = 2_851_598_336
 
 
 def rule(optim: str, parameters: int, each: float) -> int:
-    return rules_of_thumb(Plan(model="m", optim=optim), parameters, each)[0].bytes
+    return rules_of_thumb(Plan(model="m", optim=optim), parameters, parameters, each)[0].bytes
 
 
 def test_distilbert_holds_502_mib_of_adamw_state_by_rule_and_by_count():
