@@ -10,6 +10,7 @@ from typing import Any
 
 from memcalc.catalog.paths import configs
 from memcalc.errors import unknown
+from memcalc.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class Gpu:
 
     name: str
     memory: int
-    """What CUDA offers a process: ``cudaMemGetInfo``'s total."""
+    """What CUDA offers a process (``cudaMemGetInfo``), or NVML's total where that is not known."""
     nvml_memory: int | None = None
     """What NVML and nvidia-smi report as total."""
     capability: tuple[int, int]
@@ -57,11 +58,12 @@ def _plain(name: str) -> str:
 def _gpu(entry: dict[str, Any]) -> Gpu:
     major, minor = str(entry["capability"]).split(".")
     mib = entry.get("nvml_mib")
+    memory = int(entry["memory_gib"] * GIB) if "memory_gib" in entry else entry["nvml_mib"] * MIB
     bandwidth = entry.get("bandwidth_gbs")
     return Gpu(
         name=entry["name"],
-        memory=int(entry["memory_gib"] * (1 << 30)),
-        nvml_memory=mib << 20 if mib is not None else None,
+        memory=memory,
+        nvml_memory=mib * MIB if mib is not None else None,
         capability=(int(major), int(minor)),
         multiprocessors=entry["multiprocessors"],
         threads_per_multiprocessor=entry["threads_per_multiprocessor"],
