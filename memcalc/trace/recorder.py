@@ -1,10 +1,9 @@
-"""Sees every storage on the simulated device be born and die, and knows where it came from."""
+"""Sees every operator on the simulated device, and enters the storages it makes in the ledger."""
 
 from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,63 +12,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memcalc.kernels import blas
-from memcalc.kernels.scratch import Script
 from memcalc.kernels.target import Target
-from memcalc.records import Component, Mark, Phase, Storage
 from memcalc.trace import device
 from memcalc.trace.breadcrumbs import Breadcrumbs
+from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
 from memcalc.trace.operators import REPLACED
-from memcalc.trace.raw import NOWHERE, Raw
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS, Scratch
 
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
-_BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
-"""Phases that go through parameters: what happens there repeats with the parameter's layer."""
 _ADDS = {torch.ops.aten.add.Tensor}
 _SCALARS = {torch.ops.aten._local_scalar_dense.default}
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
-
-
-class _Entry:
-    """What is known of one storage while the run goes on; frozen into a Storage at its end."""
-
-    __slots__ = (
-        "born",
-        "bytes",
-        "component",
-        "grad",
-        "home",
-        "module",
-        "node",
-        "op",
-        "phase",
-        "step",
-    )
-
-    def __init__(self, nbytes: int, op: str, where: _Where, node: Any) -> None:
-        self.bytes = nbytes
-        self.op = op
-        self.module = where.module
-        self.home = where.tag
-        self.phase = where.phase
-        self.step = where.step
-        self.node = id(node) if node is not None else 0
-        self.grad = torch.is_grad_enabled()
-        self.component: Component | None = None
-        self.born = 0
-
-
-class _Where:
-    """The present moment: phase, step and the module whose code runs."""
-
-    __slots__ = ("module", "phase", "step", "tag")
-
-    def __init__(self) -> None:
-        self.module = ""
-        self.tag = NOWHERE
-        self.phase = Phase.LOAD
-        self.step = 0
 
 
 class Recorder(TorchDispatchMode):
@@ -83,29 +36,14 @@ class Recorder(TorchDispatchMode):
     def __init__(self, target: Target | None, trail: Breadcrumbs | None = None) -> None:
         """Record as on this target; ``None`` leaves kernels' own memory out."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.entries: list[_Entry] = []
-        self.events: list[int] = []
-        self.tags: list[int] = []
-        self.marks: list[Mark] = []
-        self.where = _Where()
+        self.ledger = Ledger()
+        self.where = self.ledger.where
         self.assumptions: dict[str, None] = {}
         self._target = target
         self._trail = trail
         self._threads: set[tuple[str, int]] = set()
-        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._made_by: dict[int, str] = {}
         self._stack: list[str] = []
-        self.units: dict[str, int] = {}
-        """For modules inside repeated layers, the tag of their repetition."""
-
-    # -- moments -----------------------------------------------------------------------------
-
-    @contextmanager
-    def phase(self, phase: Phase, step: int) -> Iterator[None]:
-        """Everything inside belongs to this phase of this step."""
-        self.where.phase, self.where.step, self.where.tag = phase, step, NOWHERE
-        self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
-        yield
 
     @contextmanager
     def follow(self, model: torch.nn.Module) -> Iterator[None]:
@@ -123,19 +61,12 @@ class Recorder(TorchDispatchMode):
     def _entering(self, name: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
             self._stack.append(self.where.module)
-            self.at(name)
+            self.ledger.at(name)
 
         return hook
 
-    def at(self, name: str) -> None:
-        """Say which module is at work; between two layers it is still the first."""
-        self.where.module = name
-        self.where.tag = self.units.get(name, self.where.tag)
-
     def _leaving(self, *_: object) -> None:
         self.where.module = self._stack.pop()
-
-    # -- storages ----------------------------------------------------------------------------
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -156,8 +87,8 @@ class Recorder(TorchDispatchMode):
             with self:
                 return instead(*args, **kwargs)
         node = self._locate()
-        if self.where.phase in _BY_PARAMETER:
-            self.where.tag = self._home_of(args)
+        if self.where.phase in BY_PARAMETER:
+            self.where.tag = self.ledger.home_of(args)
         if func in _ADDS and self._accumulates(node, args):
             return torch.ops.aten.add_.Tensor(*args)
         name = _name(func)
@@ -185,24 +116,24 @@ class Recorder(TorchDispatchMode):
 
     def _locate(self) -> Any:
         """Name the module at work; in backward the one whose forward made the node."""
-        node = _current_node()
+        node = current_node()
         if node is None:
             self._made_by[_sequence_number() - 1] = self.where.module
         elif not self._stack:
-            self.at(self._made_by.get(node._sequence_nr(), ""))
+            self.ledger.at(self._made_by.get(node._sequence_nr(), ""))
         return node
 
     def _track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:
         if isinstance(out, torch.Tensor):
             if out.device.type == device.NAME:
-                self._birth(out.untyped_storage(), name, node)
+                self.ledger.birth(out.untyped_storage(), name, node)
         elif isinstance(out, list | tuple):
             order = OUTPUT_ORDER.get(name)
             items = out if order is None else [out[index] for index in order]
             sources = self._sources(args, len(items))
             for index, item in enumerate(items):
                 if sources is not None:
-                    self.where.tag = self._home_of([sources[index]])
+                    self.where.tag = self.ledger.home_of([sources[index]])
                 self._track(item, name, node, ())
 
     def _accumulates(self, node: Any, args: tuple[Any, ...]) -> bool:
@@ -219,50 +150,9 @@ class Recorder(TorchDispatchMode):
         old, new = args
         return old.shape == new.shape and old.dtype is new.dtype and _owned(old)
 
-    def _log(self, event: int) -> None:
-        self.events.append(event)
-        self.tags.append(self.where.tag)
-
-    def _home_of(self, args: Any) -> int:
-        """The repetition that the first tensor among the arguments belongs to."""
-        for arg in args:
-            if isinstance(arg, list | tuple):
-                return self._home_of(arg)
-            if isinstance(arg, torch.Tensor) and arg.device.type == device.NAME:
-                found = self._live.get(arg.untyped_storage()._cdata)
-                return self.entries[found[0]].home if found is not None else NOWHERE
-        return NOWHERE
-
-    def _birth(self, storage: torch.UntypedStorage, name: str, node: Any) -> None:
-        key = storage._cdata
-        if key in self._live:
-            return
-        nbytes = storage.nbytes()
-        if nbytes == 0:
-            return
-        number = len(self.entries)
-        entry = _Entry(nbytes, name, self.where, node)
-        entry.born = len(self.events)
-        self.entries.append(entry)
-        self._log(number)
-        self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
-
-    def _death(self, key: int) -> None:
-        number, _ = self._live.pop(key)
-        entry = self.entries[number]
-        if entry.component is None and entry.phase is Phase.BACKWARD and entry.grad:
-            # Made under grad mode inside backward: a recomputed forward. What outlives the
-            # node that was running then was saved by the recompute.
-            node = _current_node()
-            if node is not None and id(node) != entry.node:
-                entry.component = Component.ACTIVATIONS
-        if entry.phase in _BY_PARAMETER or self.where.phase in _BY_PARAMETER:
-            self.where.tag = entry.home
-        self._log(~number)
-
     def _sources(self, args: tuple[Any, ...], count: int) -> Any:
         """The list of tensors that a foreach operator maps to its list of outputs, if it does."""
-        if self.where.phase not in _BY_PARAMETER or not args:
+        if self.where.phase not in BY_PARAMETER or not args:
             return None
         first = args[0]
         return first if isinstance(first, list | tuple) and len(first) == count else None
@@ -270,24 +160,12 @@ class Recorder(TorchDispatchMode):
     def _track_with_scratch(self, out: Any, name: str, node: Any, scratch: Scratch) -> None:
         """Interleave a kernel's own allocations with its outputs."""
         taken: list[int] = []
-        self._play(scratch.before, taken, name, node)
+        self.ledger.play(scratch.before, taken, name, node)
         self._track(out, name, node, ())
-        self._play(scratch.after, taken, name, node)
+        self.ledger.play(scratch.after, taken, name, node)
         for number in taken:
             if number >= 0:
-                self._log(~number)
-
-    def _play(self, script: Script, taken: list[int], name: str, node: Any) -> None:
-        for word in script:
-            if word > 0:
-                taken.append(len(self.entries))
-                entry = _Entry(word, name, self.where, node)
-                entry.component = Component.WORKSPACES
-                self._log(len(self.entries))
-                self.entries.append(entry)
-            else:
-                self._log(~taken[~word])
-                taken[~word] = -1
+                self.ledger.log(~number)
 
     def _workspace(self, name: str, args: tuple[Any, ...]) -> None:
         """Take cuBLAS' workspace at a thread's first product, after the output."""
@@ -300,58 +178,11 @@ class Recorder(TorchDispatchMode):
         for library, size in kinds:
             if size and (library, thread) not in self._threads:
                 self._threads.add((library, thread))
-                self._play((size,), [], f"{library} workspace", None)
+                self.ledger.play((size,), [], f"{library} workspace", None)
 
     def _assume(self, func: Any, args: tuple[Any, ...]) -> None:
         place = self.where.module or self.where.phase
         self.assumptions[f"a value read from the device in {place} is taken as zero"] = None
-
-    # -- components --------------------------------------------------------------------------
-
-    def label(self, tensors: Any, component: Component) -> None:
-        """Say what these tensors are for; the first word on a storage stands."""
-        for tensor in tensors:
-            found = self._live.get(tensor.untyped_storage()._cdata)
-            if found is not None and self.entries[found[0]].component is None:
-                self.entries[found[0]].component = component
-
-    def adopt(self, parameter: torch.Tensor, tensors: Any) -> None:
-        """Say that these tensors, made without a look at the parameter, belong to its layer."""
-        owner = self._live.get(parameter.untyped_storage()._cdata)
-        for tensor in tensors:
-            found = self._live.get(tensor.untyped_storage()._cdata)
-            if owner is None or found is None:
-                continue
-            entry = self.entries[found[0]]
-            if entry.home == NOWHERE and entry.phase is Phase.STEP:
-                entry.home = self.tags[entry.born] = self.entries[owner[0]].home
-
-    def label_living(self, phase: Phase, component: Component) -> None:
-        """Say what everything is for that this phase made and that is still alive."""
-        for number, _ in self._live.values():
-            entry = self.entries[number]
-            if entry.component is None and entry.phase is phase:
-                entry.component = component
-
-    def raw(self) -> Raw:
-        """Everything seen so far."""
-        return Raw(
-            storages=[
-                Storage(
-                    bytes=entry.bytes,
-                    component=entry.component or Component.TEMPORARIES,
-                    phase=entry.phase,
-                    step=entry.step,
-                    module=entry.module,
-                    op=entry.op,
-                )
-                for entry in self.entries
-            ],
-            homes=[entry.home for entry in self.entries],
-            events=list(self.events),
-            tags=list(self.tags),
-            marks=list(self.marks),
-        )
 
 
 def _called_from_engine() -> bool:

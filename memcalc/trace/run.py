@@ -16,6 +16,7 @@ from memcalc.trace import attention, autocast, device, operators
 from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.fold import trace_folded
 from memcalc.trace.layers import Stack
+from memcalc.trace.ledger import Ledger
 from memcalc.trace.raw import Raw, tag
 from memcalc.trace.recorder import Recorder
 from memcalc.trace.stated import StatedOptimizer
@@ -47,10 +48,10 @@ def trace(
     def once(stacks: Sequence[Stack], repeats: int) -> Raw:
         simulated = target if program.plan.target == "cuda" else None
         recorder = Recorder(simulated, Breadcrumbs(breadcrumbs) if breadcrumbs else None)
-        recorder.units = _units(program.model, stacks, repeats)
+        recorder.ledger.units = _units(program.model, stacks, repeats)
         with device.fake_mode(), recorder, _moved(program.model, recorder):
             _train(program, recorder)
-            raw = recorder.raw()
+            raw = recorder.ledger.raw()
         said.update(recorder.assumptions)
         return raw
 
@@ -93,7 +94,7 @@ def _train(program: Program, recorder: Recorder) -> None:
     with recorder.follow(model):
         optimizer = _optimizer(program, model)
         job = _job(program, model, optimizer, recorder)
-        run(job, _Labels(recorder, model, optimizer), loop=program.plan.loop, steps=STEPS)
+        run(job, _Labels(recorder.ledger, model, optimizer), loop=program.plan.loop, steps=STEPS)
         optimizer.state.clear()
         for parameter in model.parameters():
             parameter.grad = None
@@ -118,16 +119,16 @@ def _moved(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
             simulated[id(tensor)] = fresh
         return simulated[id(tensor)]
 
-    with recorder.phase(Phase.LOAD, 0):
+    with recorder.ledger.phase(Phase.LOAD, 0):
         for path, module in model.named_modules():
-            recorder.at(path)
+            recorder.ledger.at(path)
             for group in (module._parameters, module._buffers):
                 originals.append((group, dict(group)))
                 for name, tensor in group.items():
                     if tensor is not None:
                         group[name] = move(tensor)
-        recorder.label(model.parameters(), Component.WEIGHTS)
-        recorder.label(model.buffers(), Component.BUFFERS)
+        recorder.ledger.label(model.parameters(), Component.WEIGHTS)
+        recorder.ledger.label(model.buffers(), Component.BUFFERS)
     try:
         yield
     finally:
@@ -153,7 +154,7 @@ def _job(
 
     def batch() -> Batch:
         made = program.batch(device.NAME)
-        recorder.label(
+        recorder.ledger.label(
             (value for value in made.values() if isinstance(value, torch.Tensor)), Component.INPUTS
         )
         return made
@@ -172,28 +173,28 @@ def _job(
 
 
 class _Labels:
-    """Passes phases on to the recorder and names the components each one leaves behind."""
+    """Passes phases on to the ledger and names the components each one leaves behind."""
 
     def __init__(
-        self, recorder: Recorder, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+        self, ledger: Ledger, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
-        self.recorder = recorder
+        self.ledger = ledger
         self.model = model
         self.optimizer = optimizer
 
     @contextlib.contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
-        with self.recorder.phase(phase, step):
+        with self.ledger.phase(phase, step):
             yield
         if phase is Phase.FORWARD:
-            self.recorder.label_living(Phase.FORWARD, Component.ACTIVATIONS)
+            self.ledger.label_living(Phase.FORWARD, Component.ACTIVATIONS)
         elif phase is Phase.BACKWARD:
-            self.recorder.label(_gradients(self.model), Component.GRADIENTS)
+            self.ledger.label(_gradients(self.model), Component.GRADIENTS)
         elif phase is Phase.STEP:
             for parameter, tensors in _states(self.optimizer):
-                self.recorder.label(tensors, Component.OPTIMIZER_STATE)
+                self.ledger.label(tensors, Component.OPTIMIZER_STATE)
                 if isinstance(parameter, torch.Tensor):
-                    self.recorder.adopt(parameter, tensors)
+                    self.ledger.adopt(parameter, tensors)
 
 
 def _gradients(model: torch.nn.Module) -> Iterable[torch.Tensor]:

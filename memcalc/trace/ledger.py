@@ -1,0 +1,187 @@
+"""The book of a simulated run: every storage, when it lived, where it came from, what it is for."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memcalc.kernels.scratch import Script
+from memcalc.records import Component, Mark, Phase, Storage
+from memcalc.trace import device
+from memcalc.trace.raw import NOWHERE, Raw
+
+BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
+"""Phases that go through parameters: what happens there repeats with the parameter's layer."""
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+class _Entry:
+    """What is known of one storage while the run goes on; frozen into a Storage at its end."""
+
+    __slots__ = (
+        "born",
+        "bytes",
+        "component",
+        "grad",
+        "home",
+        "module",
+        "node",
+        "op",
+        "phase",
+        "step",
+    )
+
+    def __init__(self, nbytes: int, op: str, where: _Where, node: Any) -> None:
+        self.bytes = nbytes
+        self.op = op
+        self.module = where.module
+        self.home = where.tag
+        self.phase = where.phase
+        self.step = where.step
+        self.node = id(node) if node is not None else 0
+        self.grad = torch.is_grad_enabled()
+        self.component: Component | None = None
+        self.born = 0
+
+
+class _Where:
+    """The present moment: phase, step and the module whose code runs."""
+
+    __slots__ = ("module", "phase", "step", "tag")
+
+    def __init__(self) -> None:
+        self.module = ""
+        self.tag = NOWHERE
+        self.phase = Phase.LOAD
+        self.step = 0
+
+
+class Ledger:
+    """Knows the present moment, and writes births and deaths down under it."""
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.events: list[int] = []
+        self.tags: list[int] = []
+        self.marks: list[Mark] = []
+        self.where = _Where()
+        self.units: dict[str, int] = {}
+        """For modules inside repeated layers, the tag of their repetition."""
+        self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
+
+    @contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        """Everything inside belongs to this phase of this step."""
+        self.where.phase, self.where.step, self.where.tag = phase, step, NOWHERE
+        self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
+        yield
+
+    def at(self, name: str) -> None:
+        """Say which module is at work; between two layers it is still the first."""
+        self.where.module = name
+        self.where.tag = self.units.get(name, self.where.tag)
+
+    def log(self, event: int) -> None:
+        """Write an event down: ``n`` storage ``n`` is born, ``~n`` it dies."""
+        self.events.append(event)
+        self.tags.append(self.where.tag)
+
+    def home_of(self, args: Any) -> int:
+        """The repetition that the first tensor among the arguments belongs to."""
+        for arg in args:
+            if isinstance(arg, list | tuple):
+                return self.home_of(arg)
+            if isinstance(arg, torch.Tensor) and arg.device.type == device.NAME:
+                found = self._live.get(arg.untyped_storage()._cdata)
+                return self.entries[found[0]].home if found is not None else NOWHERE
+        return NOWHERE
+
+    def birth(self, storage: torch.UntypedStorage, name: str, node: Any) -> None:
+        """A storage was seen, perhaps for the first time; its death is noticed by itself."""
+        key = storage._cdata
+        if key in self._live:
+            return
+        nbytes = storage.nbytes()
+        if nbytes == 0:
+            return
+        number = len(self.entries)
+        entry = _Entry(nbytes, name, self.where, node)
+        entry.born = len(self.events)
+        self.entries.append(entry)
+        self.log(number)
+        self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
+
+    def _death(self, key: int) -> None:
+        number, _ = self._live.pop(key)
+        entry = self.entries[number]
+        if entry.component is None and entry.phase is Phase.BACKWARD and entry.grad:
+            # Made under grad mode inside backward: a recomputed forward. What outlives the
+            # node that was running then was saved by the recompute.
+            node = current_node()
+            if node is not None and id(node) != entry.node:
+                entry.component = Component.ACTIVATIONS
+        if entry.phase in BY_PARAMETER or self.where.phase in BY_PARAMETER:
+            self.where.tag = entry.home
+        self.log(~number)
+
+    def play(self, script: Script, taken: list[int], name: str, node: Any) -> None:
+        """Write down what a kernel takes; ``taken`` grows by the storages that still live."""
+        for word in script:
+            if word > 0:
+                taken.append(len(self.entries))
+                entry = _Entry(word, name, self.where, node)
+                entry.component = Component.WORKSPACES
+                self.log(len(self.entries))
+                self.entries.append(entry)
+            else:
+                self.log(~taken[~word])
+                taken[~word] = -1
+
+    def label(self, tensors: Any, component: Component) -> None:
+        """Say what these tensors are for; the first word on a storage stands."""
+        for tensor in tensors:
+            found = self._live.get(tensor.untyped_storage()._cdata)
+            if found is not None and self.entries[found[0]].component is None:
+                self.entries[found[0]].component = component
+
+    def adopt(self, parameter: torch.Tensor, tensors: Any) -> None:
+        """Say that these tensors, made without a look at the parameter, belong to its layer."""
+        owner = self._live.get(parameter.untyped_storage()._cdata)
+        for tensor in tensors:
+            found = self._live.get(tensor.untyped_storage()._cdata)
+            if owner is None or found is None:
+                continue
+            entry = self.entries[found[0]]
+            if entry.home == NOWHERE and entry.phase is Phase.STEP:
+                entry.home = self.tags[entry.born] = self.entries[owner[0]].home
+
+    def label_living(self, phase: Phase, component: Component) -> None:
+        """Say what everything is for that this phase made and that is still alive."""
+        for number, _ in self._live.values():
+            entry = self.entries[number]
+            if entry.component is None and entry.phase is phase:
+                entry.component = component
+
+    def raw(self) -> Raw:
+        """Everything seen so far."""
+        return Raw(
+            storages=[
+                Storage(
+                    bytes=entry.bytes,
+                    component=entry.component or Component.TEMPORARIES,
+                    phase=entry.phase,
+                    step=entry.step,
+                    module=entry.module,
+                    op=entry.op,
+                )
+                for entry in self.entries
+            ],
+            homes=[entry.home for entry in self.entries],
+            events=list(self.events),
+            tags=list(self.tags),
+            marks=list(self.marks),
+        )
