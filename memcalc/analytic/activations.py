@@ -16,28 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 _FLOAT = 4
-_GATED = [
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen2_moe",
-    "qwen3_moe",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "phi3",
-    "olmo",
-    "olmo2",
-    "granite",
-    "cohere",
-    "starcoder2_gated",
-    "deepseek_v3",
-    "smollm3",
-    "modernbert",
-]
-NO_FORM = "no published closed form for this architecture"
+_GATED = (
+    "llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 olmo olmo2 granite cohere smollm3 "
+    "modernbert"
+).split()
+"""Model types whose MLP multiplies a gate with a value."""
+_UNGATED = (
+    "bert distilbert roberta xlm-roberta electra albert camembert gpt2 gpt_neox gpt_neo gptj opt "
+    "bloom falcon phi starcoder2"
+).split()
+_UNFUSED = ("gelu_new", "gelu_fast")
+"""Activations that transformers writes out in single operations (``activations.py``, 5.23)."""
+NO_FORM = "no published closed form for the activations of this architecture"
+NO_FORM_ADAPTERS = "no published closed form for the activations beside LoRA adapters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +44,10 @@ class Blocks:
     vocabulary: int
     dropout: bool
     gated: bool
+    unfused: bool
+    """The MLP's activation keeps what each of its single operations needs."""
+    cached: bool
+    """A causal model that returns its keys and values unless it is told not to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +67,8 @@ class Setting:
 
 def read_blocks(config: Mapping[str, Any]) -> Blocks | None:
     """Find the sizes in a config; ``None`` where there is no closed form for the architecture."""
-    if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
-        return None
-    if "vision_config" in config or config.get("is_encoder_decoder") or "d_kv" in config:
+    model_type = config.get("model_type")
+    if model_type not in _GATED and model_type not in _UNGATED:
         return None
     hidden = _first(config, "hidden_size", "n_embd", "dim", "d_model")
     layers = _first(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -93,7 +87,12 @@ def read_blocks(config: Mapping[str, Any]) -> Blocks | None:
             config.get(key)
             for key in ("hidden_dropout_prob", "dropout", "resid_pdrop", "hidden_dropout")
         ),
-        gated=config.get("model_type") in _GATED,
+        gated=model_type in _GATED,
+        unfused=any(
+            config.get(key) in _UNFUSED
+            for key in ("hidden_act", "activation_function", "hidden_activation", "activation")
+        ),
+        cached=config.get("use_cache") is not False,
     )
 
 
@@ -127,7 +126,9 @@ def _layer(blocks: Blocks, setting: Setting) -> int:
         scores = rows * setting.seq * (2 * element + 1 if blocks.dropout else element)
     else:
         scores = rows * _FLOAT + tokens * query * element
-    wide = 4 if blocks.gated else 2
+    # What the activation reads and what it gives; a gated one also the value and the product.
+    # Written out, gelu_new keeps x, x/2, tanh and 1 + tanh where the fused one keeps x.
+    wide = (4 if blocks.gated else 2) + (3 if blocks.unfused else 0)
     mlp = tokens * element * (blocks.hidden + wide * blocks.mlp)
     norms = 2 * tokens * blocks.hidden * max(element, 2)
     masks = 2 * tokens * blocks.hidden if blocks.dropout else 0
@@ -136,6 +137,28 @@ def _layer(blocks: Blocks, setting: Setting) -> int:
 
 def head(blocks: Blocks, setting: Setting) -> int:
     """Logits, their fp32 copy where they are in half precision, and the log-softmax in fp32."""
-    size = setting.batch * setting.seq * blocks.vocabulary
-    copy = _FLOAT if setting.element < _FLOAT else 0
-    return size * (setting.element + copy + _FLOAT)
+    copy = 1 if setting.element < _FLOAT else 0
+    return logits(blocks, setting) + (1 + copy) * _float_logits(blocks, setting)
+
+
+def logits(blocks: Blocks, setting: Setting) -> int:
+    """Bytes of the scores over the vocabulary, as the model returns them."""
+    return setting.batch * setting.seq * blocks.vocabulary * setting.element
+
+
+def loss_gradient(blocks: Blocks, setting: Setting) -> int:
+    """Bytes of the first gradient of backward: of the logits, in fp32, beside all that is saved."""
+    return _float_logits(blocks, setting) if setting.logits else 0
+
+
+def outputs(blocks: Blocks, setting: Setting) -> int:
+    """Bytes of what a language model returns: logits, and keys and values (``use_cache``)."""
+    if not setting.logits:
+        return 0
+    cached = blocks.cached and not setting.checkpointing
+    keys = 2 * blocks.layers * blocks.kv_heads * blocks.head_dim if cached else 0
+    return logits(blocks, setting) + setting.batch * setting.seq * keys * setting.element
+
+
+def _float_logits(blocks: Blocks, setting: Setting) -> int:
+    return setting.batch * setting.seq * blocks.vocabulary * _FLOAT

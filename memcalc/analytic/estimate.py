@@ -5,7 +5,15 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 
-from memcalc.analytic.activations import NO_FORM, Setting, read_blocks, saved
+from memcalc.analytic.activations import (
+    NO_FORM,
+    NO_FORM_ADAPTERS,
+    Setting,
+    loss_gradient,
+    outputs,
+    read_blocks,
+    saved,
+)
 from memcalc.analytic.rules import rules_of_thumb
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError
@@ -47,42 +55,27 @@ def estimate(
     buffers = sum(t.bytes for t in inventory.tensors if t.buffer)
     gradients = sum(p.numel * element for p in inventory.trainable)
     states = state.total(Place.DEVICE)
-    seq, activations = _activations(plan, source)
-    kept = weights + buffers + states
-    scratch = _step_temporaries(choice, inventory, element)
-    known = activations or 0
-    accumulated = gradients if plan.grad_accum > 1 else 0
-    levels = {
-        Phase.FORWARD: kept + known + accumulated,
-        Phase.BACKWARD: kept + max(known + accumulated, gradients),
-        Phase.STEP: kept + gradients + scratch,
-        Phase.ZERO_GRAD: kept + gradients,
-    }
+    live = _live(plan, source, inventory)
+    levels, parts = _phases(
+        plan,
+        live,
+        kept=Kept(weights=weights, buffers=buffers, states=states, gradients=gradients),
+        scratch=_step_temporaries(choice, inventory, element),
+    )
     top = max(levels, key=lambda phase: levels[phase])
-    parts = {
-        Component.WEIGHTS: weights,
-        Component.BUFFERS: buffers,
-        Component.GRADIENTS: gradients if top is not Phase.FORWARD else accumulated,
-        Component.OPTIMIZER_STATE: states,
-    }
-    parts[Component.ACTIVATIONS] = known if top in (Phase.FORWARD, Phase.BACKWARD) else 0
-    if top is Phase.BACKWARD and plan.grad_accum == 1:
-        parts[Component.GRADIENTS] = max(gradients - known, 0)
-    parts[Component.TEMPORARIES] = levels[top] - sum(parts.values())
     reason = "the analytic method does not replay the allocator; use --method trace"
     unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
-    if activations is None:
-        unknown["activations"] = NO_FORM
-        del parts[Component.ACTIVATIONS]
+    if live.unknown:
+        unknown["activations"] = live.unknown
     return Prediction(
         plan=plan,
         head=inventory.head,
         task=inventory.task,
-        seq=seq,
+        seq=live.seq,
         parameters=sum(p.numel for p in inventory.parameters),
         parameter_tensors=len(inventory.parameters),
         trainable=sum(p.numel for p in inventory.trainable),
-        components=parts,
+        components=parts[top],
         phases=tuple(PhasePeak(phase=phase, requested=level) for phase, level in levels.items()),
         peak=Peak(
             phase=top, requested=levels[top], allocated=None, reserved=None, process_used=None
@@ -95,35 +88,102 @@ def estimate(
             choice.rule_bytes_per_parameter,
         ),
         method="analytic",
-        assumptions=_assumptions(plan, seq, activations),
+        assumptions=_assumptions(plan, live),
         uncounted=("kernels' workspaces", "allocator rounding and fragmentation", "CUDA context"),
         unknown=unknown,
     )
 
 
-def _activations(plan: Plan, source: ModelSource) -> tuple[int, int | None]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
+
+    seq: int | None
+    activations: int = 0
+    """Saved for backward when forward ends."""
+    loss_gradient: int = 0
+    outputs: int = 0
+    """Returned by the model; a plain loop holds them until the next forward has ended."""
+    unknown: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What does not depend on the batch, in bytes."""
+
+    weights: int
+    buffers: int
+    states: int
+    gradients: int
+
+
+def _phases(
+    plan: Plan, live: Live, *, kept: Kept, scratch: int
+) -> tuple[dict[Phase, int], dict[Phase, dict[Component, int]]]:
+    """Peak level and components of each phase of the steady step.
+
+    Gradients and activations trade places in backward: its peak is at its start, where all
+    activations live beside the gradient of the loss, or at its end, where all gradients do.
+    """
+    persist = plan.grad_accum > 1 or not plan.set_to_none
+    early = kept.gradients if persist else 0
+    held = live.outputs if plan.loop == "plain" else 0
+    start = early + live.activations + live.loss_gradient
+    backward = (early, live.activations, live.loss_gradient)
+    if kept.gradients + held > start:
+        backward = (kept.gradients, 0, held)
+    moving = {
+        Phase.FORWARD: (early, live.activations, held),
+        Phase.BACKWARD: backward,
+        Phase.STEP: (kept.gradients, 0, held + scratch),
+        Phase.ZERO_GRAD: (kept.gradients, 0, held),
+    }
+    parts = {
+        phase: {
+            Component.WEIGHTS: kept.weights,
+            Component.BUFFERS: kept.buffers,
+            Component.OPTIMIZER_STATE: kept.states,
+            Component.GRADIENTS: gradients,
+            Component.TEMPORARIES: temporaries,
+            **({} if live.unknown else {Component.ACTIVATIONS: activations}),
+        }
+        for phase, (gradients, activations, temporaries) in moving.items()
+    }
+    return {phase: sum(part.values()) for phase, part in parts.items()}, parts
+
+
+def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
     config = source.config or {}
+    blocks = read_blocks(config) if plan.lora is None else None
+    if blocks is None:
+        return Live(seq=plan.seq, unknown=NO_FORM if plan.lora is None else NO_FORM_ADAPTERS)
     longest = config.get("max_position_embeddings") or config.get("n_positions")
     limit = longest if isinstance(longest, int) else DEFAULT_SEQ
     seq = plan.seq if plan.seq is not None else min(DEFAULT_SEQ, limit)
-    blocks = read_blocks(config) if plan.lora is None else None
-    if blocks is None:
-        return seq, None
     setting = Setting(
         batch=plan.batch,
         seq=seq,
         element=_COMPUTE_BYTES[plan.precision],
         stored_scores=plan.attention in ("eager", "math"),
         checkpointing=plan.checkpointing,
-        logits=plan.task == "causal-lm" or (plan.task == "auto" and _causal(config)),
+        logits=inventory.task in ("causal-lm", "masked-lm"),
     )
-    return seq, saved(blocks, setting)
+    copies = _half_copies(inventory) if plan.precision.startswith("amp") else 0
+    return Live(
+        seq=seq,
+        activations=saved(blocks, setting) + copies,
+        loss_gradient=loss_gradient(blocks, setting),
+        outputs=outputs(blocks, setting),
+    )
 
 
-def _causal(config: dict[str, object]) -> bool:
-    architectures = config.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    return any("CausalLM" in str(name) or "LMHead" in str(name) for name in names)
+def _half_copies(inventory: Inventory) -> int:
+    """Autocast's 16-bit copies of the weights and biases that matrix products read.
+
+    Source: aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (2.13): leaves that train are cast
+    once and kept; backward reads the same copies.
+    """
+    return sum(2 * p.numel for p in inventory.trainable if p.module in ("Linear", "Conv1D"))
 
 
 def _step_temporaries(choice: Choice, inventory: Inventory, element: int) -> int:
@@ -138,13 +198,13 @@ def _step_temporaries(choice: Choice, inventory: Inventory, element: int) -> int
     return 0
 
 
-def _assumptions(plan: Plan, seq: int, activations: int | None) -> tuple[str, ...]:
-    notes = [f"{plan.batch} x {seq} tokens"]
-    if activations is not None:
-        notes.append("activations by the closed form of Korthikanti et al. 2022")
-    else:
-        notes.append(f"activations are left out: {NO_FORM}")
-    return tuple(notes)
+def _assumptions(plan: Plan, live: Live) -> tuple[str, ...]:
+    if live.unknown:
+        return (f"activations are left out of every figure: {live.unknown}",)
+    return (
+        f"{plan.batch} x {live.seq} tokens",
+        "activations by the closed form of Korthikanti et al. 2022, adapted",
+    )
 
 
 def as_planned(inventory: Inventory, plan: Plan) -> Inventory:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.catalog.paths import configs
-from memcalc.errors import unknown
+from memcalc.errors import UsageError, unknown
 from memcalc.units import GIB, MIB
 
 
@@ -42,12 +42,18 @@ def find(name: str) -> Gpu:
     """Find a GPU by name, tolerant of case, spaces and dashes.
 
     Raises:
-        UsageError: no such GPU; the closest names are offered.
+        UsageError: no such GPU, or several; the closest names are offered.
     """
     by_name = {_plain(alias): gpu for gpu in table() for alias in (gpu.name, *gpu.aliases)}
     wanted = _plain(name)
     if wanted in by_name:
         return by_name[wanted]
+    begun = [gpu for gpu in table() if wanted and _plain(gpu.name).startswith(wanted)]
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        names = ", ".join(gpu.name for gpu in begun)
+        raise UsageError(f"There are several GPUs called {name!r}: name one of {names}.")
     raise unknown("GPU", name, [gpu.name for gpu in table()], hint="see memcalc list gpus.")
 
 

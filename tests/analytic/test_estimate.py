@@ -47,7 +47,7 @@ def test_weights_follow_the_precision(precision, each):
 def test_the_closed_form_is_korthikantis_for_16_bit_blocks_with_dropout():
     blocks = Blocks(
         layers=1, hidden=1024, mlp=4096, heads=16, kv_heads=16, head_dim=64, vocabulary=0,
-        dropout=True, gated=False,
+        dropout=True, gated=False, unfused=False, cached=False,
     )  # fmt: skip
     setting = Setting(
         batch=2, seq=256, element=2, stored_scores=True, checkpointing=False, logits=False
@@ -64,12 +64,6 @@ def test_accumulated_gradients_are_alive_in_forward():
     assert levels[1][Phase.FORWARD] - levels[0][Phase.FORWARD] == gradients
 
 
-def test_an_architecture_without_a_closed_form_says_so():
-    prediction = estimate("microsoft/resnet-50", method="analytic")
-    assert Component.ACTIVATIONS not in prediction.components
-    assert "closed form" in prediction.unknown["activations"]
-
-
 @pytest.mark.parametrize("model", ["distilbert-base-cased", "gpt2", "Qwen/Qwen3-0.6B"])
 @pytest.mark.parametrize("optim", ["adamw", "adam8bit"])
 def test_exact_parts_are_those_of_the_trace(model, optim):
@@ -78,3 +72,65 @@ def test_exact_parts_are_those_of_the_trace(model, optim):
     for part in (Component.WEIGHTS, Component.OPTIMIZER_STATE, Component.BUFFERS):
         assert traced.components[part] == closed.components[part]
     assert max(traced.phases, key=lambda p: p.requested).requested < 2 * GIB * 8
+
+
+BLAS_WORKSPACES = 17 * MIB
+"""cuBLAS's share of what a trace has and no closed form counts (8.1 to 16.2 MiB here)."""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["gpt2", "bert-base-cased", "Qwen/Qwen3-0.6B"])
+def test_step_and_zero_grad_differ_from_the_trace_by_workspaces_alone(model, precision):
+    """Held outputs included: a causal model's logits, keys and values."""
+    asked = {"batch": 2, "seq": 128, "precision": precision}
+    traced = estimate(model, **asked, use_cache=False)
+    closed = estimate(model, **asked, method="analytic")
+    levels = [{p.phase: p.requested for p in x.phases} for x in (traced, closed)]
+    for phase in (Phase.STEP, Phase.ZERO_GRAD):
+        assert 0 <= levels[0][phase] - levels[1][phase] <= BLAS_WORKSPACES
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("distilbert-base-cased", {}),
+        ("distilbert-base-cased", {"precision": "amp-bf16"}),
+        ("gpt2", {}),
+        ("gpt2", {"precision": "bf16"}),
+        ("gpt2", {"checkpointing": True}),
+        ("Qwen/Qwen3-0.6B", {"precision": "bf16", "batch": 2}),
+    ],
+)
+def test_the_activations_of_plain_blocks_come_near_those_of_the_trace(model, settings):
+    """Seen in forward and backward: 1 to 14% apart. Nothing is tuned, so room is left."""
+    traced = estimate(model, **settings, use_cache=False)
+    closed = estimate(model, **settings, method="analytic")
+    levels = [{p.phase: p.requested for p in x.phases} for x in (traced, closed)]
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert levels[1][phase] == pytest.approx(levels[0][phase], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "microsoft/resnet-50",
+        "google/vit-base-patch16-224",
+        "t5-small",
+        "mistralai/Mixtral-8x7B-v0.1",
+    ],
+)
+def test_phases_without_a_closed_form_count_what_is_known_and_say_so(model):
+    prediction = estimate(model, method="analytic")
+    assert Component.ACTIVATIONS not in prediction.components
+    assert "closed form" in prediction.unknown["activations"]
+    assert "left out" in prediction.assumptions[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_components_sum_to_the_peak(precision, accumulate):
+    prediction = estimate(
+        "gpt2", method="analytic", precision=precision, grad_accum=accumulate, batch=2
+    )
+    assert sum(prediction.components.values()) == prediction.peak.requested
+    assert prediction.peak.requested == max(p.requested for p in prediction.phases)
