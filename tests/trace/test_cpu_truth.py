@@ -5,6 +5,7 @@ can see: what it cannot see is scratch inside kernels, which each case bounds an
 """
 
 import json
+import os
 
 import pytest
 
@@ -18,8 +19,8 @@ SCALARS = 64
 """Bytes of 0-dim tensors that C++ wraps Python numbers in."""
 GATHER = 64 * 1024
 """Scratch of the CPU's index and embedding kernels, visible where little else is alive."""
-COLUMNS = 0.12
-"""Share of this small peak that oneDNN takes to reorder the patch convolution's tensors."""
+COLUMNS = (10 << 20) * (os.cpu_count() or 1)
+"""Scratch of oneDNN's convolution for ViT's patches: 8 to 9 MiB seen for each thread."""
 SMALL = {
     "distilbert-base-cased": {"n_layers": 2, "vocab_size": 1000},
     "bert-base-cased": {"num_hidden_layers": 2, "vocab_size": 1000},
@@ -64,8 +65,6 @@ def test_the_peak_is_what_the_cpu_allocator_reports(predictions, number):
     bound = CASES[number][2]
     measured = steady_peaks(measure(Request(plan=plan, device="cpu", steps=2), lambda _: None))
     real = max(levels["requested"] for levels in measured.values())
-    if isinstance(bound, float):
-        bound = bound * real
     assert abs(prediction.peak.requested - real) <= bound
     for phase in prediction.phases:
         assert prediction.peak.requested >= phase.requested
