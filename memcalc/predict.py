@@ -14,7 +14,6 @@ from memcalc.analytic.rules import rules_of_thumb
 from memcalc.catalog.gpus import Gpu
 from memcalc.records import (
     Component,
-    Inventory,
     Mark,
     OptimizerState,
     Peak,
@@ -23,7 +22,6 @@ from memcalc.records import (
     Place,
     Plan,
     Prediction,
-    Rule,
     Span,
     Trace,
 )
@@ -61,73 +59,20 @@ def predict(
     settings = parse_alloc_conf(plan.alloc_conf, torch=torch_version)
     replayed = replay(tuples(trace, MORE), settings, UNLIMITED)
     phases = _phases(replayed, trace.steps + MORE)
-    top = max(phases, key=lambda phase: phase.allocated or 0)
     if plan.target == "cpu":
-        return _on_cpu(plan, trace, state, phases, rule)
-    context = context_span(gpu.multiprocessors if gpu is not None else None)
-    unknown = {} if gpu is not None else {"process_used": "name a GPU with --gpu"}
-    process = _process_used(max(p.reserved or 0 for p in phases), context, state)
-    peak = Peak(
-        phase=top.phase,
-        requested=top.requested,
-        allocated=top.allocated,
-        reserved=max(phase.reserved or 0 for phase in phases),
-        process_used=process,
-    )
-    found = None
-    if gpu is not None:
-        device = device_of(gpu, context, state)
-        found = judge(lambda: tuples(trace, MORE), settings, device, replayed.peaks)
+        phases = tuple(map(_requested_only, phases))
+    top = max(phases, key=lambda phase: phase.allocated or phase.requested)
     inventory = trace.inventory
-    return Prediction(
+    answer = Prediction(
         plan=plan,
         head=inventory.head,
         task=inventory.task,
         seq=trace.seq,
-        parameters=sum(p.numel for p in inventory.parameters),
+        parameters=inventory.numel,
         parameter_tensors=len(inventory.parameters),
-        trainable=sum(p.numel for p in inventory.trainable),
+        trainable=inventory.trainable_numel,
         components=components_at_peak(trace, top.phase),
         phases=phases,
-        peak=peak,
-        optimizer_state=state,
-        rules_of_thumb=_rules(plan, inventory, rule),
-        method="trace",
-        gradients=gradients_held(trace),
-        context=context,
-        fit=found,
-        assumptions=trace.assumptions,
-        uncounted=(*trace.uncounted, *UNCOUNTED),
-        unknown=unknown,
-        versions=trace.versions,
-    )
-
-
-def _on_cpu(
-    plan: Plan,
-    trace: Trace,
-    state: OptimizerState,
-    phases: tuple[PhasePeak, ...],
-    rule: float | None,
-) -> Prediction:
-    """The CPU has no caching allocator: what is requested is all there is to say."""
-    reason = "a CPU run has no CUDA allocator"
-    bare = tuple(
-        dataclasses.replace(p, allocated=None, reserved=None, first_step_allocated=None)
-        for p in phases
-    )
-    top = max(bare, key=lambda phase: phase.requested)
-    inventory = trace.inventory
-    return Prediction(
-        plan=plan,
-        head=inventory.head,
-        task=inventory.task,
-        seq=trace.seq,
-        parameters=sum(p.numel for p in inventory.parameters),
-        parameter_tensors=len(inventory.parameters),
-        trainable=sum(p.numel for p in inventory.trainable),
-        components=components_at_peak(trace, top.phase),
-        phases=bare,
         peak=Peak(
             phase=top.phase,
             requested=top.requested,
@@ -136,19 +81,52 @@ def _on_cpu(
             process_used=None,
         ),
         optimizer_state=state,
-        rules_of_thumb=_rules(plan, inventory, rule),
+        rules_of_thumb=rules_of_thumb(plan, inventory.numel, inventory.trainable_numel, rule),
         method="trace",
         gradients=gradients_held(trace),
         assumptions=trace.assumptions,
+        versions=trace.versions,
+    )
+    if plan.target == "cpu":
+        return _on_cpu(answer)
+    answer = _on_cuda(answer, top, trace, gpu)
+    if gpu is None:
+        return answer
+    device = device_of(gpu, context_span(gpu.multiprocessors), state)
+    fit = judge(lambda: tuples(trace, MORE), settings, device, replayed.peaks)
+    return dataclasses.replace(answer, fit=fit)
+
+
+def _requested_only(phase: PhasePeak) -> PhasePeak:
+    return dataclasses.replace(phase, allocated=None, reserved=None, first_step_allocated=None)
+
+
+def _on_cpu(answer: Prediction) -> Prediction:
+    """The CPU has no caching allocator: what is requested is all there is to say."""
+    reason = "a CPU run has no CUDA allocator"
+    return dataclasses.replace(
+        answer,
         uncounted=("scratch of CPU kernels", "the Python process itself"),
         unknown=dict.fromkeys(("allocated", "reserved", "process_used"), reason),
-        versions=trace.versions,
     )
 
 
-def _rules(plan: Plan, inventory: Inventory, rule: float | None) -> tuple[Rule, ...]:
-    every = sum(p.numel for p in inventory.parameters)
-    return rules_of_thumb(plan, every, sum(p.numel for p in inventory.trainable), rule)
+def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) -> Prediction:
+    """The rungs above requested, as far as they are known."""
+    context = context_span(gpu.multiprocessors if gpu is not None else None)
+    reserved = max(phase.reserved or 0 for phase in answer.phases)
+    return dataclasses.replace(
+        answer,
+        peak=dataclasses.replace(
+            answer.peak,
+            allocated=top.allocated,
+            reserved=reserved,
+            process_used=_process_used(reserved, context, answer.optimizer_state),
+        ),
+        context=context,
+        uncounted=(*trace.uncounted, *UNCOUNTED),
+        unknown={} if gpu is not None else {"process_used": "name a GPU with --gpu"},
+    )
 
 
 def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:

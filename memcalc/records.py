@@ -153,6 +153,16 @@ class Inventory:
         """The parameters that receive gradients."""
         return tuple(tensor for tensor in self.tensors if tensor.trainable and not tensor.buffer)
 
+    @property
+    def numel(self) -> int:
+        """Number of parameters, tied ones once."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def trainable_numel(self) -> int:
+        """Number of parameters that receive gradients."""
+        return sum(parameter.numel for parameter in self.trainable)
+
 
 class Place(StrEnum):
     """Where a piece of optimizer state lives."""

@@ -77,9 +77,9 @@ def estimate(
         head=inventory.head,
         task=inventory.task,
         seq=live.seq,
-        parameters=sum(p.numel for p in inventory.parameters),
+        parameters=inventory.numel,
         parameter_tensors=len(inventory.parameters),
-        trainable=sum(p.numel for p in inventory.trainable),
+        trainable=inventory.trainable_numel,
         components=parts[top],
         phases=tuple(PhasePeak(phase=phase, requested=level) for phase, level in levels.items()),
         peak=Peak(
@@ -88,8 +88,8 @@ def estimate(
         optimizer_state=state,
         rules_of_thumb=rules_of_thumb(
             plan,
-            sum(p.numel for p in inventory.parameters),
-            sum(p.numel for p in inventory.trainable),
+            inventory.numel,
+            inventory.trainable_numel,
             choice.rule_bytes_per_parameter,
         ),
         method="analytic",

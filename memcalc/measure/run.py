@@ -210,7 +210,7 @@ def _measurement(
         device=torch.cuda.get_device_name() if cuda else "cpu",
         head=inventory.head,
         seq=program.seq,
-        parameters=sum(p.numel for p in inventory.parameters),
+        parameters=inventory.numel,
         weights=found.get("weights"),
         buffers=found.get("buffers"),
         gradients=found.get("gradients"),
