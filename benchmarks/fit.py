@@ -36,8 +36,7 @@ def once(model: str) -> dict[str, float]:
         "fit --find seq": ["fit", model, *plan, "--find", "seq"],
         "fit": ["fit", model, *plan],
     }
-    if model == MODELS[0]:
-        commands["fit --grid"] = ["fit", model, *plan, "--grid"]
+    commands["fit --grid"] = ["fit", model, *plan, "--grid"]
     taken = {}
     for name, command in commands.items():
         with tempfile.TemporaryDirectory() as cache:

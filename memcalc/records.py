@@ -7,6 +7,7 @@ not known is ``None`` and its reason stands in ``Prediction.unknown``.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import prod
@@ -108,6 +109,11 @@ class Plan:
     """The version of PyTorch that will run; ``None``: the installed one."""
     alloc_conf: str = ""
     """``PYTORCH_ALLOC_CONF`` of the run."""
+
+    @property
+    def program(self) -> Plan:
+        """What plans have in common that run the same model and loop on other sizes and GPUs."""
+        return dataclasses.replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The allocator's statistics, as ``torch.cuda.memory_stats`` names them.
 
-``add`` and ``drop`` run once per event and are written out for speed: the peaks of the whole device
+What runs at every event is written out for speed: the peaks of the whole device
 are kept beside those of the pool that changes, and everything else is summed when asked for.
 
 Source: ``DeviceStats`` in ``c10/core/CachingDeviceAllocator.h`` of torch 2.13.
@@ -36,6 +36,10 @@ class Tally:
         "segments",
         "split",
         "split_bytes",
+        "split_bytes_peak",
+        "split_bytes_risen",
+        "split_peak",
+        "split_risen",
         "waiting",
         "waiting_bytes",
     )
@@ -51,7 +55,8 @@ class Tally:
         self.waiting = self.waiting_bytes = 0
         self.active_peak = self.active_bytes_peak = 0
         self.segments, self.reserved = Counter(), Counter()
-        self.split, self.split_bytes = Counter(), Counter()
+        self.split = self.split_peak = self.split_risen = 0
+        self.split_bytes = self.split_bytes_peak = self.split_bytes_risen = 0
 
     def add(self, size: int, requested: int) -> None:
         """Count a block that was handed out: its size, and what was asked for."""
@@ -98,10 +103,21 @@ class Tally:
 
     def change_split(self, count: int, size: int) -> None:
         """Change how much lies free in segments that are partly in use."""
-        self.split.change(count)
-        self.split_bytes.change(size)
-        self.device.split.change(count)
-        self.device.split_bytes.change(size)
+        other, device = self.other, self.device
+        self.split = pieces = self.split + count
+        self.split_bytes = held = self.split_bytes + size
+        if count > 0:
+            self.split_risen += count
+            if pieces > self.split_peak:
+                self.split_peak = pieces
+            if (both := pieces + other.split) > device.split_peak:
+                device.split_peak = both
+        if size > 0:
+            self.split_bytes_risen += size
+            if held > self.split_bytes_peak:
+                self.split_bytes_peak = held
+            if (both := held + other.split_bytes) > device.split_bytes_peak:
+                device.split_bytes_peak = both
 
     def change_reserved(self, size: int, segments: int = 0) -> None:
         """Count memory taken from the device, or given back to it."""
@@ -116,8 +132,9 @@ class Tally:
         self.requested_peak = self.requested
         self.active_peak = self.count + self.waiting
         self.active_bytes_peak = self.bytes + self.waiting_bytes
-        for counter in (self.segments, self.reserved, self.split, self.split_bytes):
-            counter.reset_peak()
+        self.split_peak, self.split_bytes_peak = self.split, self.split_bytes
+        self.segments.reset_peak()
+        self.reserved.reset_peak()
 
     def _note_active(self) -> None:
         other, device = self.other, self.device
@@ -191,6 +208,10 @@ _SUMMED = (
     "bytes_risen",
     "requested",
     "requested_risen",
+    "split",
+    "split_bytes",
+    "split_bytes_risen",
+    "split_risen",
     "waiting",
     "waiting_bytes",
 )
@@ -211,6 +232,13 @@ def _named(pool: str, tally: Tally) -> dict[str, int]:
             active_bytes_peak,
             tally.bytes_risen,
         ),
+        ("inactive_split", tally.split, tally.split_peak, tally.split_risen),
+        (
+            "inactive_split_bytes",
+            tally.split_bytes,
+            tally.split_bytes_peak,
+            tally.split_bytes_risen,
+        ),
     ):
         named[f"{name}.{pool}.current"] = current
         named[f"{name}.{pool}.peak"] = peak
@@ -219,8 +247,6 @@ def _named(pool: str, tally: Tally) -> dict[str, int]:
     for name, counter in (
         ("segment", tally.segments),
         ("reserved_bytes", tally.reserved),
-        ("inactive_split", tally.split),
-        ("inactive_split_bytes", tally.split_bytes),
     ):
         named |= counter.named(f"{name}.{pool}")
     return named

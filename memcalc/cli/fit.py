@@ -16,6 +16,7 @@ from memcalc.errors import UsageError
 from memcalc.units import parse_bytes
 
 _WIDEST = 120
+_AXES = ("batch", "seq")
 
 
 @with_plan
@@ -29,8 +30,13 @@ def command(
         ),
     ] = None,
     find: Annotated[
-        str, typer.Option(help="What to find the largest of: batch, seq or both (batch,seq).")
-    ] = "batch,seq",
+        str | None,
+        typer.Option(
+            help="What to find the largest of: batch, seq or batch,seq. Default: both, "
+            "unless --grid, --gpus or --settings ask for something else.",
+            show_default=False,
+        ),
+    ] = None,
     grid: Annotated[bool, typer.Option("--grid", help="Show batches by sequences.")] = False,
     gpus: Annotated[bool, typer.Option("--gpus", help="Show which GPUs fit the plan.")] = False,
     settings_too: Annotated[
@@ -57,9 +63,7 @@ def command(
     name = format or (report.format_for(output) if output is not None else "table")
     if name not in fitted.FORMATS:
         raise UsageError(f"memcalc fit has no {name}: choose {', '.join(fitted.FORMATS)}.")
-    axes = [part.strip() for part in find.split(",") if part.strip()]
-    if set(axes) - {"batch", "seq"}:
-        raise UsageError(f"--find {find!r} is not understood: write batch, seq or batch,seq.")
+    axes = _axes(find, otherwise=not (grid or gpus or settings_too))
     question = Question(
         memory=parse_bytes(memory) if memory is not None else None,
         batch="batch" in axes,
@@ -77,3 +81,13 @@ def command(
         artifact.write(output, text)
     else:
         sys.stdout.write(text)
+
+
+def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:
+    """What ``--find`` names; left out, it stands for both axes where nothing else is asked."""
+    if find is None:
+        return _AXES if otherwise else ()
+    named = tuple(part.strip() for part in find.split(",") if part.strip())
+    if not named or set(named) - set(_AXES):
+        raise UsageError(f"--find {find!r} is not understood: write batch, seq or batch,seq.")
+    return named

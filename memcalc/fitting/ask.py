@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,8 @@ from memcalc.catalog import gpus as catalog
 from memcalc.errors import UsageError
 from memcalc.fitting import advice, search
 from memcalc.fitting.devices import device_for
-from memcalc.fitting.oracle import GrowthRefutedError, Oracle
+from memcalc.fitting.growths import GrowthRefutedError
+from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.others import gpus_that_fit, settings_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
 from memcalc.plan import make
@@ -26,7 +28,8 @@ SEQ_STEP = 8
 """Sequences are tried in multiples of this: attention kernels pad others."""
 _MOST_BATCH = 1 << 20
 _MOST_SEQ = 1 << 24
-_GRID_SEQS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_GRID_SEQS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+_GRID_SEQS += (1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _GRID_SIZE = 10
 
 
@@ -79,8 +82,9 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
     """Answer a question about a plan; see ``fit``."""
     source = check(plan)
     _refuse(plan, question)
-    with Client() as client:
-        oracle = Oracle(client, source.config, use_cache=use_cache)
+    # A client's process starts when it is first asked; only a grid asks both.
+    with Client() as client, Client() as second:
+        oracle = Oracle((client, second), source.config, use_cache=use_cache)
         try:
             return _answer(plan, question, oracle)
         except GrowthRefutedError:
@@ -120,6 +124,9 @@ def _answer(plan: Plan, question: Question, oracle: Oracle) -> FitAnswer:
 
 def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
     plan, device = found.plan, device_for(found.plan, question.memory)
+    if question.grid:
+        # A batch of one is learnt for itself; a grid holds it and larger ones.
+        oracle.learn((plan, dataclasses.replace(plan, batch=2 if plan.batch == 1 else 1)))
     here = oracle.probe(plan, device)
     limits, unknown = [], {}
     if question.batch:
@@ -203,11 +210,9 @@ def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
     if seq is not None:
         seqs = tuple(size for size in _GRID_SEQS if size <= longest)[-_GRID_SIZE:]
     batches = tuple(1 << power for power in range(_GRID_SIZE))
-    cells = tuple(
-        tuple(
-            oracle.probe(dataclasses.replace(plan, batch=batch, seq=length), device)
-            for batch in batches
-        )
-        for length in seqs
-    )
+    plans = [
+        dataclasses.replace(plan, batch=batch, seq=length) for length in seqs for batch in batches
+    ]
+    probes = iter(oracle.table(plans, device))
+    cells = tuple(tuple(itertools.islice(probes, len(batches))) for _ in seqs)
     return Grid(batches=batches, seqs=seqs, cells=cells)

@@ -4,47 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from memcalc import cache, registry
 from memcalc.allocator.replay import replay
-from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf, round_size
 from memcalc.artifact import encode
-from memcalc.errors import EstimateError, MemcalcError
+from memcalc.errors import MemcalcError
+from memcalc.fitting.growths import Growths
 from memcalc.fitting.records import Probe
-from memcalc.growth import store
-from memcalc.growth.evaluate import Evaluator, Stream
-from memcalc.growth.records import Growth
-from memcalc.growth.store import Asked, point_of
+from memcalc.growth.evaluate import Stream
+from memcalc.growth.store import point_of
 from memcalc.predict import UNLIMITED, replayable, tuples
-from memcalc.records import Fit, Place, Plan, Trace
+from memcalc.records import Fit, Place, Plan, Trace, Verdict
 from memcalc.steady import MORE, continued
 from memcalc.trace.client import Client
 from memcalc.trace.file import read
-from memcalc.trace.raw import same
+from memcalc.trace.target import Asked, asked
 from memcalc.verdict import Device, judge
-
-_MOST_GROWTHS = 6
-"""A program whose decisions change more often than this with its sizes is traced instead."""
 
 
 class Oracle:
-    """Answers for one program on any device; what it learns is kept for the next question.
+    """Answers for one program on any device; what it learns is kept for the next question."""
 
-    A growth is put on disk only after plain traces at other points than its own confirmed it.
-    """
+    def __init__(
+        self, clients: Sequence[Client], config: dict[str, Any] | None, *, use_cache: bool
+    ) -> None:
+        """Answer through child processes.
 
-    def __init__(self, client: Client, config: dict[str, Any] | None, *, use_cache: bool) -> None:
-        """Answer through a child process; ``config`` is the model's, where it has one."""
-        self._client = client
+        Args:
+            clients: the first is asked; the others help where many questions come together.
+            config: the model's, where it has one.
+            use_cache: keep what is learnt on disk.
+        """
+        self._clients = clients
         self._config = config if use_cache else None
-        self._growths: dict[Plan, list[Evaluator]] = {}
-        self._fresh: dict[int, tuple[Plan, Growth]] = {}
-        self._refused: set[Plan] = set()
+        self._growths = Growths(self._config)
         self.traces = 0
-        self.notes: dict[str, None] = {}
+        self.notes = self._growths.notes
         self.assumptions: tuple[str, ...] = ()
         """Of the last trace or growth that answered."""
 
@@ -54,14 +55,17 @@ class Oracle:
         Raises:
             MemcalcError: it could not be estimated.
         """
-        question = store.asked(plan)
-        evaluator = self._evaluator(question)
+        question = asked(plan)
+        evaluator = self._growths.find(question)
+        if evaluator is None and self._growths.may_learn(plan):
+            self.learn([plan])
+            evaluator = self._growths.find(question)
         if evaluator is None:
             return self.verify(plan, device)
         point = point_of(evaluator.growth, plan)
         stream = evaluator.stream(point, question.target)
-        fit = _judged(_Events(stream, evaluator.whole), question, evaluator.whole, device)
         self.assumptions = (*question.notes, *evaluator.whole.assumptions)
+        fit = _judged(_Events(stream, evaluator.whole), question, evaluator.whole, device)
         return Probe(batch=plan.batch, seq=point.seq, fit=fit)
 
     def verify(self, plan: Plan, device: Device) -> Probe:
@@ -71,68 +75,82 @@ class Oracle:
             MemcalcError: it could not be estimated.
             GrowthRefutedError: a growth said otherwise.
         """
-        question = store.asked(plan)
+        question = asked(plan)
         trace = self._trace(plan)
         fit = _judged(_Traced(trace), question, trace, device)
         self.assumptions = trace.assumptions
-        for evaluator in self._growths.get(_base(plan), []):
-            point = point_of(evaluator.growth, plan)
-            if not evaluator.holds(point, question.target):
-                continue
-            if not same(evaluator.trace(point, question.target), trace):
-                self._refused.add(_base(plan))
-                self._growths[_base(plan)] = []
-                raise GrowthRefutedError
-            self._confirm(evaluator, plan)
+        self._growths.prove(plan, trace)
         return Probe(batch=plan.batch, seq=trace.seq, fit=fit, traced=True)
+
+    def learn(self, plans: Sequence[Plan]) -> None:
+        """Learn growths at several points at once, one child process for each.
+
+        Raises:
+            MemcalcError: one of them could not be estimated.
+        """
+        lacking = [
+            plan
+            for plan in plans
+            if self._growths.find(asked(plan)) is None and self._growths.may_learn(plan)
+        ]
+        pairs = list(zip(self._clients, lacking, strict=False))
+        with ThreadPoolExecutor(max(len(pairs), 1)) as children:
+            learnt = list(children.map(lambda pair: pair[0].grow(pair[1]), pairs))
+        for (_, plan), growth in zip(pairs, learnt, strict=True):
+            self.traces += 1
+            self._growths.take(plan, growth)
+
+    def table(self, plans: Sequence[Plan], device: Device) -> list[Probe]:
+        """Probe plans that differ in batch and sequence only.
+
+        What needs more than the device has, however it is laid out, is answered with that much:
+        its ``fit.metric`` is ``allocated``. Child processes make traces in proof meanwhile.
+
+        Raises:
+            MemcalcError: one could not be estimated.
+            GrowthRefutedError: a growth said otherwise than a trace.
+        """
+        last: dict[int, Plan] = {}
+        for plan in plans:
+            evaluator = self._growths.find(asked(plan))
+            if self._growths.unproven(evaluator):
+                last[id(evaluator)] = plan
+        proofs = list(zip(self._clients, last.values(), strict=False))
+        with ThreadPoolExecutor(max(len(proofs), 1)) as children:
+            traces = [children.submit(self._trace, plan, client) for client, plan in proofs]
+            found = [self._too_large(plan, device) or self.probe(plan, device) for plan in plans]
+            for (_, plan), trace in zip(proofs, traces, strict=True):
+                self._growths.prove(plan, trace.result())
+        return found
 
     def longest(self, plan: Plan) -> int | None:
         """The longest sequence the model takes; ``None``: no limit is known."""
-        known = self._growths.get(_base(plan))
-        return known[0].growth.longest if known else None
+        return self._growths.longest(plan)
 
-    def _confirm(self, evaluator: Evaluator, plan: Plan) -> None:
-        if evaluator.growth.learnt_at == point_of(evaluator.growth, plan):
-            return
-        fresh = self._fresh.pop(id(evaluator), None)
-        if fresh is not None and self._config is not None:
-            store.keep(fresh[0], self._config, fresh[1])
+    def _too_large(self, plan: Plan, device: Device) -> Probe | None:
+        """The answer for what cannot fit for sure, in a fraction of the time of a replay."""
+        question = asked(plan)
+        evaluator = self._growths.find(question)
+        if evaluator is None:
+            return None
+        point = point_of(evaluator.growth, plan)
+        least = _least(evaluator.stream(point, question.target), _settings(question))
+        if least <= device.room(device.context.low):
+            return None
+        fit = Fit(
+            gpu=device.name,
+            capacity=device.capacity,
+            needed=least,
+            metric="allocated",
+            verdict=Verdict.DOES_NOT_FIT,
+        )
+        return Probe(batch=plan.batch, seq=point.seq, fit=fit)
 
-    def _evaluator(self, question: Asked) -> Evaluator | None:
-        """A growth that holds for the question, learnt now if need be; ``None``: there is none."""
-        plan, base = question.plan, _base(question.plan)
-        if base in self._refused:
-            return None
-        if base not in self._growths:
-            kept = () if self._config is None else store.load(plan, self._config)
-            self._growths[base] = list(kept)
-        for evaluator in self._growths[base]:
-            if evaluator.holds(point_of(evaluator.growth, plan), question.target):
-                return evaluator
-        if len(self._growths[base]) >= _MOST_GROWTHS:
-            self.notes["some sizes were found by tracing them: the model runs otherwise there"] = (
-                None
-            )
-            return None
-        learnt = self._client.grow(plan)
-        self.traces += 1
-        if isinstance(learnt, MemcalcError):
-            if not isinstance(learnt, EstimateError):
-                raise learnt
-            self._refused.add(base)
-            self.notes[f"found by tracing each size ({learnt})"] = None
-            return None
-        evaluator = Evaluator(learnt)
-        self._growths[base].append(evaluator)
-        self._fresh[id(evaluator)] = plan, learnt
-        holds = evaluator.holds(point_of(learnt, plan), question.target)
-        return evaluator if holds else None
-
-    def _trace(self, plan: Plan) -> Trace:
+    def _trace(self, plan: Plan, client: Client | None = None) -> Trace:
         self.traces += 1
         with tempfile.TemporaryDirectory(prefix="memcalc-") as folder:
             file = Path(folder) / "trace"
-            answer = self._client.ask(plan, file)
+            answer = (client or self._clients[0]).ask(plan, file)
             if isinstance(answer, MemcalcError):
                 raise answer
             if self._config is not None:
@@ -140,8 +158,10 @@ class Oracle:
             return read(file)
 
 
-class GrowthRefutedError(Exception):
-    """A plain trace differs from what a growth says: a defect of memcalc, caught."""
+def _least(stream: Stream, settings: AllocatorSettings) -> int:
+    """The bytes of blocks alive at once, at the peak: no allocator needs less."""
+    sizes = [round_size(size, settings.divisions) for size in stream.sizes]
+    return max(accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in stream.events))
 
 
 class _Events:
@@ -182,7 +202,3 @@ def _judged(events: _Events | _Traced, question: Asked, trace: Trace, device: De
 
 def _settings(question: Asked) -> AllocatorSettings:
     return parse_alloc_conf(question.plan.alloc_conf, torch=question.target.torch)
-
-
-def _base(plan: Plan) -> Plan:
-    return dataclasses.replace(plan, batch=1, seq=None, gpu=None, alloc_conf="")

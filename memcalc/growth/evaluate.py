@@ -54,6 +54,7 @@ class Evaluator:
             for choice in growth.choices
         ]
         self._arguments = compiled(texts)
+        self._layout: _Layout | None = None
 
     @property
     def whole(self) -> Trace:
@@ -91,7 +92,10 @@ class Evaluator:
         if any(type(size) is not int or size < 1 for size in sizes):
             raise FormulaError("a size is not a positive whole number")
         scripts = [scratch(Call(name, _filled(args, values)), target) for name, args in self._calls]
-        return _expand(self.whole, sizes, scripts)
+        whole = self.whole
+        if self._layout is None:
+            self._layout = _Layout(whole)
+        return _expand(whole, self._layout.sizes(sizes), scripts)
 
     def trace(self, point: Point, target: Target, notes: tuple[str, ...] = ()) -> Trace:
         """The trace at a point where the growth holds; ``notes`` were assumed of the target."""
@@ -151,44 +155,55 @@ def _storage(known: Storage, size: int) -> Storage:
     return known if known.bytes == size else dataclasses.replace(known, bytes=size)
 
 
-def _expand(trace: Trace, sizes: tuple[int, ...], scripts: list[Any]) -> Stream:
+class _Layout:
+    """Where in a table of sizes each storage of a trace has its own; 0 stands for a kernel."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._known: list[int] = [0]
+        places: dict[int, int] = {}
+        self._places = [self._place(storage.bytes, places) for storage in trace.storages]
+
+    def _place(self, size: int, places: dict[int, int]) -> int:
+        """Counted from the end for sizes that are known, from the front for formulas."""
+        if size >= SYMBOLIC:
+            kind, number = entry(size)
+            return number if kind is Kind.SIZE else -1
+        if size not in places:
+            self._known.insert(0, size)
+            places[size] = -len(self._known)
+        return places[size]
+
+    def sizes(self, formulas: tuple[int, ...]) -> list[int]:
+        """Bytes of each storage, given those of the formulas."""
+        table = [*formulas, *self._known]
+        return [table[place] for place in self._places]
+
+
+def _expand(trace: Trace, plain: list[int], scripts: list[Any]) -> Stream:
+    """Write the events down; kernels, whose ``plain`` size is 0, as their scripts say."""
     stream = Stream([], [], [], [])
-    plain = [
-        storage.bytes
-        if storage.bytes < SYMBOLIC
-        else sizes[entry(storage.bytes)[1]]
-        if entry(storage.bytes)[0] is Kind.SIZE
-        else 0
-        for storage in trace.storages
-    ]
+    sizes, origins, events = stream.sizes, stream.origins, stream.events
     numbers: dict[int, int] = {}
     kernels = _Kernels(stream, trace, scripts)
-    marks = iter((*trace.marks, None))
-    mark = next(marks)
-    add_size, add_origin, add_event = (
-        stream.sizes.append,
-        stream.origins.append,
-        stream.events.append,
-    )
-    for index, event in enumerate(trace.events):
-        while mark is not None and mark.index <= index:
-            stream.marks.append(dataclasses.replace(mark, index=len(stream.events)))
-            mark = next(marks)
-        if event >= 0:
-            if size := plain[event]:
-                numbers[event] = number = len(stream.sizes)
-                add_size(size)
-                add_origin(event)
-                add_event(number)
+    position = 0
+    for mark in (*trace.marks, None):
+        until = mark.index if mark is not None else len(trace.events)
+        for event in trace.events[position:until]:
+            if event >= 0:
+                if size := plain[event]:
+                    numbers[event] = number = len(sizes)
+                    sizes.append(size)
+                    origins.append(event)
+                    events.append(number)
+                else:
+                    kernels.begin(event)
+            elif ~event in numbers:
+                events.append(~numbers.pop(~event))
             else:
-                kernels.begin(event)
-        elif ~event in numbers:
-            add_event(~numbers.pop(~event))
-        else:
-            kernels.end(~event)
-    while mark is not None:
-        stream.marks.append(dataclasses.replace(mark, index=len(stream.events)))
-        mark = next(marks)
+                kernels.end(~event)
+        position = until
+        if mark is not None:
+            stream.marks.append(dataclasses.replace(mark, index=len(events)))
     return stream
 
 

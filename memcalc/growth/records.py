@@ -8,6 +8,7 @@ any batch and sequence can be written down without running anything.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -86,3 +87,9 @@ class Growth:
     """Tokens per sample where a plan names none; ``None`` where inputs have none."""
     longest: int | None
     """The longest sequence the model takes, where it has a limit."""
+
+    @property
+    def without_events(self) -> Growth:
+        """The same without what makes it large; a file of its trace holds that."""
+        bare = dataclasses.replace(self.trace, storages=(), events=(), marks=())
+        return dataclasses.replace(self, trace=bare)

@@ -9,15 +9,12 @@ from typing import Any
 
 from memcalc import cache, registry
 from memcalc.artifact import decode, encode
-from memcalc.catalog import gpus
 from memcalc.growth.evaluate import Evaluator
 from memcalc.growth.expression import FormulaError
 from memcalc.growth.records import Growth, Point
-from memcalc.kernels.target import Target
 from memcalc.predict import predict
 from memcalc.records import Plan, Prediction
-from memcalc.registry import Choice
-from memcalc.trace.target import resolve
+from memcalc.trace.target import Asked, asked
 
 MOST = 8
 """Growths kept of one program; each holds where its conditions do."""
@@ -25,8 +22,7 @@ MOST = 8
 
 def keys(plan: Plan, config: dict[str, Any]) -> Iterator[str]:
     """Names of the growths of a plan's program; they answer for any batch, sequence and GPU."""
-    base = dataclasses.replace(plan, batch=1, seq=None, gpu=None, alloc_conf="")
-    name = cache.key(base, config, "growth")
+    name = cache.key(plan.program, config, "growth")
     return (f"{name}-{number}" for number in range(MOST))
 
 
@@ -46,9 +42,8 @@ def keep(plan: Plan, config: dict[str, Any], growth: Growth) -> None:
     """Keep a growth beside those that are there already; the newest is left out when full."""
     for name in keys(plan, config):
         if cache.load(name) is None:
-            bare = dataclasses.replace(growth.trace, storages=(), events=(), marks=())
             cache.store_trace(name, growth.trace)
-            cache.store(name, encode(dataclasses.replace(growth, trace=bare)))
+            cache.store(name, encode(growth.without_events))
             return
 
 
@@ -57,30 +52,6 @@ def point_of(growth: Growth, plan: Plan) -> Point:
     if growth.default_seq is None:
         return Point(batch=plan.batch, seq=None)
     return Point(batch=plan.batch, seq=plan.seq or growth.default_seq)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Everything about a plan that does not change with batch and sequence."""
-
-    plan: Plan
-    choice: Choice
-    gpu: gpus.Gpu | None
-    target: Target
-    notes: tuple[str, ...]
-    """What was assumed of the target."""
-
-
-def asked(plan: Plan) -> Asked:
-    """Look up what a plan names.
-
-    Raises:
-        UsageError: it names something unknown.
-    """
-    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    target, notes = resolve(plan, gpu)
-    choice = registry.find(plan.optim, dict(plan.optim_args))
-    return Asked(plan=plan, choice=choice, gpu=gpu, target=target, notes=notes)
 
 
 def predict_from(evaluator: Evaluator, question: Asked) -> Prediction:

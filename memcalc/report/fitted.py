@@ -135,14 +135,16 @@ def _grid(answer: FitAnswer) -> Rows:
         (str(seq) if seq is not None else "any", *(_cell(cell) for cell in row))
         for seq, row in zip(grid.seqs, grid.cells, strict=True)
     ]
-    return "GiB of process memory; x does not fit, ? is too close to call", header, body
+    title = "GiB of process memory (>: at least); x and > do not fit, ? is too close to call"
+    return title, header, body
 
 
 def _cell(probe: Probe) -> str:
     fit = probe.fit
     assert fit.verdict is not None
     size = (fit.needed_high or fit.needed) / GIB
-    return f"{size:.1f}{_MARKS[fit.verdict]}" if size < 100 else f"{size:,.0f}{_MARKS[fit.verdict]}"
+    text = f"{size:,.{1 if size < 100 else 0}f}"
+    return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
 
 
 def _spare(fit: Fit) -> str:

@@ -1,18 +1,46 @@
-"""Which GPU and PyTorch the simulated run stands for."""
+"""What a plan names: its optimizer, and the GPU and PyTorch the simulated run stands for."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.metadata import version
 
+from memcalc import registry
+from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import UsageError
 from memcalc.kernels.target import Target
 from memcalc.records import Plan
+from memcalc.registry import Choice
 
 ASSUMED = Target(
     capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=(2, 13)
 )
 """NVIDIA A100: what a run without a named GPU stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Everything about a plan that does not change with batch and sequence."""
+
+    plan: Plan
+    choice: Choice
+    gpu: Gpu | None
+    target: Target
+    notes: tuple[str, ...]
+    """What was assumed of the target."""
+
+
+def asked(plan: Plan) -> Asked:
+    """Look up what a plan names.
+
+    Raises:
+        UsageError: it names something unknown.
+    """
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    target, notes = resolve(plan, gpu)
+    choice = registry.find(plan.optim, dict(plan.optim_args))
+    return Asked(plan=plan, choice=choice, gpu=gpu, target=target, notes=notes)
 
 
 def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:

@@ -23,8 +23,10 @@ from memcalc.errors import EstimateError, MemcalcError
 from memcalc.growth.records import Growth
 from memcalc.records import Plan, Prediction, Trace
 from memcalc.trace.file import write
+from memcalc.trace.target import asked
 
 if TYPE_CHECKING:
+    from memcalc.registry import Choice
     from memcalc.workload.program import Program
 
 
@@ -55,8 +57,7 @@ class Desk:
             if request.get("grow"):
                 growth = self.grow(plan)
                 write(Path(request["trace"]), growth.trace)
-                bare = dataclasses.replace(growth.trace, storages=(), events=(), marks=())
-                return {"growth": encode(dataclasses.replace(growth, trace=bare))}
+                return {"growth": encode(growth.without_events)}
             prediction, trace = self.estimate(plan)
             if request["trace"] is not None:
                 write(Path(request["trace"]), trace)
@@ -74,49 +75,41 @@ class Desk:
     def estimate(self, plan: Plan) -> tuple[Prediction, Trace]:
         """Trace one plan in this process and predict from it."""
         from memcalc import registry
-        from memcalc.catalog import gpus
         from memcalc.predict import predict
         from memcalc.trace.run import trace
-        from memcalc.trace.target import resolve
 
-        choice = registry.find(plan.optim, dict(plan.optim_args))
-        gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-        target, notes = resolve(plan, gpu)
-        program = self._prepared(plan)
-        state = registry.state_of(choice, program.inventory.parameters, plan)
-        traced = trace(program, target, notes=notes, breadcrumbs=self._breadcrumbs)
+        question = asked(plan)
+        program = self._prepared(plan, question.choice)
+        state = registry.state_of(question.choice, program.inventory.parameters, plan)
+        traced = trace(
+            program, question.target, notes=question.notes, breadcrumbs=self._breadcrumbs
+        )
         prediction = predict(
             plan,
             traced,
             state,
-            rule=choice.rule_bytes_per_parameter,
-            gpu=gpu,
-            torch_version=target.torch,
+            rule=question.choice.rule_bytes_per_parameter,
+            gpu=question.gpu,
+            torch_version=question.target.torch,
         )
         return prediction, traced
 
     def grow(self, plan: Plan) -> Growth:
         """Learn how the trace of a plan grows."""
-        from memcalc.catalog import gpus
         from memcalc.trace.grow import grow
         from memcalc.trace.run import trace
-        from memcalc.trace.target import resolve
 
-        gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-        target, _ = resolve(plan, gpu)
-        program = self._prepared(plan)
-        plain = trace(program, target, breadcrumbs=self._breadcrumbs)
-        return grow(program, target, plain, breadcrumbs=self._breadcrumbs)
+        question = asked(plan)
+        program = self._prepared(plan, question.choice)
+        plain = trace(program, question.target, breadcrumbs=self._breadcrumbs)
+        return grow(program, question.target, plain, breadcrumbs=self._breadcrumbs)
 
-    def _prepared(self, plan: Plan) -> Program:
-        from memcalc import registry
+    def _prepared(self, plan: Plan, choice: Choice) -> Program:
         from memcalc.workload.program import prepare
 
-        base = dataclasses.replace(plan, batch=1, seq=None, gpu=None, alloc_conf="")
         known = self._program
-        if known is None or known[0] != base or known[1].inputs is None:
-            choice = registry.find(plan.optim, dict(plan.optim_args))
-            self._program = known = (base, prepare(plan, choice))
+        if known is None or known[0] != plan.program or known[1].inputs is None:
+            self._program = known = (plan.program, prepare(plan, choice))
         if known[1].inputs is None:
             return known[1]
         return dataclasses.replace(known[1].resized(plan.batch, plan.seq), plan=plan)
@@ -127,11 +120,6 @@ def _sentence(error: Exception, breadcrumbs: str) -> str:
 
     reason = " ".join(str(error).split())[:300] or "no reason given"
     return f"The simulated run stopped{read(breadcrumbs)}: {type(error).__name__}: {reason}"
-
-
-def estimate(plan: Plan, breadcrumbs: str = "") -> tuple[Prediction, Trace]:
-    """Trace one plan in this process and predict from it."""
-    return Desk(breadcrumbs).estimate(plan)
 
 
 if __name__ == "__main__":

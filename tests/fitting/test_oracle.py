@@ -73,7 +73,7 @@ class Client:
 
 def answered(growth):
     client = Client(growth)
-    oracle = Oracle(client, None, use_cache=False)
+    oracle = Oracle([client], None, use_cache=False)
     question = Question(seq=False)
     try:
         found = ask._answer(PLAN, question, oracle)
@@ -84,7 +84,7 @@ def answered(growth):
 
 def brute_force():
     device = device_for(PLAN, None)
-    oracle = Oracle(Client(EstimateError("no")), None, use_cache=False)
+    oracle = Oracle([Client(EstimateError("no"))], None, use_cache=False)
     batches = range(300, 500)
     plans = [dataclasses.replace(PLAN, batch=batch) for batch in batches]
     fitting = [b for b, p in zip(batches, plans, strict=True) if oracle.verify(p, device).fits]
@@ -120,6 +120,38 @@ def test_a_growth_is_not_used_where_its_conditions_do_not_hold():
     found, _, _ = answered(growth)
     # The odd ones are traced: nothing is said of them by the growth of the even ones.
     assert found.limits[0].best.batch == brute_force()
+
+
+def table(*clients):
+    """A table of batches beside and beyond the T4's memory, by these clients."""
+    oracle = Oracle(clients, None, use_cache=False)
+    oracle.learn([PLAN, dataclasses.replace(PLAN, batch=1)])
+    plans = [dataclasses.replace(PLAN, batch=1 << power) for power in range(13)]
+    return plans, oracle.table(plans, device_for(PLAN, None))
+
+
+def test_a_table_is_answered_by_growths_that_each_client_learns_and_proves():
+    one = growth_of(f"{512 * KIB}*s", ("b == 1", "s >= 2"))
+    one = dataclasses.replace(one, learnt_at=Point(batch=1, seq=32))
+    first, second = Client(growth_of(f"{512 * KIB}*b*s")), Client(one)
+    plans, found = table(first, second)
+    assert (first.grown, second.grown) == (1, 1)
+    assert sorted(first.traced + second.traced) == [1, 1 << 12]
+    sure = Oracle([Client(EstimateError("no"))], None, use_cache=False)
+    for plan, probe in zip(plans, found, strict=True):
+        traced = sure.verify(plan, device_for(PLAN, None))
+        assert probe.fit.verdict is traced.fit.verdict
+        if probe.fit.metric == "allocated":
+            # What every layout needs is a bound; all else is the answer of a plain trace.
+            assert not probe.fits
+            assert probe.fit.capacity < probe.fit.needed < traced.fit.needed
+        else:
+            assert probe.fit == traced.fit
+
+
+def test_a_false_growth_is_caught_in_a_table():
+    with pytest.raises(ask.GrowthRefutedError):
+        table(Client(growth_of(f"{512 * KIB}*b*s + 512")))
 
 
 def test_the_verdict_of_the_plan_itself_is_said():
