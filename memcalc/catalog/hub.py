@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+_FILE = "config.json"
+
 
 class NotOnHubError(Exception):
     """The hub has no such config for us; the message says why in a few words."""
@@ -21,14 +23,36 @@ def config_file(name: str) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, "config.json"))
+        return Path(hf_hub_download(name, _FILE, local_files_only=not _reachable(name)))
     except errors.GatedRepoError:
         raise NotOnHubError("the model is gated: log in with hf auth login") from None
     except errors.RepositoryNotFoundError:
         raise NotOnHubError("the hub has no model of that name") from None
     except errors.LocalEntryNotFoundError:
         raise NotOnHubError("the hub cannot be reached and the model is not bundled") from None
+    except errors.EntryNotFoundError:
+        raise NotOnHubError(f"on the hub it has no {_FILE}") from None
     except errors.HFValidationError:
         raise NotOnHubError("that is no name of the hub's form") from None
     except Exception as error:  # The hub's client lets errors of its transport through.
         raise NotOnHubError(f"the hub answered {type(error).__name__}") from None
+
+
+def _reachable(name: str) -> bool:
+    """Whether the hub answers: one question, because a download asks for half a minute.
+
+    Raises:
+        Exception: the hub's own answer, where that is a refusal.
+    """
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    try:
+        get_hf_file_metadata(hf_hub_url(name, _FILE))
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        response = getattr(error, "response", None)
+        if response is None or response.status_code >= 500:
+            return False
+        raise
+    except Exception:  # Whatever its transport calls it: no network, no name, no route.
+        return False
+    return True

@@ -123,5 +123,5 @@ def _from_hub(name: str) -> Any:
     try:
         return _read(hub.config_file(name))
     except hub.NotOnHubError as error:
-        hint = f"({error}) see memcalc list models, or give a folder with a config.json."
+        hint = f"{error}. See memcalc list models, or give a folder with a config.json."
         raise unknown("model", name, bundled(), hint=hint) from None
