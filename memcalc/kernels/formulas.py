@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.kernels import blas, fused_attention, indexing, reduction
-from memcalc.kernels.scratch import Script
+from memcalc.kernels import blas, cub, fused_attention, indexing, reduction
+from memcalc.kernels.scratch import Script, nested
 from memcalc.kernels.target import Target
 
 
@@ -42,9 +42,35 @@ def _reduction(
     strides: tuple[int, ...],
     dims: tuple[int, ...],
     accumulator_bytes: int,
+    cast: int = 0,
 ) -> Scratch:
+    """``cast``: bytes of the input in the type that is summed, where that is another."""
     described = reduction.describe(shape, strides, dims, accumulator_bytes)
-    return Scratch(after=reduction.staging(described, target))
+    staged = reduction.staging(described, target)
+    return Scratch(after=(cast, *_later(staged, 1), ~0) if cast else staged)
+
+
+def _group_norm(target: Target, moments: int, scale: int) -> Scratch:
+    """``moments``: bytes of each moment in fp32, for 16-bit inputs; ``scale``: of a channel's.
+
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu; moments are widened in 2.13, not in
+    2.11 (2.12 was not looked at).
+    """
+    widened = (moments, moments) if moments and target.torch >= (2, 13) else ()
+    scaled = (scale, scale) if scale else ()
+    return Scratch(after=nested(*widened, *scaled))
+
+
+def _index_put(target: Target, count: int, indices: int, rows: int) -> Scratch:
+    return Scratch(after=indexing.index_put_sorted(count, indices, rows, target))
+
+
+def _sort(target: Target, elements: int, along: int, key_bytes: int) -> Scratch:
+    return Scratch(after=indexing.sort(elements, along, key_bytes, target))
+
+
+def _scan(target: Target, count: int, element_bytes: int) -> Scratch:
+    return Scratch(after=(cub.scan(count, element_bytes), ~0))
 
 
 def _flash_forward(
@@ -75,7 +101,7 @@ def _embedding_backward(
     target: Target, indices: int, rows: int, width: int, index_bytes: int, copies: tuple[int, ...]
 ) -> Scratch:
     """``copies``: bytes of what is copied first and held to the end."""
-    before, after = indexing.embedding_backward(indices, rows, width, index_bytes)
+    before, after = indexing.embedding_backward(indices, rows, width, index_bytes, target)
     first = len(copies)
     freed = tuple(~number for number in reversed(range(first)))
     return Scratch((*copies, *_later(before, first)), (*_later(after, first), *freed))
@@ -110,6 +136,10 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "efficient_forward": _efficient_forward,
     "efficient_backward": _efficient_backward,
     "embedding_backward": _embedding_backward,
+    "group_norm": _group_norm,
+    "index_put": _index_put,
+    "sort": _sort,
+    "scan": _scan,
     "script": _script,
     "cublas": _cublas,
     "cublaslt": _cublaslt,

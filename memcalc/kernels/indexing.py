@@ -1,40 +1,68 @@
-"""What embedding and index kernels take beside their outputs.
+"""What sorting, embedding and index kernels take beside their outputs.
 
-Sources: aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu
-(``embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10), PyTorch 2.11 to 2.13, and CUB's
-DeviceRadixSort (onesweep) as shipped with CUDA 13.0.
+Sources: aten/src/ATen/native/cuda/ Embedding.cu, EmbeddingBackwardKernel.cu
+(``embedding_backward_cuda_kernel``, NROWS_PER_THREAD = 10), Indexing.cu
+(``index_put_with_sort_kernel``), Sort.cpp and SortStable.cu, PyTorch 2.11 and 2.13.
 """
 
 from __future__ import annotations
 
-from memcalc.kernels.scratch import Script, ceil_div, round_up
+from memcalc.kernels import cub
+from memcalc.kernels.scratch import Script
+from memcalc.kernels.target import Target
 
 _ROWS_PER_THREAD = 10
 _SORTED_ABOVE = 3072
 _FLOAT = 4
-_SINGLE_TILE_INT32 = 4864
-_SORT_TILE = 4608
-_RADIX = 256
+_INDEX = 8
+_BITS_OF_ROWS = (2, 13)
+"""From this version on (or the one before, which was not looked at) an embedding's indices are
+sorted by the bits its rows need; before, by all."""
+_SORTED_IN_BLOCKS = 4096
+"""Up to so many elements along the dimension."""
 
 
-def sort_pairs_bytes(count: int, key_bytes: int, key_bits: int) -> int:
-    """Temporary storage of CUB's radix sort of (key, value) pairs, both ``key_bytes`` wide.
+def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> Script:
+    """Scratch of ``index_put_(accumulate=True)``, the gradient of indexing by tensors.
 
-    Two double buffers where there are several passes, 64-bit bin offsets for each pass of eight
-    bits, 32-bit look-back counters for each tile; pieces aligned to 256 bytes.
+    Args:
+        count: N, positions written to.
+        indices: tensors that name them together.
+        rows: places there are.
+        target: the GPU.
+
+    Returns:
+        A script: the positions as single numbers (each tensor wrapped, then multiplied), sorted
+        positions, order and its numbers.
     """
-    if key_bytes == 4 and count <= _SINGLE_TILE_INT32:
-        return 1
-    passes = ceil_div(key_bits, 8)
-    # A single pass goes straight from the input to the output.
-    buffers = 2 * round_up(count * key_bytes, 256) if passes > 1 else 0
-    bins = passes * _RADIX * 8
-    look_back = ceil_div(count, _SORT_TILE) * _RADIX * 4
-    return buffers + bins + look_back + 256 + 255
+    size = count * _INDEX
+    words: list[int] = [size, size, ~0]
+    for number in range(1, indices):
+        words += (size, size, ~(2 * number), ~(2 * number + 1))
+    first = 2 * indices
+    bits = max(rows - 1, 1).bit_length()
+    words += (size, size, size, cub.sort_pairs(count, _INDEX, _INDEX, bits, target))
+    words += (~(first + 3), ~(first + 2), ~(first + 1), ~first, ~1)
+    return tuple(words)
+
+
+def sort(elements: int, along: int, key_bytes: int, target: Target) -> Script:
+    """Scratch of a sort along a dimension of ``along`` elements, after values and indices.
+
+    Returns:
+        A script; empty for several long rows, and for long rows of other types than 32 and 64
+        bit, which take more than is known.
+    """
+    if along <= _SORTED_IN_BLOCKS:
+        return (along * _INDEX, ~0) if along else ()
+    if elements > along or key_bytes not in (4, 8):
+        return ()
+    temporary = cub.sort_pairs(elements, key_bytes, _INDEX, key_bytes * 8, target)
+    return (elements * _INDEX, temporary, ~1, ~0)
 
 
 def embedding_backward(
-    indices: int, rows: int, width: int, index_bytes: int
+    indices: int, rows: int, width: int, index_bytes: int, target: Target
 ) -> tuple[Script, Script]:
     """Scratch of a dense embedding gradient, before and after the gradient is allocated.
 
@@ -43,6 +71,7 @@ def embedding_backward(
         rows: V, size of the vocabulary.
         width: D, size of a vector.
         index_bytes: bytes per index.
+        target: the GPU and PyTorch.
 
     Returns:
         Two scripts, empty up to 3072 indices, where the kernel needs no sorting. Above: sorted
@@ -52,11 +81,13 @@ def embedding_backward(
     if indices <= _SORTED_ABOVE:
         return (), ()
     size = indices * index_bytes
-    sort = sort_pairs_bytes(indices, index_bytes, max(rows - 1, 1).bit_length())
+    bits = max(rows - 1, 1).bit_length() if target.torch >= _BITS_OF_ROWS else index_bytes * 8
+    temporary = cub.sort_pairs(indices, index_bytes, index_bytes, bits, target)
     segments = min(indices, rows) * index_bytes
     partial = indices // _ROWS_PER_THREAD + min(indices, rows)
-    before = (size, size, size, sort, ~3, ~2)
-    unique, scan = 1279, 1279
+    before = (size, size, size, temporary, ~3, ~2)
+    unique = cub.unique_by_key(indices, index_bytes, target)
+    scan = cub.scan(min(indices, rows), index_bytes)
     after = (
         *(size, 8, size, unique, ~7, ~6),
         *(segments, segments, scan, ~10),

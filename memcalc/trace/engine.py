@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+_aten = torch.ops.aten
 _WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
 
 
@@ -23,6 +24,27 @@ def accumulates(node: Any, args: tuple[Any, ...]) -> bool:
         return False
     old, new = args
     return old.shape == new.shape and old.dtype is new.dtype and _owned(old)
+
+
+IN_PLACE = {
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.index_put.default: _aten.index_put_.default,
+    _aten._unsafe_index_put.default: _aten.index_put_.default,
+}
+
+
+def writes_in_place(node: Any, args: tuple[Any, ...]) -> bool:
+    """Would the gradient's formula write into the zeros it just made, were they not fake?
+
+    Source: torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native, where formulas ask
+    ``areAnyTensorSubclassLike`` (2.13).
+    """
+    if node is None or torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
+        return False
+    return _called_from_engine() and _owned(args[0])
 
 
 def _called_from_engine() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memcalc.trace import device
+from memcalc.trace import composites, ctc, device
 
 _aten = torch.ops.aten
 
@@ -94,9 +94,21 @@ def _grouped_mm(
 REPLACED: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.unique_consecutive.default: (_all_alike, "all entries are taken to be alike"),
     _aten.masked_select.default: (_all_selected, "every element is taken to be selected"),
+    _aten.logsumexp.default: (composites.logsumexp, ""),
+    _aten.mse_loss.default: (composites.mean_squares, ""),
+    _aten.smooth_l1_loss.default: (composites.mean_squares, ""),
+    _aten.huber_loss.default: (composites.huber, ""),
+    _aten.roll.default: (composites.roll, ""),
+    _aten.im2col.default: (composites.im2col, ""),
+    _aten.col2im.default: (composites.col2im, ""),
+    _aten._ctc_loss.default: (ctc.forward, ""),
+    _aten._ctc_loss_backward.default: (ctc.backward, ""),
     _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
 }
-"""What runs instead, and what is assumed by it (empty: nothing)."""
+"""What runs instead, and what is assumed by it (empty: nothing).
+
+It may return ``NotImplemented``: the operator itself runs.
+"""
 MEANINGS: dict[Any, Callable[..., torch.Tensor]] = {_aten.nonzero.default: every_position}
 """How the values of a replaced operator's result are to be read."""
 MASKED: dict[Any, Callable[..., Any]] = {_aten.index.Tensor: _positions}
@@ -123,6 +135,8 @@ def install() -> None:
     _leave_unchanged_modules_alone()
     _format_as_values()
     _make_on_host_first()
+    ctc.read_lengths()
+    composites.scatter_one_hot()
     library = torch.library.Library("aten", "IMPL")
     for name in _KERNELS_ON_CUDA:
         library.impl(name, _never, "PrivateUse1")

@@ -18,7 +18,7 @@ from memcalc.kernels import blas
 from memcalc.kernels.formulas import Call
 from memcalc.trace import device, flops
 from memcalc.trace.breadcrumbs import Breadcrumbs
-from memcalc.trace.engine import accumulates
+from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.kernels import Kernels
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
 from memcalc.trace.operators import MASKED, MEANINGS, REPLACED, has_mask
@@ -36,8 +36,8 @@ class Recorder(TorchDispatchMode):
     """A dispatch mode that records storages; enter it above the fake mode.
 
     Host tensors run for real (they are small: step counters, random states); tensors on the
-    simulated device stay fake. A value read back from the device (``.item()``) is answered by
-    zero, which is also what an all-zero device memory would say, and noted as an assumption.
+    simulated device stay fake. A value read back from the device (``.item()``) is what memory
+    full of zeros would have led to (see ``Values``), and noted as an assumption.
     """
 
     def __init__(
@@ -115,23 +115,17 @@ class Recorder(TorchDispatchMode):
         if func in MASKED and has_mask(args[1]):
             with self:
                 return MASKED[func](*args, **kwargs)
-        replaced = REPLACED.get(func)
-        if replaced is not None:
-            instead, assumed = replaced
-            if assumed:
-                self.assumptions[f"in {self._place()} {assumed}"] = None
-            # Its allocations come back here as operators of their own.
-            with self:
-                out = instead(*args, **kwargs)
-            if func in MEANINGS:
-                self._values.remember(MEANINGS[func], args, kwargs, out)
-            self.flops[self.where.step] += flops.of(func, args, kwargs, out)
-            return out
+        if func in REPLACED:
+            out = self._replaced(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         node = self._locate()
         if self.where.phase in BY_PARAMETER:
             self.where.tag = self.ledger.home_of(args)
         if func in _ADDS and accumulates(node, args):
             return torch.ops.aten.add_.Tensor(*args)
+        if func in IN_PLACE and writes_in_place(node, args):
+            func = IN_PLACE[func]
         name = _name(func)
         if self._trail is not None:
             self._trail.drop(self.where.module, name)
@@ -146,6 +140,20 @@ class Recorder(TorchDispatchMode):
                 self._workspace(name, args)
             return out
         self._track_with_scratch(out, name, node, call)
+        return out
+
+    def _replaced(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what stands for an operator; its allocations come back as operators of their own."""
+        instead, assumed = REPLACED[func]
+        with self:
+            out = instead(*args, **kwargs)
+        if out is NotImplemented:
+            return out
+        if assumed:
+            self.assumptions[f"in {self._place()} {assumed}"] = None
+        if func in MEANINGS:
+            self._values.remember(MEANINGS[func], args, kwargs, out)
+        self.flops[self.where.step] += flops.of(func, args, kwargs, out)
         return out
 
     def _on_device(self, args: Any, kwargs: dict[str, Any]) -> bool:

@@ -19,8 +19,13 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     "native_dropout": (1, 0),
     # Seed and offset stay on the host.
     "_scaled_dot_product_efficient_attention": (0, 1),
+    # The weights' sum comes first.
+    "nll_loss2d_forward": (1, 0),
 }
 """Operators whose outputs CUDA allocates in another order, or not all on the device."""
+
+_PAIR = 16
+"""Bytes of a value and its index, aligned."""
 
 Reader = Callable[[tuple[Any, ...], Any], Call | None]
 """Finds a kernel call in an operator's arguments and output; ``None`` where there is none."""
@@ -34,16 +39,79 @@ def _accumulator(tensor: torch.Tensor) -> int:
     return max(4, tensor.element_size())
 
 
-def _reduce(args: tuple[Any, ...], out: Any) -> Call | None:
+def _reduce(args: tuple[Any, ...], out: Any, accumulator: int | None = None) -> Call | None:
     tensor = args[0]
     if tensor.dim() == 0:
         return None
     dims = args[1] if len(args) > 1 else ()
     if not isinstance(dims, list | tuple):
-        dims = (dims,) if isinstance(dims, int) else ()
-    return Call(
-        "reduction", (_shape(tensor), tuple(tensor.stride()), tuple(dims), _accumulator(tensor))
+        dims = (dims,) if isinstance(dims, int) and not isinstance(dims, bool) else ()
+    accumulator = accumulator or _accumulator(tensor)
+    return Call("reduction", (_shape(tensor), tuple(tensor.stride()), tuple(dims), accumulator))
+
+
+def _sum(args: tuple[Any, ...], out: Any) -> Call | None:
+    """The input is first cast to the output's type; only 16-bit floats are widened as they go.
+
+    Source: aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_out_ty`` (2.13).
+    """
+    tensor = args[0]
+    widened = tensor.dtype.itemsize == 2 and out.dtype == torch.float32
+    if tensor.dim() == 0 or tensor.dtype == out.dtype or widened:
+        return _reduce(args, out)
+    call = _reduce(args, out, _accumulator(out))
+    assert call is not None
+    return Call("reduction", (*call.args, tensor.numel() * out.element_size()))
+
+
+def _extreme(args: tuple[Any, ...], out: Any) -> Call | None:
+    """A value and where it stands, unless only the value is asked for."""
+    return _reduce(args, out, None if isinstance(out, torch.Tensor) else _PAIR)
+
+
+def _place(args: tuple[Any, ...], out: Any) -> Call | None:
+    return _reduce(args, out, _PAIR)
+
+
+def _moments(args: tuple[Any, ...], out: Any) -> Call | None:
+    """Mean, sum of squares and two counts: aten/src/ATen/native/SharedReduceOps.h."""
+    return _reduce(args, out, 32 if args[0].element_size() == 8 else 16)
+
+
+def _truth(args: tuple[Any, ...], out: Any) -> Call | None:
+    return _reduce(args, out, 1)
+
+
+def _sort(args: tuple[Any, ...], out: Any) -> Call | None:
+    tensor = args[0]
+    if tensor.dim() == 0:
+        return None
+    whole = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]
+    along = tensor.shape[whole[0] if whole else -1]
+    return Call("sort", (tensor.numel(), along, tensor.element_size()))
+
+
+def _cumsum(args: tuple[Any, ...], out: Any) -> Call | None:
+    """One row is scanned by all blocks together; of several, each block scans its own.
+
+    Source: aten/src/ATen/native/cuda/ScanUtils.cuh, ``scan_dim`` (2.13).
+    """
+    tensor, dim = args[:2]
+    if tensor.dim() == 0 or tensor.numel() != tensor.shape[dim] or tensor.dtype != out.dtype:
+        return None
+    return Call("scan", (tensor.numel(), tensor.element_size())) if tensor.numel() else None
+
+
+def _index_put(args: tuple[Any, ...], out: Any) -> Call | None:
+    tensor, indices = args[:2]
+    if not (len(args) > 3 and args[3]):
+        return None
+    given = [index for index in indices if index is not None]
+    count = math.prod(torch.broadcast_shapes(*(index.shape for index in given)))
+    rows = math.prod(
+        size for size, index in zip(tensor.shape, indices, strict=False) if index is not None
     )
+    return Call("index_put", (count, len(given), rows))
 
 
 def _flash_forward(args: tuple[Any, ...], out: Any) -> Call:
@@ -120,6 +188,26 @@ def _index(args: tuple[Any, ...], out: Any) -> Call | None:
     return _script(before=tuple(copied), after=tuple(~number for number in range(len(copied))))
 
 
+def _group_norm(args: tuple[Any, ...], out: Any) -> Call:
+    """Moments in float32 of 16-bit inputs; scale and shift of each channel where there are any."""
+    inputs, weight, bias, samples, channels, area, groups = args[:7]
+    moments = samples * groups * 4 if inputs.element_size() < 4 else 0
+    scaled = area > 1 and not (weight is None and bias is None)
+    return Call("group_norm", (moments, samples * channels * 4 if scaled else 0))
+
+
+def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Call:
+    """Two sums for each channel, two numbers for each group, and the channels' scale.
+
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (2.11 and 2.13).
+    """
+    weight, samples, channels, area, groups = args[4:9]
+    each, group = samples * channels * 4, samples * groups * 4
+    if weight is None or area == 1:
+        return _script(after=(each, each, group, group, ~3, ~2, ~1, ~0))
+    return _script(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
+
+
 def _script(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> Call:
     return Call("script", (before, after))
 
@@ -127,9 +215,19 @@ def _script(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> Call:
 READERS: dict[str, Reader] = {
     "embedding": _embedding_forward,
     "index": _index,
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     "_softmax_backward_data": _softmax_backward,
     "_safe_softmax": _safe_softmax,
-    **dict.fromkeys(("sum", "mean", "amax", "max", "linalg_vector_norm"), _reduce),
+    **dict.fromkeys(("amax", "amin", "linalg_vector_norm"), _reduce),
+    **dict.fromkeys(("sum", "mean"), _sum),
+    **dict.fromkeys(("max", "min"), _extreme),
+    **dict.fromkeys(("argmax", "argmin"), _place),
+    **dict.fromkeys(("any", "all"), _truth),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _moments),
+    "sort": _sort,
+    "cumsum": _cumsum,
+    "index_put_": _index_put,
     "_scaled_dot_product_flash_attention": _flash_forward,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient_forward,

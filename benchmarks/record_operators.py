@@ -1,0 +1,78 @@
+"""Record what PyTorch's CUDA allocator sees of single operators, forward and backward.
+
+Usage: ``python benchmarks/record_operators.py FILE``, with a Python that has torch for CUDA; a
+stand-in driver will do. ``tests/kernels/test_operators.py`` holds memcalc's own account of each
+operator against the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from operator_cases import Case, cases, play
+
+
+def events(entries: list[dict[str, Any]]) -> list[int]:
+    """Births as bytes asked for, deaths as ``~number`` of the birth; inputs are left out."""
+    found: list[int] = []
+    numbers: dict[int, int] = {}
+    births = 0
+    for entry in entries:
+        if entry["action"] == "alloc":
+            numbers[entry["addr"]] = births
+            births += 1
+            found.append(entry["size"])
+        elif entry["action"] == "free_completed":
+            number = numbers.pop(entry["addr"], None)
+            if number is not None:
+                found.append(~number)
+    return found
+
+
+def record(case: Case) -> list[int]:
+    """Play a case; inputs' gradients stay alive to the end."""
+    inputs = case.inputs("cuda")
+    begin = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    play(case, inputs)
+    return events(torch.cuda.memory._snapshot()["device_traces"][0][begin:])
+
+
+def main() -> None:
+    torch.backends.cudnn.enabled = False
+    torch.cuda.init()
+    # Workspaces of matrix products are made once, not by the case that comes first.
+    warm = torch.zeros(8, 8, device="cuda", requires_grad=True)
+    (warm @ warm).sum().backward()
+    torch.cuda.memory._record_memory_history(max_entries=10**6, stacks="python")
+    found, failed = {}, {}
+    for case in cases():
+        try:
+            found[case.name] = record(case)
+        except (RuntimeError, NotImplementedError) as error:
+            failed[case.name] = str(error).split("\n")[0][:120]
+    properties = torch.cuda.get_device_properties(0)
+    text = {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
+        "capability": list(torch.cuda.get_device_capability()),
+        "multiprocessors": properties.multi_processor_count,
+        "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
+        "failed": failed,
+    }
+    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found.items()]
+    cases_text = ",\n".join(lines)
+    text_lines = json.dumps(text, indent=1)[:-2]
+    Path(sys.argv[1]).write_text(f'{text_lines},\n "cases": {{\n{cases_text}\n }}\n}}\n')
+    print(f"{len(found)} recorded, {len(failed)} failed: {failed}")
+    sys.stdout.flush()
+    # A stand-in driver cannot always take a process down in order.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

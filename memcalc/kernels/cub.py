@@ -1,0 +1,65 @@
+"""Temporary storage of CUB's device-wide algorithms, as PyTorch asks for it.
+
+Every piece is aligned to 256 bytes, and 255 more let the whole begin at such an address. Constants
+are tile sizes of CUB's tuning policies, read off what PyTorch asked for 20,000 to 30,000,000
+elements on compute capabilities 7.5, 8.0, 8.6, 9.0 and 10.0 (2.11 and 2.13 with CUDA 13.0).
+"""
+
+from __future__ import annotations
+
+from memcalc.kernels.scratch import ceil_div, round_up
+from memcalc.kernels.target import Target
+
+_ALIGNED = 256
+_LEAST = 511
+"""What an algorithm asks for beside its pieces."""
+_RADIX = 256
+_SINGLE_TILE = {4: 4864, 8: 2304}
+"""So many keys of a width are sorted by one block."""
+_SORT_TILES = {
+    7: {(4, 4): 11776, (4, 8): 2816, (8, 8): 2816},
+    8: {(4, 4): 6528, (4, 8): 3072, (8, 8): 3840},
+    9: {(4, 4): 6528, (4, 8): 5376, (8, 8): 4608},
+}
+"""By major compute capability (9: and above), then widths of key and value."""
+_SCANS = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}
+"""By width of an element: elements in a tile, and bytes of its look-back state."""
+_UNIQUE_TILES = {7: {4: 704, 8: 320}, 8: {4: 2816, 8: 1344}, 9: {4: 7168, 8: 4928}}
+"""By major compute capability (9: and above), then width of a key."""
+_UNIQUE_STATE = 16
+_WARP = 32
+"""States before the first tile's."""
+
+
+def sort_pairs(count: int, key_bytes: int, value_bytes: int, bits: int, target: Target) -> int:
+    """Radix sort of (key, value) pairs by ``bits`` bits.
+
+    Alternate buffers where there are several passes, 64-bit bin offsets for each pass of eight
+    bits, 32-bit look-back counters for each tile.
+    """
+    if count <= _SINGLE_TILE[key_bytes]:
+        return 1
+    passes = ceil_div(bits, 8)
+    # A single pass goes straight from the input to the output.
+    buffers = round_up(count * key_bytes, _ALIGNED) + round_up(count * value_bytes, _ALIGNED)
+    tile = _SORT_TILES[_generation(target)][key_bytes, value_bytes]
+    bins, look_back = passes * _RADIX * 8, ceil_div(count, tile) * _RADIX * 4
+    return (buffers if passes > 1 else 0) + bins + look_back + _LEAST
+
+
+def scan(count: int, element_bytes: int) -> int:
+    """A running sum."""
+    return _states(count, *_SCANS[element_bytes])
+
+
+def unique_by_key(count: int, key_bytes: int, target: Target) -> int:
+    """The first of each run of equal keys, with its value of the same width."""
+    return _states(count, _UNIQUE_TILES[_generation(target)][key_bytes], _UNIQUE_STATE)
+
+
+def _generation(target: Target) -> int:
+    return min(max(target.capability[0], 7), 9)
+
+
+def _states(count: int, tile: int, state: int) -> int:
+    return round_up((ceil_div(count, tile) + _WARP) * state, _ALIGNED) + _LEAST

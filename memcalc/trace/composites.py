@@ -1,0 +1,103 @@
+"""Operators that are one for fake tensors but several on CUDA, or larger there than their result.
+
+Each function here does what CUDA does; the operators it calls are recorded one by one. Where it
+returns ``NotImplemented``, the operator is one on CUDA as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from memcalc.trace import device
+
+_MEAN, _SUM = 1, 2
+_aten = torch.ops.aten
+
+
+def logsumexp(tensor: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
+    """Source: aten/src/ATen/native/ReduceOps.cpp, ``logsumexp_out_impl`` (2.13)."""
+    if not tensor.numel() or not tensor.is_floating_point():
+        return NotImplemented
+    largest = torch.amax(tensor, list(dim), keepdim=True)
+    sizes = torch.empty_like(largest)
+    finite = torch.empty_like(largest, dtype=torch.bool)
+    del finite, sizes
+    powers = torch.empty_like(tensor)
+    return torch.sum(powers, list(dim), keepdim=keepdim)
+
+
+def mean_squares(left: torch.Tensor, right: torch.Tensor, reduction: int = _MEAN) -> Any:
+    """``mse_loss`` and ``smooth_l1_loss``: a result of one number keeps the room of all.
+
+    Source: aten/src/ATen/native/BinaryOps.cpp, ``mse_loss_out``, ``smooth_l1_loss_out`` (2.13).
+    """
+    if reduction not in (_MEAN, _SUM):
+        return NotImplemented
+    room = torch.empty(
+        torch.broadcast_shapes(left.shape, right.shape), dtype=left.dtype, device=left.device
+    )
+    each = torch.empty_like(room)
+    del each
+    return torch.as_strided(room, (), ())
+
+
+def huber(
+    left: torch.Tensor, right: torch.Tensor, reduction: int = _MEAN, delta: float = 1.0
+) -> Any:
+    """Source: aten/src/ATen/native/Loss.cpp, ``huber_loss`` (2.13)."""
+    if reduction not in (_MEAN, _SUM):
+        return NotImplemented
+    each = torch.empty_like(left)
+    return each.mean() if reduction == _MEAN else each.sum()
+
+
+def roll(tensor: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """One dimension after the other: aten/src/ATen/native/TensorTransformations.h (2.13)."""
+    if len(dims) < 2:
+        return NotImplemented
+    first = torch.roll(tensor, shifts[0], dims[0])
+    return torch.roll(first, list(shifts[1:]), list(dims[1:]))
+
+
+def im2col(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
+    """The output is made like the input, then again in its own size.
+
+    Source: aten/src/ATen/native/cuda/Im2Col.cu, ``im2col_cuda`` (2.13).
+    """
+    room = torch.empty_like(tensor)
+    out: torch.Tensor = torch.empty(
+        _aten.im2col(tensor.to("meta"), *window).shape, dtype=tensor.dtype, device=tensor.device
+    )
+    del room
+    return out
+
+
+def col2im(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
+    """The output is made like the input, and keeps that room: Col2Im.cu, ``col2im_cuda``."""
+    shape = _aten.col2im(tensor.to("meta"), *window).shape
+    room = torch.empty_like(tensor)
+    if room.numel() < math.prod(shape):
+        room = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    return torch.as_strided(room, shape, strides)
+
+
+def scatter_one_hot() -> None:
+    """``one_hot`` writes ones into zeros; of tensor subclasses it compares with every class.
+
+    Source: aten/src/ATen/native/Onehot.cpp (2.13). Composed before any mode sees it, so the
+    function itself is replaced.
+    """
+    original: Callable[..., torch.Tensor] = torch.nn.functional.one_hot
+
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if tensor.device.type != device.NAME or num_classes <= 0:
+            return original(tensor, num_classes)
+        zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.long, device=tensor.device)
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    torch.nn.functional.one_hot = one_hot

@@ -1,0 +1,70 @@
+"""Play recorded operator cases on the simulated device and print their events.
+
+Run as a script with the recordings' files as arguments.
+"""
+
+import json
+import pathlib
+import sys
+import traceback
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+
+import torch  # noqa: E402
+from operator_cases import cases, play  # noqa: E402
+
+from memcalc.kernels.target import Target  # noqa: E402
+from memcalc.trace import device, operators  # noqa: E402
+from memcalc.trace.kernels import TargetKernels  # noqa: E402
+from memcalc.trace.recorder import Recorder  # noqa: E402
+
+
+def events(recorder, begin):
+    """Births as bytes, deaths as ``~number`` of the birth, counted from where the case began."""
+    ledger = recorder.ledger
+    numbers, found = {}, []
+    for event in ledger.events[begin:]:
+        if event >= 0:
+            numbers[event] = len(numbers)
+            found.append(ledger.entries[event].bytes)
+        elif ~event in numbers:
+            found.append(~numbers[~event])
+    return found
+
+
+def simulated(case, target):
+    """The events of a case, or what went wrong."""
+    recorder = Recorder(TargetKernels(target))
+    try:
+        with device.fake_mode(), recorder:
+            # Workspaces of matrix products are made once, not by the case that comes first.
+            warm = torch.zeros(8, 8, device=device.NAME, requires_grad=True)
+            (warm @ warm).sum().backward()
+            inputs = case.inputs(device.NAME)
+            begin = len(recorder.ledger.events)
+            play(case, inputs)
+            return events(recorder, begin)
+    except Exception:
+        return traceback.format_exc()[-400:]
+
+
+def main():
+    device.use("cuda")
+    operators.install()
+    found = {}
+    for name in sys.argv[1:]:
+        recorded = json.loads(pathlib.Path(name).read_text())
+        target = Target(
+            capability=tuple(recorded["capability"]),
+            multiprocessors=recorded["multiprocessors"],
+            threads_per_multiprocessor=recorded["threads_per_multiprocessor"],
+            torch=tuple(int(part) for part in recorded["torch"].split(".")[:2]),
+        )
+        found[name] = {
+            case.name: simulated(case, target) for case in cases() if case.name in recorded["cases"]
+        }
+    print(json.dumps(found))
+
+
+main()
