@@ -7,6 +7,7 @@ of multiprocessors does.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import statistics
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ from memcalc.records import Span
 
 ENOUGH = 3
 """Readings of a kind of GPU that show its spread; with fewer, the spread of all GPUs is taken."""
-_RUNNING = frozenset({Moment.INFERENCE, Moment.TRAINING})
+_MODEL = frozenset({Moment.LOADING, Moment.INFERENCE, Moment.TRAINING})
+"""With a model there. How far it had come is often not told, and makes no difference to be seen."""
 _BARE = frozenset({Moment.CONTEXT})
 
 
@@ -30,22 +32,23 @@ class Outside:
     context: Span
     """Before the first tensor."""
     modules: Span
-    """What kernels and libraries add until a model runs."""
+    """What kernels and libraries add."""
     total: Span
 
 
 def context_span(gpu: Gpu | None) -> Span:
-    """Bytes outside the allocator once a model runs; without a GPU, those of any GPU."""
+    """Bytes outside the allocator with a model there; without a GPU, those of any GPU."""
     return outside(gpu).total
 
 
 @functools.cache
 def outside(gpu: Gpu | None) -> Outside:
     """Context and modules of a process on a GPU; without one, the limits over all known GPUs."""
-    context, total = _span(gpu, _BARE), _span(gpu, _RUNNING)
+    total = _at_least(_span(gpu, _MODEL), gpu)
+    context = _within(_span(gpu, _BARE), total)
     likely = None
     if total.likely is not None and context.likely is not None:
-        likely = max(total.likely - context.likely, 0)
+        likely = total.likely - context.likely
     modules = Span(
         low=max(total.low - context.high, 0),
         likely=likely,
@@ -53,6 +56,25 @@ def outside(gpu: Gpu | None) -> Outside:
         source="the difference of the two",
     )
     return Outside(context=context, modules=modules, total=total)
+
+
+def _at_least(total: Span, gpu: Gpu | None) -> Span:
+    """A process holds no less than its GPU's bare context, unless one was read that did."""
+    bare = _of_kind(gpu, comparable(_BARE))
+    if not bare:
+        return total
+    least = min(r.low for r in (*bare, *_of_kind(gpu, comparable(_MODEL))))
+    likely = max(total.likely, least) if total.likely is not None else None
+    return dataclasses.replace(total, low=max(total.low, least), likely=likely)
+
+
+def _within(context: Span, total: Span) -> Span:
+    """A context is no larger than what the process holds with a model in it."""
+    likely = context.likely
+    if likely is not None and total.likely is not None:
+        likely = min(likely, total.likely)
+    low, high = min(context.low, total.low), min(context.high, total.high)
+    return dataclasses.replace(context, low=low, likely=likely, high=high)
 
 
 def comparable(moments: frozenset[Moment]) -> tuple[Reading, ...]:
@@ -65,11 +87,15 @@ def alike(gpu: Gpu, other: Gpu) -> bool:
     return (gpu.capability, gpu.multiprocessors) == (other.capability, other.multiprocessors)
 
 
+def _of_kind(gpu: Gpu | None, readings: Sequence[Reading]) -> list[Reading]:
+    return [r for r in readings if gpu is not None and alike(gpu, gpus.find(r.gpu))]
+
+
 def _span(gpu: Gpu | None, moments: frozenset[Moment]) -> Span:
     readings = comparable(moments)
     if gpu is None:
         return _any(moments, readings)
-    own = [r for r in readings if alike(gpu, gpus.find(r.gpu))]
+    own = _of_kind(gpu, readings)
     measured = [r for r in own if r.measured]
     for known in (measured, own):
         if len(known) >= ENOUGH:
@@ -83,7 +109,7 @@ def _any(moments: frozenset[Moment], readings: Sequence[Reading]) -> Span:
         low=min(span.low for span in every),
         likely=None,
         high=max(span.high for span in every),
-        source=f"any GPU, by {len(readings)} readings of {_models(readings)} GPU models",
+        source=f"any GPU, {len(readings)} readings of {_models(readings)} GPU models",
     )
 
 
@@ -104,14 +130,13 @@ def _by_multiprocessors(gpu: Gpu, readings: Sequence[Reading], own: int) -> Span
     here = gpu.multiprocessors
     # A part does not shrink with the GPU: one smaller than any that was read is taken as those.
     as_large = max(here, min(counts))
-    bare = [r.low for r in comparable(_BARE) if alike(gpu, gpus.find(r.gpu))]
     # Whole bytes, rounded outwards, so that a GPU's own readings always lie inside.
     return Span(
-        low=max(min(r.low * here // count for r, count in pairs), *bare, 0),
+        low=min(r.low * here // count for r, count in pairs),
         likely=int(statistics.median(r.middle / count for r, count in pairs) * as_large),
         high=max(-(-r.high * as_large // count) for r, count in pairs),
-        source=f"by multiprocessors, as in {len(readings)} readings of {_models(readings)} GPU "
-        f"models, {own or 'none'} of its kind",
+        source=f"per multiprocessor, {len(readings)} readings of {_models(readings)} GPU models, "
+        f"{own} of its kind",
     )
 
 
