@@ -109,7 +109,7 @@ def _any(moments: frozenset[Moment], readings: Sequence[Reading]) -> Span:
         low=min(span.low for span in every),
         likely=None,
         high=max(span.high for span in every),
-        source=f"any GPU, {len(readings)} readings of {_models(readings)} GPU models",
+        source=f"any GPU, {len(readings)} readings on {_models(readings)} GPUs",
     )
 
 
@@ -135,7 +135,7 @@ def _by_multiprocessors(gpu: Gpu, readings: Sequence[Reading], own: int) -> Span
         low=min(r.low * here // count for r, count in pairs),
         likely=int(statistics.median(r.middle / count for r, count in pairs) * as_large),
         high=max(-(-r.high * as_large // count) for r, count in pairs),
-        source=f"per multiprocessor, {len(readings)} readings of {_models(readings)} GPU models, "
+        source=f"per multiprocessor, {len(readings)} readings on {_models(readings)} GPUs, "
         f"{own} of its kind",
     )
 

@@ -72,8 +72,8 @@ def process_words(prediction: Prediction) -> str:
         return unknown_or(prediction, prediction.peak.process_used, "process_used")
     bare = reserved + prediction.optimizer_state.total(Place.MANAGED)
     words = f"{(bare + context.low) / MIB:,.0f} to {(bare + context.high) / MIB:,.0f} MiB"
-    reason = prediction.unknown.get("process_used")
-    return f"{words} ({reason})" if reason else words
+    known_by = f"context: {context.source}"
+    return f"{words} ({prediction.unknown.get('process_used', known_by)})"
 
 
 def ladder_words(prediction: Prediction) -> list[tuple[str, str]]:
