@@ -92,7 +92,7 @@ def predict(
     answer = _on_cuda(answer, top, trace, gpu)
     if gpu is None:
         return answer
-    device = device_of(gpu, context_span(gpu.multiprocessors), state)
+    device = device_of(gpu, context_span(gpu), state)
     fit = judge(lambda: tuples(trace, MORE), settings, device, replayed.peaks)
     return dataclasses.replace(answer, fit=fit)
 
@@ -113,7 +113,7 @@ def _on_cpu(answer: Prediction) -> Prediction:
 
 def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) -> Prediction:
     """The rungs above requested, as far as they are known."""
-    context = context_span(gpu.multiprocessors if gpu is not None else None)
+    context = context_span(gpu)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
     return dataclasses.replace(
         answer,

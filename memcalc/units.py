@@ -42,6 +42,20 @@ def parse_bytes(text: str) -> int:
     return int(whole + fraction) * _FACTORS[match[2].upper()] // scale
 
 
+def printed_bytes(text: str) -> tuple[int, int]:
+    """Least and most bytes that a rounded figure such as ``14.67 GiB`` may stand for.
+
+    Raises:
+        UsageError: it is no size.
+    """
+    middle = parse_bytes(text)
+    number, unit = text.split()
+    decimals = len(number.partition(".")[2])
+    # Rounded down: a figure in whole bytes is exact.
+    half = _FACTORS[unit.upper()] // (2 * 10**decimals)
+    return middle - half, middle + half
+
+
 def format_bytes(count: int) -> str:
     """Write a byte count for people: one decimal, in the largest binary unit that fits."""
     size = abs(count)

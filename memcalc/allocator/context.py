@@ -1,34 +1,144 @@
-"""What a CUDA process holds outside PyTorch's allocator: its context and loaded kernels.
+"""What a CUDA process holds outside PyTorch's allocator: its context and the kernels it loaded.
 
-NVIDIA publishes no formula. Two public readings of a bare context (llama.cpp pull request 23604:
-555 MiB with 188 multiprocessors, 107 MiB with 34) lie on 3.0 MiB per multiprocessor; kernels
-that PyTorch, cuBLAS and cuDNN load on first use add 60 to 250 MiB. No figure of this module has
-been compared with a GPU by memcalc yet.
+NVIDIA publishes no formula, so the answer is a range out of readings (``catalog.contexts``): those
+of a GPU's own kind where there are enough, else those of all GPUs, which grow about as the number
+of multiprocessors does.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memcalc.catalog import contexts, gpus
+from memcalc.catalog.contexts import Moment, Reading
+from memcalc.catalog.gpus import Gpu
 from memcalc.records import Span
-from memcalc.units import MIB
 
-_BARE_PER_PROCESSOR = (2.85, 3.0, 3.15)
-_MODULES = (60, 150, 250)
-_SOURCE = (
-    "3.0 MiB per multiprocessor (two public readings) and 60 to 250 MiB of loaded kernels; "
-    "not measured by memcalc"
-)
-_SMALLEST, _LARGEST = 30, 192
-"""Multiprocessors of the smallest and largest GPUs in the table."""
+ENOUGH = 3
+"""Readings of a kind of GPU that show its spread; with fewer, the spread of all GPUs is taken."""
+_MODEL = frozenset({Moment.LOADING, Moment.INFERENCE, Moment.TRAINING})
+"""With a model there. How far it had come is often not told, and makes no difference to be seen."""
+_BARE = frozenset({Moment.CONTEXT})
 
 
-def context_span(multiprocessors: int | None) -> Span:
-    """Bytes outside the allocator; without a GPU named, the limits over all known GPUs."""
-    low, high = multiprocessors or _SMALLEST, multiprocessors or _LARGEST
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """The parts of what is outside the allocator."""
+
+    context: Span
+    """Before the first tensor."""
+    modules: Span
+    """What kernels and libraries add."""
+    total: Span
+
+
+def context_span(gpu: Gpu | None) -> Span:
+    """Bytes outside the allocator with a model there; without a GPU, those of any GPU."""
+    return outside(gpu).total
+
+
+@functools.cache
+def outside(gpu: Gpu | None) -> Outside:
+    """Context and modules of a process on a GPU; without one, the limits over all known GPUs."""
+    total = _at_least(_span(gpu, _MODEL), gpu)
+    context = _within(_span(gpu, _BARE), total)
     likely = None
-    if multiprocessors is not None:
-        likely = _total(multiprocessors, 1)
-    return Span(low=_total(low, 0), likely=likely, high=_total(high, 2), source=_SOURCE)
+    if total.likely is not None and context.likely is not None:
+        likely = total.likely - context.likely
+    modules = Span(
+        low=max(total.low - context.high, 0),
+        likely=likely,
+        high=total.high - context.low,
+        source="the difference of the two",
+    )
+    return Outside(context=context, modules=modules, total=total)
 
 
-def _total(processors: int, which: int) -> int:
-    return int((processors * _BARE_PER_PROCESSOR[which] + _MODULES[which]) * MIB)
+def _at_least(total: Span, gpu: Gpu | None) -> Span:
+    """A process holds no less than its GPU's bare context, unless one was read that did."""
+    bare = _of_kind(gpu, comparable(_BARE))
+    if not bare:
+        return total
+    least = min(r.low for r in (*bare, *_of_kind(gpu, comparable(_MODEL))))
+    likely = max(total.likely, least) if total.likely is not None else None
+    return dataclasses.replace(total, low=max(total.low, least), likely=likely)
+
+
+def _within(context: Span, total: Span) -> Span:
+    """A context is no larger than what the process holds with a model in it."""
+    likely = context.likely
+    if likely is not None and total.likely is not None:
+        likely = min(likely, total.likely)
+    low, high = min(context.low, total.low), min(context.high, total.high)
+    return dataclasses.replace(context, low=low, likely=likely, high=high)
+
+
+def comparable(moments: frozenset[Moment]) -> tuple[Reading, ...]:
+    """Readings at these moments that count: kernels loaded lazily, nothing set aside."""
+    return tuple(r for r in contexts.table() if r.moment in moments and r.lazy and not r.aside)
+
+
+def alike(gpu: Gpu, other: Gpu) -> bool:
+    """The same kind of chip: what the driver sizes a context by is the same."""
+    return (gpu.capability, gpu.multiprocessors) == (other.capability, other.multiprocessors)
+
+
+def _of_kind(gpu: Gpu | None, readings: Sequence[Reading]) -> list[Reading]:
+    return [r for r in readings if gpu is not None and alike(gpu, gpus.find(r.gpu))]
+
+
+def _span(gpu: Gpu | None, moments: frozenset[Moment]) -> Span:
+    readings = comparable(moments)
+    if gpu is None:
+        return _any(moments, readings)
+    own = _of_kind(gpu, readings)
+    measured = [r for r in own if r.measured]
+    for known in (measured, own):
+        if len(known) >= ENOUGH:
+            return _own(known)
+    return _by_multiprocessors(gpu, readings, len(own))
+
+
+def _any(moments: frozenset[Moment], readings: Sequence[Reading]) -> Span:
+    every = [_span(gpu, moments) for gpu in gpus.table()]
+    return Span(
+        low=min(span.low for span in every),
+        likely=None,
+        high=max(span.high for span in every),
+        source=f"any GPU, {len(readings)} readings on {_models(readings)} GPUs",
+    )
+
+
+def _own(readings: Sequence[Reading]) -> Span:
+    kind = "readings by memcalc" if all(r.measured for r in readings) else "published readings"
+    return Span(
+        low=min(r.low for r in readings),
+        likely=int(statistics.median(r.middle for r in readings)),
+        high=max(r.high for r in readings),
+        source=f"{len(readings)} {kind} on {', '.join(sorted({r.gpu for r in readings}))}",
+    )
+
+
+def _by_multiprocessors(gpu: Gpu, readings: Sequence[Reading], own: int) -> Span:
+    """The smallest and largest share of a multiprocessor that was read anywhere."""
+    counts = [gpus.find(r.gpu).multiprocessors for r in readings]
+    pairs = list(zip(readings, counts, strict=True))
+    here = gpu.multiprocessors
+    # A part does not shrink with the GPU: one smaller than any that was read is taken as those.
+    as_large = max(here, min(counts))
+    # Whole bytes, rounded outwards, so that a GPU's own readings always lie inside.
+    return Span(
+        low=min(r.low * here // count for r, count in pairs),
+        likely=int(statistics.median(r.middle / count for r, count in pairs) * as_large),
+        high=max(-(-r.high * as_large // count) for r, count in pairs),
+        source=f"per multiprocessor, {len(readings)} readings on {_models(readings)} GPUs, "
+        f"{own} of its kind",
+    )
+
+
+def _models(readings: Sequence[Reading]) -> int:
+    return len({r.gpu for r in readings})

@@ -38,14 +38,41 @@ def optimizers() -> None:
 
 @app.command("gpus")
 @guarded
-def gpus() -> None:
+def gpus(
+    context: bool = typer.Option(
+        False,
+        "--context",
+        help="What a process holds outside PyTorch's allocator on each, and how that is known.",
+    ),
+) -> None:
     """All GPUs, with the memory CUDA offers a process."""
     from memcalc.catalog import gpus as catalog
     from memcalc.units import format_bytes
 
+    if context:
+        _contexts()
+        return
     for gpu in catalog.table():
         major, minor = gpu.capability
         typer.echo(
             f"{gpu.name:24} {format_bytes(gpu.memory):>10}  compute capability {major}.{minor}, "
             f"{gpu.multiprocessors} multiprocessors"
+        )
+
+
+def _contexts() -> None:
+    from memcalc.allocator.context import outside
+    from memcalc.catalog import gpus as catalog
+    from memcalc.records import Span
+    from memcalc.units import MIB
+
+    def words(span: Span) -> str:
+        return f"{span.low / MIB:,.0f} to {span.high / MIB:,.0f}"
+
+    typer.echo(f"{'':24} {'bare context':>14} {'with a model':>14} MiB")
+    for gpu in (*catalog.table(), None):
+        held = outside(gpu)
+        name = gpu.name if gpu is not None else "any"
+        typer.echo(
+            f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}"
         )

@@ -17,5 +17,5 @@ def device_for(plan: Plan, memory: int | None) -> Device:
     return Device(
         name=f"{gpu.name if gpu is not None else 'a GPU'}{size}",
         capacity=capacity,
-        context=context_span(gpu.multiprocessors if gpu is not None else None),
+        context=context_span(gpu),
     )

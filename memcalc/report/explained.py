@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from memcalc.explanation.command import options
 from memcalc.explanation.records import Explanation, Group, Moment, Option, Search
-from memcalc.report.rows import COMPONENT_WORDS, RUNGS, unknown_or
+from memcalc.report.rows import COMPONENT_WORDS, ladder
 from memcalc.units import format_bytes, format_mib
 
 
 def peak_line(explanation: Explanation) -> str:
     """Where the peak is, rung by rung."""
-    prediction = explanation.prediction
-    rungs = [
-        f"{name.replace('_', ' ')} {unknown_or(prediction, getattr(prediction.peak, name), name)}"
-        for name in RUNGS
-    ]
+    rungs = [f"{name} {value}" for name, value in ladder(explanation.prediction)]
     return f"Peak in {explanation.peak.phase.value}: " + ", ".join(rungs)
 
 

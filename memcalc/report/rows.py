@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.records import Component, Fit, Peak, Place, Prediction
-from memcalc.units import format_bytes, format_mib
+from memcalc.units import MIB, format_bytes, format_mib
 
 COMPONENT_WORDS = {
     Component.WEIGHTS: "weights",
@@ -58,10 +58,22 @@ def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:
 def ladder(prediction: Prediction) -> list[tuple[str, str]]:
     """The rungs at the peak in words."""
     peak: Peak = prediction.peak
-    return [
+    known = [
         (name.replace("_", " "), unknown_or(prediction, getattr(peak, name), name))
-        for name in RUNGS
+        for name in RUNGS[:-1]
     ]
+    return [*known, ("process used", process_words(prediction))]
+
+
+def process_words(prediction: Prediction) -> str:
+    """What the process holds: a range, for the CUDA context is known as one."""
+    context, reserved = prediction.context, prediction.peak.reserved
+    if context is None or reserved is None:
+        return unknown_or(prediction, prediction.peak.process_used, "process_used")
+    bare = reserved + prediction.optimizer_state.total(Place.MANAGED)
+    words = f"{(bare + context.low) / MIB:,.0f} to {(bare + context.high) / MIB:,.0f} MiB"
+    known_by = f"context: {context.source}"
+    return f"{words} ({prediction.unknown.get('process_used', known_by)})"
 
 
 def ladder_words(prediction: Prediction) -> list[tuple[str, str]]:

@@ -37,7 +37,12 @@ def _single(console: Console, prediction: Prediction) -> None:
     )
     console.print(_components(prediction))
     console.print(_phases(prediction))
-    console.print("  ".join(f"{name} {value}" for name, value in rows.ladder_words(prediction)))
+    rungs = [f"{name} {value}" for name, value in rows.ladder_words(prediction)]
+    if prediction.context is not None:
+        console.print("  ".join(rungs[:-1]))
+        console.print(rungs[-1])
+    else:
+        console.print("  ".join(rungs))
     verdict = rows.verdict(prediction)
     if verdict:
         style = "bold green" if verdict.startswith("fits") else "bold red"

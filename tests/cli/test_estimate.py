@@ -1,6 +1,7 @@
 """The real command in a process of its own."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,27 @@ def test_the_main_job_answers_with_the_keys_that_others_rely_on(memcalc):
 def test_components_sum_to_the_peak(memcalc):
     answer = json.loads(memcalc(*MAIN, "--format", "json").stdout)
     assert sum(filter(None, answer["components"].values())) == answer["peak"]["requested"]
+
+
+def test_the_context_is_a_range_with_what_it_is_known_by(memcalc):
+    t4 = memcalc(*MAIN, "--gpu", "t4")
+    assert re.search(
+        r"process used 1,\d+ to \d,\d+ MiB \(context: \d+ published readings on T4\)", t4.stdout
+    )
+    anywhere = json.loads(memcalc(*MAIN, "--format", "json").stdout)["context"]
+    named = json.loads(memcalc(*MAIN, "--gpu", "t4", "--format", "json").stdout)["context"]
+    assert anywhere["likely"] is None
+    assert anywhere["low"] < named["low"] < named["likely"] < named["high"] < anywhere["high"]
+    assert "readings on" in anywhere["source"]
+
+
+def test_the_ranges_of_all_gpus_can_be_listed(memcalc):
+    from memcalc.catalog import gpus
+
+    head, *rows = memcalc("list", "gpus", "--context").stdout.splitlines()
+    assert "bare context" in head
+    assert [row[:24].strip() for row in rows] == [*(gpu.name for gpu in gpus.table()), "any"]
+    assert all(re.search(r"\d+ to +\d+ .*\d+ to +\d+ .*readings", row) for row in rows)
 
 
 def test_a_table_names_the_head_the_peak_and_the_verdict(memcalc):

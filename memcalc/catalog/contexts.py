@@ -1,0 +1,91 @@
+"""What processes were seen to hold outside PyTorch's allocator (configs/contexts.toml).
+
+Published readings are figures as their authors printed them; measured ones are made from files of
+``memcalc measure`` (configs/contexts_measured.json, where there is one).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from memcalc import artifact
+from memcalc.catalog.paths import configs
+from memcalc.units import printed_bytes
+
+MEASURED = "contexts_measured.json"
+
+
+class Moment(Enum):
+    """How far a process had come when it was read."""
+
+    CONTEXT = "context"
+    """Nothing but the CUDA context."""
+    TENSOR = "tensor"
+    """The first tensor."""
+    LOADING = "loading"
+    """Weights, but no kernels of a model yet."""
+    INFERENCE = "inference"
+    """A model loaded or running; a report that does not tell which is counted here."""
+    TRAINING = "training"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One process on one GPU: bytes outside the allocator, as far as the figures were printed."""
+
+    gpu: str
+    moment: Moment
+    low: int
+    high: int
+    lazy: bool
+    """Kernels loaded when they are first used; else all of a library's at once."""
+    source: str
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    note: str = ""
+    aside: str = ""
+    """Why it counts for nothing; empty: it counts."""
+    measured: bool = False
+    """By memcalc; else published by somebody."""
+
+    @property
+    def middle(self) -> int:
+        """Halfway between what the printed figures leave open."""
+        return (self.low + self.high) // 2
+
+
+@functools.cache
+def table() -> tuple[Reading, ...]:
+    """All readings: published, then measured ones."""
+    data = tomllib.loads((configs() / "contexts.toml").read_text(encoding="utf-8"))
+    published = tuple(_reading(entry) for entry in data["reading"])
+    path = configs() / MEASURED
+    measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return (*published, *(artifact.decode(Reading, entry) for entry in measured))
+
+
+def outside(used: str, reserved: Iterable[str]) -> tuple[int, int]:
+    """Least and most bytes between two printed figures, half of their last digit either way.
+
+    Args:
+        used: by the process, such as ``14.67 GiB``.
+        reserved: parts that the allocator holds of it.
+    """
+    low, high = printed_bytes(used)
+    for part in reserved:
+        least, most = printed_bytes(part)
+        low, high = low - most, high - least
+    return low, high
+
+
+def _reading(entry: dict[str, Any]) -> Reading:
+    low, high = outside(entry["used"], entry.get("reserved", ()))
+    rest = {key: value for key, value in entry.items() if key not in {"used", "reserved", "moment"}}
+    return Reading(moment=Moment(entry["moment"]), low=low, high=high, **rest)

@@ -1,0 +1,157 @@
+"""The range of what is outside the allocator follows from the readings, and from nothing else."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.allocator import context
+from memcalc.catalog import contexts, gpus
+from memcalc.catalog.contexts import Moment, Reading
+
+MIB = 1 << 20
+GPUS = gpus.table()
+
+
+def reading(gpu, low, high=None, moment=Moment.TRAINING, **more):
+    return Reading(
+        gpu=gpu, moment=moment, low=low * MIB, high=(high or low) * MIB, lazy=True, source="a test",
+        **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def known():
+    """Makes the table hold these readings only."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def hold(*readings):
+            patch.setattr(contexts, "table", lambda: tuple(readings))
+            context.outside.cache_clear()
+
+        yield hold
+    context.outside.cache_clear()
+
+
+BARE = reading("T4", 100, moment=Moment.CONTEXT)
+
+
+def limits(span):
+    return span.low / MIB, span.likely / MIB, span.high / MIB
+
+
+def test_three_readings_of_a_gpu_are_its_range(known):
+    known(BARE, reading("H20", 900), *(reading("T4", low, low + 10) for low in (120, 150, 130)))
+    span = context.context_span(gpus.find("t4"))
+    assert limits(span) == (120, 135, 160)
+    assert span.source == "3 published readings on T4"
+
+
+def test_gpus_of_one_kind_share_their_readings(known):
+    known(BARE, reading("L40", 500), reading("L40S", 520), reading("RTX 6000 Ada", 430))
+    spans = {context.context_span(gpus.find(name)) for name in ("L40", "L40S", "RTX 6000 Ada")}
+    assert [limits(span) for span in spans] == [(430, 500, 520)]
+    assert "3 published readings on L40, L40S, RTX 6000 Ada" in spans.pop().source
+
+
+def test_two_readings_show_no_spread_so_that_of_all_gpus_is_taken(known):
+    # 2 and 3 MiB for each of 40 multiprocessors, 5 for each of 108.
+    known(BARE, reading("T4", 80), reading("T4", 120), reading("A100-40GB", 540))
+    span = context.context_span(gpus.find("t4"))
+    assert limits(span) == (80, 120, 200)
+    assert span.source == "per multiprocessor, 3 readings on 2 GPUs, 2 of its kind"
+
+
+def test_a_gpu_smaller_than_any_that_was_read_is_not_taken_to_hold_less_than_those(known):
+    known(BARE, reading("T4", 80), reading("A100-40GB", 540))
+    low, likely, high = limits(context.context_span(gpus.find("A2")))
+    assert (low, high) == (20, 200)
+    assert likely == pytest.approx(40 * 3.5)
+
+
+def test_a_running_process_holds_no_less_than_the_bare_context_of_its_gpu(known):
+    known(reading("B200", 700, moment=Moment.CONTEXT), reading("T4", 80), reading("T4", 240))
+    assert limits(context.context_span(gpus.find("b200")))[0] == 700
+
+
+def test_context_and_modules_make_the_total(known):
+    bare = [reading("T4", size, moment=Moment.CONTEXT) for size in (100, 104, 108)]
+    known(*bare, *(reading("T4", size) for size in (150, 170, 160)))
+    held = context.outside(gpus.find("t4"))
+    assert limits(held.context) == (100, 104, 108)
+    assert limits(held.modules) == (42, 56, 70)
+    assert held.context.low + held.modules.high == held.total.high
+    assert held.context.likely + held.modules.likely == held.total.likely
+
+
+def test_three_readings_by_memcalc_go_before_any_number_of_published_ones(known):
+    published = [reading("T4", 300) for _ in range(9)]
+    known(BARE, *published, reading("T4", 140, measured=True), reading("T4", 150, measured=True))
+    assert context.context_span(gpus.find("t4")).high == 300 * MIB
+    known(BARE, *published, *(reading("T4", s, measured=True) for s in (140, 150, 160)))
+    span = context.context_span(gpus.find("t4"))
+    assert limits(span) == (140, 150, 160)
+    assert span.source == "3 readings by memcalc on T4"
+
+
+def test_what_is_set_aside_or_loaded_at_once_does_not_count(known):
+    three = [reading("T4", size) for size in (140, 150, 160)]
+    eager = Reading(
+        gpu="T4", moment=Moment.TRAINING, low=1, high=900 * MIB, lazy=False, source="a test"
+    )
+    known(BARE, *three, reading("T4", 5000, aside="NCCL"), eager)
+    assert limits(context.context_span(gpus.find("t4"))) == (140, 150, 160)
+
+
+def _contains(outer, inner):
+    return outer.low <= inner.low and inner.high <= outer.high
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
+def test_the_range_of_any_gpu_contains_that_of_every_gpu(gpu):
+    anywhere, here = context.outside(None), context.outside(gpu)
+    assert _contains(anywhere.total, here.total)
+    assert _contains(anywhere.context, here.context)
+    assert anywhere.total.likely is None
+    assert here.context.low <= here.context.likely <= here.context.high
+    assert here.total.low <= here.total.likely <= here.total.high
+    assert here.context.high <= here.total.high
+
+
+def test_the_range_of_a_gpu_contains_each_of_its_readings():
+    counted = [r for r in contexts.table() if r.lazy and not r.aside]
+    with_model = [r for r in counted if r.moment is not Moment.CONTEXT]
+    assert len(with_model) > 25
+    for r in with_model:
+        assert _contains(context.context_span(gpus.find(r.gpu)), r), r
+
+
+NAMES = st.sampled_from([gpu.name for gpu in GPUS])
+READINGS = st.lists(
+    st.builds(
+        lambda gpu, low, more, moment, measured: Reading(
+            gpu=gpu, moment=moment, low=low, high=low + more, lazy=True, source="a test",
+            measured=measured,
+        ),
+        NAMES,
+        st.integers(1, 1 << 30),
+        st.integers(0, 20 * MIB),
+        st.sampled_from([Moment.LOADING, Moment.INFERENCE, Moment.TRAINING]),
+        st.just(False),
+    ),
+    min_size=1,
+    max_size=12,
+)  # fmt: skip
+
+
+@given(readings=READINGS)
+@settings(max_examples=60, deadline=None)
+def test_whatever_was_read_lies_in_the_range_of_its_gpu_and_of_any(readings):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contexts, "table", lambda: (BARE, *readings))
+        context.outside.cache_clear()
+        anywhere = context.context_span(None)
+        for r in readings:
+            span = context.context_span(gpus.find(r.gpu))
+            assert _contains(span, r)
+            assert _contains(anywhere, r)
+    context.outside.cache_clear()

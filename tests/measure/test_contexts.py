@@ -1,0 +1,114 @@
+"""Runs that memcalc measured become readings of the context."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from memcalc import artifact, results
+from memcalc.allocator import context
+from memcalc.catalog import contexts, gpus
+from memcalc.catalog.contexts import Moment, Reading
+from memcalc.measure.contexts import readings
+from memcalc.measure.records import GpuReading, Measurement, OutOfMemory, StateReading
+from memcalc.measure.records import Moment as Point
+from memcalc.records import Phase, Plan
+from memcalc.results import Run, save
+
+MIB = 1 << 20
+SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "make_context_readings.py"
+
+
+def gpu(**more):
+    known = {
+        "source": "process",
+        "moments": (
+            Point(name="before", device=4 * MIB, process=0),
+            Point(name="context", device=438 * MIB, process=434 * MIB, reserved=0),
+            Point(name="trained", device=2550 * MIB, process=2546 * MIB, reserved=2010 * MIB),
+        ),
+        **more,
+    }
+    return GpuReading(
+        uuid="GPU-0", name="NVIDIA H200", driver="580.159.03", total=143771 * MIB,
+        memory_info="v2", driver_reserved=0, peak_device=2600 * MIB, peak_process=2546 * MIB,
+        samples=99, interval=0.02, **known,
+    )  # fmt: skip
+
+
+def measured(**more):
+    known = {
+        "gpu": gpu(),
+        "state": StateReading(device=1, host=0, managed=0, tutorial_elements=0, tutorial_bytes=0),
+        **more,
+    }
+    return Measurement(
+        plan=Plan(model="gpt2"), device="NVIDIA H200", head="", seq=512, parameters=1, weights=1,
+        gradients=1, phases=(), seconds_per_step=None, samples_per_second=None,
+        versions={"torch": "2.11.0+cu130", "cuda": "13.0"}, **known,
+    )  # fmt: skip
+
+
+def test_a_run_shows_the_bare_context_and_what_training_adds():
+    bare, trained = readings([measured()], "evidence/h200.json")
+    assert (bare.moment, bare.low, bare.high) == (Moment.CONTEXT, 434 * MIB, 434 * MIB)
+    assert (trained.moment, trained.low) == (Moment.TRAINING, 536 * MIB)
+    assert {(r.gpu, r.torch, r.cuda, r.driver, r.lazy) for r in (bare, trained)} == {
+        ("H200", "2.11.0+cu130", "13.0", "580.159.03", True)
+    }
+
+
+def test_runs_that_are_no_reading_of_the_context_are_left_out():
+    gone = OutOfMemory(step=0, phase=Phase.BACKWARD, asked=1, free=1, message="")
+    managed = StateReading(device=0, host=0, managed=9, tutorial_elements=0, tutorial_bytes=0)
+    for run in (
+        measured(gpu=None),
+        measured(gpu=gpu(source="difference")),
+        measured(gpu=gpu(source="unknown")),
+        measured(out_of_memory=gone),
+        measured(state=managed),
+    ):
+        assert list(readings([run], "x")) == []
+
+
+def test_kernels_loaded_at_once_are_told_apart():
+    eager = measured(settings={"CUDA_MODULE_LOADING": "EAGER"})
+    assert [r.lazy for r in readings([eager], "x")] == [False, False]
+
+
+def test_files_of_results_outrank_what_was_published(tmp_path, monkeypatch):
+    def run(size):
+        points = gpu().moments[:2]
+        end = Point(name="trained", device=0, process=(2010 + size) * MIB, reserved=2010 * MIB)
+        return Run(plan=Plan(model="gpt2"), measurement=measured(gpu=gpu(moments=(*points, end))))
+
+    path = tmp_path / "h200.json"
+    save(path, [run(size) for size in (520, 536, 544)])
+    assert len(results.load(path)) == 3
+    text = runpy.run_path(str(SCRIPT))["text"]([str(path)])
+    made = tuple(artifact.decode(Reading, entry) for entry in json.loads(text))
+    assert len(made) == 6
+    published = contexts.table()
+    monkeypatch.setattr(contexts, "table", lambda: (*published, *made))
+    context.outside.cache_clear()
+    try:
+        held = context.outside(gpus.find("h200"))
+    finally:
+        context.outside.cache_clear()
+    assert (held.total.low, held.total.high) == (520 * MIB, 544 * MIB)
+    assert held.total.source == "3 readings by memcalc on H200"
+    assert held.context.low == held.context.high == 434 * MIB
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_file_of_measured_readings_is_read_where_there_is_one(there, tmp_path, monkeypatch):
+    shipped = contexts.configs() / "contexts.toml"
+    (tmp_path / "contexts.toml").write_text(shipped.read_text())
+    if there:
+        made = list(readings([measured()], "h200.json"))
+        lines = json.dumps([artifact.encode(r) for r in made])
+        (tmp_path / contexts.MEASURED).write_text(lines)
+    monkeypatch.setattr(contexts, "configs", lambda: tmp_path)
+    found = contexts.table.__wrapped__()
+    assert [r.gpu for r in found if r.measured] == ["H200", "H200"] * there
