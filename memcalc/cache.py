@@ -89,7 +89,7 @@ def store_trace(name: str, trace: Trace) -> None:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         write(folder() / f"{name}.trace", trace)
-    except OSError as error:
+    except (OSError, UsageError) as error:
         warnings.warn(f"the trace is not cached: {error}", stacklevel=2)
 
 

@@ -34,7 +34,7 @@ def continued(
         storages: their number; copy ``k`` of storage ``n`` is storage ``n + k * storages``.
         more: how often the last step is repeated.
     """
-    begin, end = _last_step(events, marks)
+    begin, end = last_step(events, marks)
     final = max(mark.step for mark in marks)
     after = [mark for mark in marks if mark.phase is Phase.EVAL]
     step = [mark for mark in marks if mark.step == final and mark.phase is not Phase.EVAL]
@@ -66,7 +66,7 @@ def continued(
             yield event
 
 
-def _last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
+def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
     """Where the last step begins and where it ends; after that comes evaluation, or the end.
 
     The last zero_grad is as long as the one before it; what dies after it, dies with the program.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,13 +71,11 @@ def deliver(found: list[Prediction], format: str | None, output: Path | None) ->
 
 @contextmanager
 def progress(what: str) -> Iterator[None]:
-    """A spinner on stderr for what takes over a second; nothing when that is not a terminal."""
+    """A spinner on stderr; nothing when that is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
 
-    started = time.monotonic()
     with Console(stderr=True).status(what):
         yield
-    _ = started

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memcalc.records import Component, Mark, Phase, Trace
+from memcalc.steady import last_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +66,12 @@ def highest(trace: Trace) -> dict[Phase, int]:
 def end(trace: Trace) -> int:
     """How many events there are before the program ends and frees what is left.
 
-    The last zero_grad is as long as the one before it; what dies after it, dies with the program.
     An evaluation ends with the last event of a storage of its own.
     """
     if any(mark.phase is Phase.EVAL for mark in trace.marks):
         born = [trace.storages[event if event >= 0 else ~event].phase for event in trace.events]
         return max(index for index, phase in enumerate(born) if phase is Phase.EVAL) + 1
-    clearing = [0] * trace.steps
-    for mark, _ in walk(trace):
-        clearing[mark.step] += mark.phase is Phase.ZERO_GRAD
-    surplus = clearing[-1] - clearing[-2] if trace.steps > 1 else 0
-    return len(trace.events) - surplus
+    return last_step(trace.events, trace.marks)[1]
 
 
 def alive(trace: Trace, event: int) -> list[int]:

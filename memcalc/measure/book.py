@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from memcalc.measure.meters import CudaMeter, memory_events, profiler
+from memcalc.measure.meters import CudaMeter, memory_events, profiler, requested_only
 from memcalc.measure.records import PhaseReading
 from memcalc.records import Phase
 
@@ -128,7 +128,7 @@ class CpuBook:
                 event = next(events)
             following = self._spans[number + 1][1] if number + 1 < len(self._spans) else None
             if following is None or not _between(phase, following):
-                self._readings.append(_requested(step, phase, peak, level))
+                self._readings.append(requested_only(step, phase, peak, level))
 
     def readings(self) -> list[PhaseReading]:
         """What is kept, in order."""
@@ -138,18 +138,6 @@ class CpuBook:
 def _between(now: Phase, phase: Phase) -> bool:
     """After backward may come another micro-batch: then there was no update to read."""
     return now is Phase.STEP and phase is Phase.FORWARD
-
-
-def _requested(step: int, phase: Phase, peak: int, level: int) -> PhaseReading:
-    return PhaseReading(
-        step=step,
-        phase=phase,
-        requested=peak,
-        requested_after=level,
-        allocated=None,
-        active=None,
-        reserved=None,
-    )
 
 
 def _top(readings: list[PhaseReading]) -> int:

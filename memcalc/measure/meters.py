@@ -79,21 +79,26 @@ class CpuMeter:
             level += change
             peak = max(peak, level)
         self._level = level
-        return PhaseReading(
-            step=step,
-            phase=phase,
-            requested=peak,
-            allocated=None,
-            active=None,
-            reserved=None,
-            requested_after=level,
-        )
+        return requested_only(step, phase, peak, level)
 
     def close(self) -> None:
         """Stop watching, also in the middle of a phase."""
         if self._profiler is not None:
             self._profiler.__exit__(None, None, None)
             self._profiler = None
+
+
+def requested_only(step: int, phase: Phase, peak: int, level: int) -> PhaseReading:
+    """The reading of a phase on the CPU, which has no allocator to ask; bytes."""
+    return PhaseReading(
+        step=step,
+        phase=phase,
+        requested=peak,
+        requested_after=level,
+        allocated=None,
+        active=None,
+        reserved=None,
+    )
 
 
 def profiler() -> torch.profiler.profile:

@@ -7,6 +7,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.records import OptimizerState, Parameter, Place, Plan, Scalar, StateTensor
@@ -95,17 +96,9 @@ class Choice:
                 StateTensor(parameter=parameter.name, name=n, dtype=dtype, numel=size, place=place)
                 for n, dtype, size, place in layout(parameter, args)
             )
-        eight = self.row.in_8bit
-        if self.row.shared is not None and eight is not None:
-            any_8bit = any(eight(parameter, args) for parameter in trained)
-            copies = reloaded and self.row.package == "bitsandbytes"
-            owners = [p.name for p in trained if eight(p, args)] if own_maps or copies else [""]
-            tensors[:0] = [
-                StateTensor(parameter=owner, name=n, dtype=dtype, numel=size, place=place)
-                for owner in owners
-                for n, dtype, size, place in self.row.shared(any_8bit, args)
-            ]
-        if reloaded and self.row.package == "bitsandbytes":
+        copies = reloaded and self.row.package == "bitsandbytes"
+        tensors[:0] = self._shared(trained, args, each=own_maps or copies)
+        if copies:
             tensors = [
                 dataclasses.replace(t, place=Place.DEVICE) if t.place is Place.MANAGED else t
                 for t in tensors
@@ -116,6 +109,20 @@ class Choice:
             tensors=tuple(tensors),
             notes=tuple(_notes(self, trained, tensors, loop)),
         )
+
+    def _shared(
+        self, trained: Sequence[Parameter], args: Mapping[str, Any], *, each: bool
+    ) -> list[StateTensor]:
+        """State that parameters in 8 bit share; ``each``: every one of them has its own."""
+        eight = self.row.in_8bit
+        if self.row.shared is None or eight is None:
+            return []
+        in_8bit = [parameter.name for parameter in trained if eight(parameter, args)]
+        return [
+            StateTensor(parameter=owner, name=name, dtype=dtype, numel=size, place=place)
+            for owner in (in_8bit if each else [""])
+            for name, dtype, size, place in self.row.shared(bool(in_8bit), args)
+        ]
 
 
 def _notes(

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import json
-import os
 import struct
 import sys
-import tempfile
 import zlib
 from array import array
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from memcalc.artifact import decode, encode
+from memcalc.artifact import decode, encode, write_bytes
 from memcalc.records import Component, Phase, Storage, Trace
 
 MAGIC = b"memcalc trace 2\n"
@@ -34,7 +33,7 @@ def write(path: Path, trace: Trace) -> None:
     """Write a trace whole or not at all.
 
     Raises:
-        OSError: the file cannot be written.
+        UsageError: the file cannot be written.
     """
     kinds: dict[tuple[str, ...], int] = {}
     columns = {name: array("q") for name in _COLUMNS}
@@ -49,22 +48,14 @@ def write(path: Path, trace: Trace) -> None:
     columns["events"].extend(trace.events)
     bare = dataclasses.replace(trace, storages=(), events=())
     header = json.dumps({"trace": encode(bare), "kinds": [list(kind) for kind in kinds]}).encode()
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with (
-            open(handle, "wb") as raw,
-            gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) as file,
-        ):
-            file.write(MAGIC + _LENGTH.pack(len(header)) + header)
-            for column in columns.values():
-                if sys.byteorder == "big":
-                    column.byteswap()
-                file.write(_LENGTH.pack(len(column)) + column.tobytes())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    raw = io.BytesIO()
+    with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) as file:
+        file.write(MAGIC + _LENGTH.pack(len(header)) + header)
+        for column in columns.values():
+            if sys.byteorder == "big":
+                column.byteswap()
+            file.write(_LENGTH.pack(len(column)) + column.tobytes())
+    write_bytes(path, raw.getvalue())
 
 
 def read(path: Path) -> Trace:

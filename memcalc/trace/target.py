@@ -17,6 +17,9 @@ ASSUMED = Target(
     capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=(2, 13)
 )
 """NVIDIA A100: what a run without a named GPU stands for."""
+_BF16 = (8, 0)
+"""From here on GPUs compute in bf16; PyTorch emulates it on others (``torch/cuda/__init__.py``,
+``is_bf16_supported``, 2.13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     else:
         capability, processors = gpu.capability, gpu.multiprocessors
         threads = gpu.threads_per_multiprocessor
+    if plan.precision in ("bf16", "amp-bf16") and capability < _BF16:
+        notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")
     target = Target(
         capability=capability,
         multiprocessors=processors,

@@ -9,7 +9,7 @@ import re
 import jsonschema
 import pytest
 import xmlschema
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -143,6 +143,8 @@ def test_markdown_begins_with_its_marker_and_has_failures_first():
 
 @settings(max_examples=80, deadline=None)
 @given(run=LINE, reason=LINE)
+@example(run="-", reason="0")
+@example(run="1.", reason="+ 2)")
 def test_markdown_renders_as_a_table_whose_cells_read_as_written(run, reason):
     text = markdown.render(report(verdict(run=run, reason=reason)))
     tokens = MarkdownIt("gfm-like", {"linkify": False}).disable("linkify").parse(text)

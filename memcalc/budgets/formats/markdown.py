@@ -23,6 +23,8 @@ _SIGNS = {
     Status.NO_BASELINE: "no baseline",
     Status.HOLDS: "✅ ok",
 }
+_LEADING = re.compile(r"^(\d*)([-+=.)])")
+"""What makes a list, or a line, of text that begins with it."""
 _SPECIAL = re.compile(r"[\\`*\[\]#|~@$]|(?<![^\W_])_|_(?![^\W_])")
 
 
@@ -48,7 +50,8 @@ def render(report: Report, *, only_failures: bool = False) -> str:
 def escape(text: str) -> str:
     """Text that Markdown takes as text, on one line."""
     plain = html.escape(words.one_line(text), quote=False)
-    return _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", plain)
+    plain = _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", plain)
+    return _LEADING.sub(lambda match: f"{match[1]}&#{ord(match[2])};", plain)
 
 
 def _row(verdict: Verdict) -> str:
