@@ -19,7 +19,15 @@ import sys
 
 from memcalc.catalog import architectures
 
-TASKS = ("causal-lm", "sequence-classification", "masked-lm", "seq2seq-lm", "image-classification")
+TASKS = (
+    "causal-lm",
+    "sequence-classification",
+    "masked-lm",
+    "seq2seq-lm",
+    "image-classification",
+    "ctc",
+    "speech-seq2seq",
+)
 SECONDS = 600
 
 

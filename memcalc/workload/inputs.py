@@ -113,7 +113,7 @@ class Inputs:
     def _media(self, device: Any) -> Batch:
         names = self.names
         if "input_features" in names:
-            return {"input_features": self._features(device)}
+            return self._features(device)
         if "input_values" in names and "input_ids" not in names:
             return {"input_values": torch.zeros(self.batch, self._samples(), device=device)}
         if "pixel_values" in names and "spatial_shapes" in names:
@@ -156,15 +156,28 @@ class Inputs:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return getattr(config, "num_channels", None) or 3, height, width
 
-    def _features(self, device: Any) -> torch.Tensor:
-        bins = getattr(self.config, "num_mel_bins", 80)
-        frames = 2 * int(getattr(self.config, "max_source_positions", 1500))
-        return torch.zeros(self.batch, bins, frames, device=device)
+    def _features(self, device: Any) -> Batch:
+        """(B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins)."""
+        parts = (getattr(self.config, name, None) for name in ("audio_config", "encoder_config"))
+        encoder = next((part for part in parts if part is not None), self.config)
+        bins = next((int(getattr(encoder, name)) for name in _BINS if hasattr(encoder, name)), 80)
+        positions = getattr(encoder, "max_source_positions", None)
+        if positions is not None:
+            features = torch.zeros(self.batch, bins, 2 * int(positions), device=device)
+            return {"input_features": features}
+        frames = _SECONDS * 100
+        features = torch.zeros(self.batch, frames, bins, device=device)
+        if "attention_mask" not in self.names:
+            return {"input_features": features}
+        return {"input_features": features, "attention_mask": _mask(self.batch, frames, device)}
 
     def _samples(self) -> int:
-        return 16000 * 10
+        return 16000 * _SECONDS
 
 
+_SECONDS = 10
+"""Of audio, where a model takes any length; 16,000 samples or 100 frames each."""
+_BINS = ("num_mel_bins", "feature_projection_input_dim")
 _MEDIA = ("pixel_values", "input_features", "input_values")
 _TEXT_TASKS = (
     "causal-lm",
