@@ -16,7 +16,7 @@ from memcalc.artifact import decode
 from memcalc.records import Plan, Prediction
 from memcalc.trace.client import trace_all
 
-GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200"}
+GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200", "10.0": "B200"}
 RUNGS = ("requested", "allocated", "reserved")
 
 

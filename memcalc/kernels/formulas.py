@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.kernels import blas, cub, fused_attention, indexing, reduction
+from memcalc.kernels import blas, cub, cudnn_attention, fused_attention, indexing, reduction
 from memcalc.kernels.scratch import Script, nested
 from memcalc.kernels.target import Target
 
@@ -97,6 +97,20 @@ def _efficient_backward(
     return Scratch(after=fused_attention.efficient_backward(query, k_len, element, target))
 
 
+def _cudnn_forward(target: Target) -> Scratch:
+    return Scratch(after=cudnn_attention.forward(target))
+
+
+def _cudnn_backward(
+    target: Target,
+    query: tuple[int, int, int, int],
+    key: tuple[int, int, int, int],
+    value_dim: int,
+    grad_copy: int,
+) -> Scratch:
+    return Scratch(after=cudnn_attention.backward(query, key, value_dim, grad_copy, target))
+
+
 def _embedding_backward(
     target: Target, indices: int, rows: int, width: int, index_bytes: int, copies: tuple[int, ...]
 ) -> Scratch:
@@ -135,6 +149,8 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "flash_backward": _flash_backward,
     "efficient_forward": _efficient_forward,
     "efficient_backward": _efficient_backward,
+    "cudnn_forward": _cudnn_forward,
+    "cudnn_backward": _cudnn_backward,
     "embedding_backward": _embedding_backward,
     "group_norm": _group_norm,
     "index_put": _index_put,

@@ -117,6 +117,21 @@ if hasattr(_aten, "_grouped_mm"):
     REPLACED[_aten._grouped_mm.default] = (_grouped_mm, "")
 
 
+def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
+    """Row statistics are made only where gradients are wanted; the fake kernel always makes them.
+
+    Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_fprop`` (2.11 and 2.13).
+    """
+    out = _aten._scaled_dot_product_cudnn_attention.default(*args, **kwargs)
+    wanted = args[4]
+    return out if wanted else (out[0], None, *out[2:])
+
+
+AS_ON_CUDA: dict[Any, Callable[..., Any]] = {
+    _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention
+}
+"""Operators whose fake kernel makes other outputs than CUDA's."""
+
 _KERNELS_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 """Operators that PyTorch composes of others, but for which CUDA has a kernel of its own.
 

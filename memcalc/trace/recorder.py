@@ -21,7 +21,7 @@ from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.kernels import Kernels
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
-from memcalc.trace.operators import MASKED, MEANINGS, REPLACED, has_mask
+from memcalc.trace.operators import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, has_mask
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS
 from memcalc.trace.symbolic_operators import INSTEAD
 from memcalc.trace.symbols import Symbols
@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._size: Callable[[Any], int] = int if symbols is None else symbols.size
-        self._instead = {} if symbols is None else INSTEAD
+        self._instead = AS_ON_CUDA if symbols is None else {**AS_ON_CUDA, **INSTEAD}
         self._symbols = symbols
         self.ledger = Ledger(self._size)
         self.where = self.ledger.where
