@@ -17,3 +17,5 @@ class Target:
     """PyTorch's version, such as (2, 13)."""
     cudnn_attention: bool = True
     """False where the run deprioritises or disables cuDNN attention."""
+    cudnn: bool = True
+    """False where cuDNN is switched off (``torch.backends.cudnn.enabled``)."""

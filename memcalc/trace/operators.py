@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memcalc.trace import composites, ctc, device
+from memcalc.trace import composites, convolution, ctc, device
 
 _aten = torch.ops.aten
 
@@ -113,6 +113,11 @@ MEANINGS: dict[Any, Callable[..., torch.Tensor]] = {_aten.nonzero.default: every
 """How the values of a replaced operator's result are to be read."""
 MASKED: dict[Any, Callable[..., Any]] = {_aten.index.Tensor: _positions}
 """What runs instead where indices, the second argument, hold a mask."""
+SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
+    _aten.convolution.default: (convolution.copies, convolution.forward),
+    _aten.convolution_backward.default: (convolution.several, convolution.backward),
+}
+"""What CUDA does in several steps, where that is so for these arguments."""
 if hasattr(_aten, "_grouped_mm"):
     REPLACED[_aten._grouped_mm.default] = (_grouped_mm, "")
 

@@ -18,10 +18,11 @@ from memcalc.kernels import blas
 from memcalc.kernels.formulas import Call
 from memcalc.trace import device, flops
 from memcalc.trace.breadcrumbs import Breadcrumbs
+from memcalc.trace.convolution import PLANNED
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.kernels import Kernels
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
-from memcalc.trace.operators import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, has_mask
+from memcalc.trace.operators import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, SPLIT, has_mask
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS
 from memcalc.trace.symbolic_operators import INSTEAD
 from memcalc.trace.symbols import Symbols
@@ -115,6 +116,9 @@ class Recorder(TorchDispatchMode):
         if func in MASKED and has_mask(args[1]):
             with self:
                 return MASKED[func](*args, **kwargs)
+        if self._split(func, args):
+            with self:
+                return SPLIT[func][1](*args, **kwargs)
         if func in REPLACED:
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
@@ -139,6 +143,8 @@ class Recorder(TorchDispatchMode):
             if name in blas.PRODUCTS:
                 self._workspace(name, args)
             return out
+        if call.name == "convolution":
+            self.assumptions[PLANNED] = None
         self._track_with_scratch(out, name, node, call)
         return out
 
@@ -155,6 +161,10 @@ class Recorder(TorchDispatchMode):
             self._values.remember(MEANINGS[func], args, kwargs, out)
         self.flops[self.where.step] += flops.of(func, args, kwargs, out)
         return out
+
+    def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """CUDA runs this operator, with these arguments, in several steps."""
+        return func in SPLIT and self._kernels is not None and SPLIT[func][0](args)
 
     def _on_device(self, args: Any, kwargs: dict[str, Any]) -> bool:
         place = kwargs.get("device")

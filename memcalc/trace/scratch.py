@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import Call
+from memcalc.trace import convolution
 
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # The mask is allocated first.
@@ -250,5 +251,8 @@ READERS: dict[str, Reader] = {
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_scaled_dot_product_cudnn_attention": _cudnn_forward,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "native_batch_norm": convolution.batch_norm_call,
+    "convolution": convolution.forward_call,
+    "convolution_backward": convolution.backward_call,
     "embedding_dense_backward": _embedding,
 }

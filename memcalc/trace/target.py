@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -69,6 +70,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
         threads_per_multiprocessor=threads,
         torch=version,
         cudnn_attention=plan.cudnn_attention,
+        cudnn=not os.environ.get("MEMCALC_NO_CUDNN"),
     )
     return target, notes
 
