@@ -19,15 +19,13 @@ from memcalc.kernels.target import Target
 
 _FLOAT = 4
 _HALF = 2
-_HOPPER = 256
-"""What engines for compute capability 9.0 take at least, and what their parts are aligned to."""
-_OTHERS = 128
-"""The same elsewhere."""
+_UNIT = 128
+"""What parts are aligned to, and what an engine takes for itself; on 9.0 that is two of them."""
 
 
 def forward(target: Target) -> Script:
     """The same for every problem: a little on 9.0, nothing elsewhere."""
-    return nested(_HOPPER) if target.capability == (9, 0) else ()
+    return nested(2 * _UNIT) if target.capability == (9, 0) else ()
 
 
 def backward(
@@ -61,16 +59,15 @@ def _engine(
     batch, heads, q_len, head_dim = query
     grouped = key[1] != heads
     hopper = target.capability == (9, 0)
-    unit = _HOPPER if hopper else _OTHERS
     spread = sum(
-        round_up(_HALF * batch * heads * key[2] * width, unit) for width in (head_dim, value_dim)
+        round_up(_HALF * batch * heads * key[2] * width, _UNIT) for width in (head_dim, value_dim)
     )
     if hopper:
-        return unit + (spread if grouped else 0)
+        return 2 * _UNIT + (spread if grouped else 0)
     if _made_for_blackwell(q_len, key[2], target):
-        return unit + spread if grouped else 0
+        return _UNIT + spread if grouped else 0
     accumulator = _FLOAT * batch * heads * round_up(q_len, 8) * head_dim
-    return unit + accumulator + (spread if grouped else 0)
+    return _UNIT + accumulator + (spread if grouped else 0)
 
 
 def _made_for_blackwell(q_len: int, k_len: int, target: Target) -> bool:
