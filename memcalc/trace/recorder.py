@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from memcalc.errors import EstimateError
 from memcalc.kernels import blas
 from memcalc.kernels.formulas import Call
+from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
 from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.convolution import PLANNED
@@ -164,7 +165,9 @@ class Recorder(TorchDispatchMode):
 
     def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
         """CUDA runs this operator, with these arguments, in several steps."""
-        return func in SPLIT and self._kernels is not None and SPLIT[func][0](args)
+        if func not in SPLIT or self._kernels is None or not cudnn_enabled():
+            return False
+        return SPLIT[func][0](args)
 
     def _on_device(self, args: Any, kwargs: dict[str, Any]) -> bool:
         place = kwargs.get("device")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -10,7 +9,7 @@ from memcalc import registry
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import UsageError
-from memcalc.kernels.target import Target
+from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records import Plan
 from memcalc.registry import Choice
 
@@ -70,7 +69,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
         threads_per_multiprocessor=threads,
         torch=version,
         cudnn_attention=plan.cudnn_attention,
-        cudnn=not os.environ.get("MEMCALC_NO_CUDNN"),
+        cudnn=cudnn_enabled(),
     )
     return target, notes
 
