@@ -16,7 +16,7 @@ from memcalc.artifact import decode
 from memcalc.records import Plan, Prediction
 from memcalc.trace.client import trace_all
 
-GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200"}
+GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200", "10.0": "B200"}
 RUNGS = ("requested", "allocated", "reserved")
 
 
@@ -78,14 +78,20 @@ class Row:
 
 
 @contextlib.contextmanager
-def _reading_zeros(stand_in: bool) -> Iterator[None]:
-    """Over the stand-in driver no kernel runs, so a value read from the device is always zero."""
-    if stand_in:
+def _as_recorded(settings: dict[str, str]) -> Iterator[None]:
+    """Over the stand-in driver no kernel runs, so a value read from the device is always zero.
+
+    A number there is the version that a cuDNN without any function gives itself: it is off.
+    """
+    if settings:
         os.environ["MEMCALC_READS"] = "zeros"
+    if settings.get("STANDIN_CUDNN", "").isdigit():
+        os.environ["MEMCALC_NO_CUDNN"] = "1"
     try:
         yield
     finally:
         os.environ.pop("MEMCALC_READS", None)
+        os.environ.pop("MEMCALC_NO_CUDNN", None)
 
 
 def compare(path: pathlib.Path) -> list[Row]:
@@ -97,7 +103,7 @@ def compare(path: pathlib.Path) -> list[Row]:
     recording = json.loads(path.read_text())
     plans = plans_of(recording)
     rows = []
-    with _reading_zeros(bool(recording["settings"])):
+    with _as_recorded(recording["settings"]):
         answers = list(trace_all(plans))
     for run, plan, answer in zip(recording["runs"], plans, answers, strict=True):
         if not isinstance(answer, Prediction):

@@ -31,7 +31,6 @@ from memcalc.verdict import Device, judge
 UNLIMITED = 1 << 50
 """Device size of a replay without a GPU named: large enough for anything."""
 UNCOUNTED = (
-    "memory of cuDNN convolutions and cuDNN attention beside their outputs",
     "other processes on the GPU",
     "data loaders, metrics and logging of the training script",
 )

@@ -118,7 +118,7 @@ def _answer(plan: Plan, question: Question, oracle: Oracle) -> FitAnswer:
         found,
         traces=oracle.traces,
         assumptions=(*oracle.assumptions, *oracle.notes),
-        uncounted=UNCOUNTED,
+        uncounted=(*oracle.uncounted, *UNCOUNTED),
     )
 
 

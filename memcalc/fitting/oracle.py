@@ -48,6 +48,8 @@ class Oracle:
         self.notes = self._growths.notes
         self.assumptions: tuple[str, ...] = ()
         """Of the last trace or growth that answered."""
+        self.uncounted: tuple[str, ...] = ()
+        """The same: what of its kernels' memory is not known."""
 
     def probe(self, plan: Plan, device: Device) -> Probe:
         """Does this plan fit this device?
@@ -65,6 +67,7 @@ class Oracle:
         point = point_of(evaluator.growth, plan)
         stream = evaluator.stream(point, question.target)
         self.assumptions = (*question.notes, *evaluator.whole.assumptions)
+        self.uncounted = evaluator.uncounted(point, question.target)
         fit = _judged(_Events(stream, evaluator.whole), question, evaluator.whole, device)
         return Probe(batch=plan.batch, seq=point.seq, fit=fit)
 
@@ -78,7 +81,7 @@ class Oracle:
         question = asked(plan)
         trace = self._trace(plan)
         fit = _judged(_Traced(trace), question, trace, device)
-        self.assumptions = trace.assumptions
+        self.assumptions, self.uncounted = trace.assumptions, trace.uncounted
         self._growths.prove(plan, trace)
         return Probe(batch=plan.batch, seq=trace.seq, fit=fit, traced=True)
 

@@ -10,7 +10,7 @@ from typing import Any
 from memcalc.growth.expression import FormulaError, compiled
 from memcalc.growth.records import SYMBOLIC, AttentionChoice, Growth, Kind, Point, entry
 from memcalc.kernels import attention
-from memcalc.kernels.formulas import Call, scratch
+from memcalc.kernels.formulas import Call, scratch, uncounted
 from memcalc.kernels.target import Target
 from memcalc.records import Mark, Storage, Trace
 
@@ -97,6 +97,11 @@ class Evaluator:
             self._layout = _Layout(whole)
         return _expand(whole, self._layout.sizes(sizes), scripts)
 
+    def uncounted(self, point: Point, target: Target) -> tuple[str, ...]:
+        """What of the kernels' own memory nobody knows there, in words."""
+        values = self._arguments(*_values(point))
+        return uncounted((Call(name, _filled(args, values)) for name, args in self._calls), target)
+
     def trace(self, point: Point, target: Target, notes: tuple[str, ...] = ()) -> Trace:
         """The trace at a point where the growth holds; ``notes`` were assumed of the target."""
         stream = self.stream(point, target)
@@ -111,6 +116,7 @@ class Evaluator:
             marks=tuple(stream.marks),
             seq=point.seq,
             assumptions=(*notes, *known.assumptions),
+            uncounted=self.uncounted(point, target),
         )
 
 

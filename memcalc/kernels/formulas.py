@@ -5,11 +5,19 @@ A call holds whole numbers read from shapes; with a target it becomes the bytes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.kernels import blas, cub, fused_attention, indexing, reduction
+from memcalc.kernels import (
+    blas,
+    convolution,
+    cub,
+    cudnn_attention,
+    fused_attention,
+    indexing,
+    reduction,
+)
 from memcalc.kernels.scratch import Script, nested
 from memcalc.kernels.target import Target
 
@@ -34,6 +42,21 @@ class Scratch:
 def scratch(call: Call, target: Target) -> Scratch:
     """What the kernel takes beside its outputs on this target."""
     return _FORMULAS[call.name](target, *call.args)
+
+
+def uncounted(calls: Iterable[Call], target: Target) -> tuple[str, ...]:
+    """What these calls take that nobody knows, in words."""
+    said = dict.fromkeys(_missing(call, target) for call in calls)
+    return tuple(sentence for sentence in said if sentence)
+
+
+def _missing(call: Call, target: Target) -> str | None:
+    if call.name == "batch_norm" and target.cudnn:
+        return convolution.UNKNOWN_NORM
+    if call.name == "convolution":
+        size = convolution.workspace(*_problem(*call.args), target)
+        return convolution.UNKNOWN if size is None else None
+    return None
 
 
 def _reduction(
@@ -97,6 +120,29 @@ def _efficient_backward(
     return Scratch(after=fused_attention.efficient_backward(query, k_len, element, target))
 
 
+def _cudnn_forward(target: Target) -> Scratch:
+    return Scratch(after=cudnn_attention.forward(target))
+
+
+def _cudnn_backward(
+    target: Target,
+    query: tuple[int, int, int, int],
+    key: tuple[int, int, int, int],
+    value_dim: int,
+    grad_copy: int,
+) -> Scratch:
+    return Scratch(after=cudnn_attention.backward(query, key, value_dim, grad_copy, target))
+
+
+def _convolution(target: Target, direction: int, *sizes: Any) -> Scratch:
+    taken = convolution.workspace(*_problem(direction, *sizes), target)
+    return Scratch(after=nested(taken or 0))
+
+
+def _problem(direction: int, *sizes: Any) -> tuple[int, convolution.Problem | None]:
+    return direction, sizes if sizes else None
+
+
 def _embedding_backward(
     target: Target, indices: int, rows: int, width: int, index_bytes: int, copies: tuple[int, ...]
 ) -> Scratch:
@@ -135,6 +181,10 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "flash_backward": _flash_backward,
     "efficient_forward": _efficient_forward,
     "efficient_backward": _efficient_backward,
+    "cudnn_forward": _cudnn_forward,
+    "cudnn_backward": _cudnn_backward,
+    "convolution": _convolution,
+    "batch_norm": lambda target: Scratch(),
     "embedding_backward": _embedding_backward,
     "group_norm": _group_norm,
     "index_put": _index_put,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 
@@ -17,3 +18,10 @@ class Target:
     """PyTorch's version, such as (2, 13)."""
     cudnn_attention: bool = True
     """False where the run deprioritises or disables cuDNN attention."""
+    cudnn: bool = True
+    """False where cuDNN is switched off (``torch.backends.cudnn.enabled``)."""
+
+
+def cudnn_enabled() -> bool:
+    """CuDNN runs, unless ``MEMCALC_NO_CUDNN`` says that the run to compare with had none."""
+    return not os.environ.get("MEMCALC_NO_CUDNN")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from memcalc.kernels.formulas import Call, scratch
+from memcalc.kernels.formulas import Call, scratch, uncounted
 from memcalc.kernels.scratch import Script
 from memcalc.kernels.target import Target
 
@@ -26,9 +26,16 @@ class TargetKernels:
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self._calls: dict[Call, None] = {}
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What of the kernels that ran is not known, in words."""
+        return uncounted(self._calls, self._target)
 
     def scripts(self, call: Call) -> tuple[Script, Script]:
         """Before and after the outputs are made."""
+        self._calls[call] = None
         known = scratch(call, self._target)
         return known.before, known.after
 

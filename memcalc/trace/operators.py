@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from memcalc.trace import composites, ctc, device
+from memcalc.trace import composites, convolution, ctc, device
 
 _aten = torch.ops.aten
 
@@ -113,9 +113,29 @@ MEANINGS: dict[Any, Callable[..., torch.Tensor]] = {_aten.nonzero.default: every
 """How the values of a replaced operator's result are to be read."""
 MASKED: dict[Any, Callable[..., Any]] = {_aten.index.Tensor: _positions}
 """What runs instead where indices, the second argument, hold a mask."""
+SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
+    _aten.convolution.default: (convolution.copies, convolution.forward),
+    _aten.convolution_backward.default: (convolution.several, convolution.backward),
+}
+"""What CUDA does in several steps, where that is so for these arguments."""
 if hasattr(_aten, "_grouped_mm"):
     REPLACED[_aten._grouped_mm.default] = (_grouped_mm, "")
 
+
+def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
+    """Row statistics are made only where gradients are wanted; the fake kernel always makes them.
+
+    Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_fprop`` (2.11 and 2.13).
+    """
+    out = _aten._scaled_dot_product_cudnn_attention.default(*args, **kwargs)
+    wanted = args[4]
+    return out if wanted else (out[0], None, *out[2:])
+
+
+AS_ON_CUDA: dict[Any, Callable[..., Any]] = {
+    _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention
+}
+"""Operators whose fake kernel makes other outputs than CUDA's."""
 
 _KERNELS_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 """Operators that PyTorch composes of others, but for which CUDA has a kernel of its own.

@@ -16,12 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from memcalc.errors import EstimateError
 from memcalc.kernels import blas
 from memcalc.kernels.formulas import Call
+from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
 from memcalc.trace.breadcrumbs import Breadcrumbs
+from memcalc.trace.convolution import PLANNED
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.kernels import Kernels
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
-from memcalc.trace.operators import MASKED, MEANINGS, REPLACED, has_mask
+from memcalc.trace.operators import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, SPLIT, has_mask
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS
 from memcalc.trace.symbolic_operators import INSTEAD
 from memcalc.trace.symbols import Symbols
@@ -55,7 +57,7 @@ class Recorder(TorchDispatchMode):
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._size: Callable[[Any], int] = int if symbols is None else symbols.size
-        self._instead = {} if symbols is None else INSTEAD
+        self._instead = AS_ON_CUDA if symbols is None else {**AS_ON_CUDA, **INSTEAD}
         self._symbols = symbols
         self.ledger = Ledger(self._size)
         self.where = self.ledger.where
@@ -115,6 +117,9 @@ class Recorder(TorchDispatchMode):
         if func in MASKED and has_mask(args[1]):
             with self:
                 return MASKED[func](*args, **kwargs)
+        if self._split(func, args):
+            with self:
+                return SPLIT[func][1](*args, **kwargs)
         if func in REPLACED:
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
@@ -139,6 +144,8 @@ class Recorder(TorchDispatchMode):
             if name in blas.PRODUCTS:
                 self._workspace(name, args)
             return out
+        if call.name == "convolution":
+            self.assumptions[PLANNED] = None
         self._track_with_scratch(out, name, node, call)
         return out
 
@@ -155,6 +162,12 @@ class Recorder(TorchDispatchMode):
             self._values.remember(MEANINGS[func], args, kwargs, out)
         self.flops[self.where.step] += flops.of(func, args, kwargs, out)
         return out
+
+    def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """CUDA runs this operator, with these arguments, in several steps."""
+        if func not in SPLIT or self._kernels is None or not cudnn_enabled():
+            return False
+        return SPLIT[func][0](args)
 
     def _on_device(self, args: Any, kwargs: dict[str, Any]) -> bool:
         place = kwargs.get("device")

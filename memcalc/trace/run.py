@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -52,11 +53,13 @@ def trace(
         symbols: of the program's batches; sizes that hold one are written down as numbers.
     """
     said: dict[str, None] = {}
-    once = tracer(program, target, said, breadcrumbs=breadcrumbs, symbols=symbols)
+    missing: dict[str, None] = {}
+    once = tracer(program, target, said, missing=missing, breadcrumbs=breadcrumbs, symbols=symbols)
     raw, folded = trace_folded(program.model, once)
     if folded:
         said["repeated layers are traced a few times and continued, proven on one more"] = None
-    return as_trace(raw, program, (*notes, *program.assumptions, *said))
+    known = as_trace(raw, program, (*notes, *program.assumptions, *said))
+    return dataclasses.replace(known, uncounted=tuple(missing))
 
 
 def tracer(
@@ -64,6 +67,7 @@ def tracer(
     target: Target,
     said: dict[str, None],
     *,
+    missing: dict[str, None] | None = None,
     breadcrumbs: str = "",
     symbols: Symbols | None = None,
 ) -> Run:
@@ -73,6 +77,7 @@ def tracer(
         program: what to run.
         target: the GPU and PyTorch to stand for.
         said: grows by what was assumed.
+        missing: grows by what kernels take that nobody knows.
         breadcrumbs: file that shall always say where the program is; empty for none.
         symbols: of the program's batches.
     """
@@ -100,6 +105,8 @@ def tracer(
             _train(program, recorder)
             raw = recorder.ledger.raw(recorder.flops[STEPS - 1])
         said.update(recorder.assumptions)
+        if missing is not None and isinstance(kernels, TargetKernels):
+            missing.update(dict.fromkeys(kernels.uncounted))
         return raw
 
     return once

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import Call
+from memcalc.trace import convolution
 
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # The mask is allocated first.
@@ -21,6 +22,8 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     "_scaled_dot_product_efficient_attention": (0, 1),
     # The weights' sum comes first.
     "nll_loss2d_forward": (1, 0),
+    # Seed and offset are made first, with or without dropout.
+    "_scaled_dot_product_cudnn_attention": (6, 7, 0, 1),
 }
 """Operators whose outputs CUDA allocates in another order, or not all on the device."""
 
@@ -136,6 +139,20 @@ def _efficient_backward(args: tuple[Any, ...], out: Any) -> Call:
     return Call("efficient_backward", (_shape(query), key.shape[2], query.element_size()))
 
 
+def _cudnn_forward(args: tuple[Any, ...], out: Any) -> Call:
+    return Call("cudnn_forward")
+
+
+def _cudnn_backward(args: tuple[Any, ...], out: Any) -> Call:
+    """A gradient whose last dimension is strided is copied first.
+
+    Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_bprop`` (2.11 and 2.13).
+    """
+    grad, query, key, value = args[:4]
+    copied = 0 if grad.stride(-1) == 1 else grad.numel() * grad.element_size()
+    return Call("cudnn_backward", (_shape(query), _shape(key), value.shape[-1], copied))
+
+
 def _embedding(args: tuple[Any, ...], out: Any) -> Call:
     grad, indices, rows = args[:3]
     count, width = indices.numel(), grad.shape[-1]
@@ -232,5 +249,10 @@ READERS: dict[str, Reader] = {
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention": _efficient_forward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_cudnn_attention": _cudnn_forward,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+    "native_batch_norm": convolution.batch_norm_call,
+    "convolution": convolution.forward_call,
+    "convolution_backward": convolution.backward_call,
     "embedding_dense_backward": _embedding,
 }

@@ -9,7 +9,7 @@ from memcalc import registry
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import UsageError
-from memcalc.kernels.target import Target
+from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records import Plan
 from memcalc.registry import Choice
 
@@ -69,6 +69,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
         threads_per_multiprocessor=threads,
         torch=version,
         cudnn_attention=plan.cudnn_attention,
+        cudnn=cudnn_enabled(),
     )
     return target, notes
 

@@ -1,0 +1,216 @@
+"""Record what cuDNN takes, as PyTorch asks the allocator for it: attention and convolutions.
+
+On a GPU, or over a stand-in driver with a cuDNN that plans for a device it is told of
+(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, "deviceless ahead-of-time compilation").
+
+    python benchmarks/record_cudnn.py problems MODEL... > problems.json      (needs no GPU)
+    python benchmarks/record_cudnn.py convolutions problems.json out.json
+    python benchmarks/record_cudnn.py attention out.json
+    python benchmarks/record_cudnn.py join configs/convolutions.json out.json...
+"""
+
+import functools
+import itertools
+import json
+import os
+import pathlib
+import random
+import sys
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+COLUMNS = (
+    *("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim", "value_dim"),
+    *("dtype", "causal", "mask", "layout", "forward", "backward"),
+)
+
+
+def problems(models: list[str]) -> list:
+    """Sizes, but for the batch, of every convolution in these models."""
+    from memcalc.kernels import convolution
+    from memcalc.records import Plan
+    from memcalc.trace.kernels import TargetKernels
+    from memcalc.trace.worker import Desk
+
+    seen, scripts = {}, TargetKernels.scripts
+
+    def logged(self, call):
+        if call.name == "convolution" and len(call.args) > 1:
+            (_, *image), *rest, _ = call.args[1:]
+            seen[convolution.text((image, *rest))] = None
+        return scripts(self, call)
+
+    TargetKernels.scripts = logged
+    for model in models:
+        Desk().estimate(Plan(model=model, batch=2, gpu="H100"))
+    return [json.loads(text) for text in seen]
+
+
+def taken(run) -> tuple[object, int]:
+    """What a call returns, and the bytes that it took and gave back at once."""
+    import torch
+
+    memory = torch.cuda.memory
+    memory._record_memory_history(enabled=None)
+    memory._record_memory_history(max_entries=1000, context=None)
+    before = len(memory._snapshot()["device_traces"][0])
+    result = run()
+    events = memory._snapshot()["device_traces"][0][before:]
+    events = [e for e in events if e["action"] in ("alloc", "free_requested")]
+    pairs = [
+        first["size"]
+        for first, second in itertools.pairwise(events)
+        if (first["action"], second["action"]) == ("alloc", "free_requested")
+        and first["addr"] == second["addr"]
+    ]
+    return result, pairs[-1] if pairs else 0
+
+
+def environment() -> dict:
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    number = torch.backends.cudnn.version()
+    return {
+        "capability": f"{major}.{minor}",
+        "torch": [".".join(torch.__version__.split(".")[:2])],
+        "cudnn": f"{number // 10000}.{number // 100 % 100}.{number % 100}",
+        "how": os.environ.get("STANDIN_CUDNN", "on a GPU"),
+    }
+
+
+def convolution(problem: list, batch: int) -> list[int]:
+    """The workspaces of output, gradient of the input and gradient of the weight."""
+    import torch
+
+    from memcalc.kernels.convolution import DTYPES
+
+    image, weight, moves, groups, dtype = problem
+    make = {"device": "cuda", "dtype": getattr(torch, DTYPES[dtype])}
+    x, w = torch.empty(batch, *image, **make), torch.empty(weight, **make)
+    stride, padding, dilation = moves[:2], moves[2:4], moves[4:]
+    options = (stride, padding, dilation, False, [0, 0], groups)
+    y, output = taken(lambda: torch.ops.aten.convolution(x, w, None, *options))
+    sizes = [output]
+    for mask in ([True, False, False], [False, True, False]):
+        arguments = (y, x, w, None, *options, mask)
+        run = functools.partial(torch.ops.aten.convolution_backward, *arguments)
+        sizes.append(taken(run)[1])
+    return sizes
+
+
+def convolutions(wanted: list) -> dict:
+    from memcalc.kernels.convolution import text
+
+    found: dict[str, dict[int, list[int]]] = {}
+    old = float(environment()["capability"]) < 8
+    for problem, dtype in itertools.product(wanted, (0, 1, 2)):
+        if old and dtype == 2:
+            continue
+        known = found.setdefault(text((*problem, dtype)), {})
+        for batch in BATCHES:
+            try:
+                known[batch] = convolution([*problem, dtype], batch)
+            except RuntimeError as error:  # no engine takes it
+                print(problem, dtype, batch, str(error)[:80], file=sys.stderr)
+    return {**environment(), "problems": found}
+
+
+def cases(seed: int, count: int):
+    """Calls of attention: short, long and odd sequences, grouped heads, masks, layouts."""
+    draw = random.Random(seed)
+    for length in (16, 64, 127, 128, 129, 160, 512, 1024, 4096):
+        yield 1, 2, 2, length, 512, 64, 64, "bfloat16", False, None, "bshd"
+        yield 1, 2, 2, 512, length, 64, 64, "bfloat16", False, None, "bshd"
+        yield 2, 8, 2, length, length, 128, 128, "bfloat16", True, None, "bshd"
+    for _ in range(count):
+        heads = draw.choice((1, 2, 3, 4, 8, 12, 14, 32))
+        grouped = draw.choice([n for n in range(1, heads + 1) if heads % n == 0])
+        q_len = draw.choice((draw.randint(2, 1200), draw.choice((77, 197, 257, 577, 1500, 2048))))
+        square = draw.random() < 0.7
+        head = 8 * draw.randint(1, 16)
+        yield (
+            draw.randint(1, 6),
+            heads,
+            draw.choice((heads, grouped)),
+            q_len,
+            q_len if square else draw.randint(2, 2000),
+            head,
+            head if draw.random() < 0.8 else 8 * draw.randint(1, 16),
+            draw.choice(("bfloat16", "float16")),
+            square and draw.random() < 0.5,
+            draw.choice((None, None, "float", "bool")),
+            draw.choice(("bshd", "bshd", "bhsd")),
+        )
+
+
+def attention(case) -> list:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    batch, heads, kv_heads, q_len, k_len, head, value, dtype, causal, masked, layout = case
+
+    def make(number: int, length: int, width: int):
+        shape = (batch, number, length, width)
+        if layout == "bshd":
+            shape = (batch, length, number, width)
+        made = torch.empty(shape, device="cuda", dtype=getattr(torch, dtype), requires_grad=True)
+        return made.transpose(1, 2) if layout == "bshd" else made
+
+    q, k, v = make(heads, q_len, head), make(kv_heads, k_len, head), make(kv_heads, k_len, value)
+    mask = None
+    if masked:
+        kind = torch.bool if masked == "bool" else q.dtype
+        mask = torch.empty(batch, 1, q_len, k_len, device="cuda", dtype=kind)
+    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+        out, forward = taken(
+            lambda: scaled_dot_product_attention(
+                q, k, v, mask, is_causal=causal, enable_gqa=kv_heads != heads
+            )
+        )
+        grad = torch.empty_like(out)
+        _, backward = taken(lambda: torch.autograd.grad(out, (q, k, v), grad))
+    return [*case, forward, backward]
+
+
+def main(arguments: list[str]) -> None:
+    command, *rest = arguments
+    if command == "problems":
+        print(json.dumps(problems(rest)))
+    elif command == "convolutions":
+        found = convolutions(json.loads(pathlib.Path(rest[0]).read_text()))
+        pathlib.Path(rest[1]).write_text(json.dumps(found))
+    elif command == "attention":
+        rows = ",\n".join(json.dumps(attention(case)) for case in cases(1, 60))
+        head = json.dumps({**environment(), "columns": COLUMNS})[:-1]
+        pathlib.Path(rest[0]).write_text(f'{head}, "rows": [\n{rows}\n]}}\n')
+    elif command == "join":
+        found = [json.loads(pathlib.Path(name).read_text()) for name in rest[1:]]
+        pathlib.Path(rest[0]).write_text(joined(found))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def joined(found: list[dict]) -> str:
+    """One entry a line for each problem; versions that say the same share an entry."""
+    entries: list[dict] = []
+    for new in found:
+        for known in entries:
+            if all(known[key] == new[key] for key in ("capability", "problems")):
+                known["torch"] += new["torch"]
+                known["cudnn"] += f", {new['cudnn']}"
+                break
+        else:
+            entries.append(new)
+    blocks = []
+    for entry in entries:
+        lines = ",\n".join(
+            f"{json.dumps(name)}: {json.dumps(sizes, separators=(',', ':'))}"
+            for name, sizes in entry.pop("problems").items()
+        )
+        blocks.append(f'{json.dumps(entry)[:-1]}, "problems": {{\n{lines}\n}}}}')
+    return '{"recorded": [\n' + ",\n".join(blocks) + "\n]}\n"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

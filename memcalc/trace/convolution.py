@@ -1,0 +1,110 @@
+"""Convolutions as cuDNN runs them: copies into rows, then each gradient by itself; batch norm.
+
+Source: aten/src/ATen/native/Convolution.cpp, ``_convolution`` and ``convolution_backward``, and
+aten/src/ATen/native/cudnn/ConvShared.cpp (2.11 and 2.13).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.kernels.convolution import DTYPES, Direction
+from memcalc.kernels.formulas import Call
+
+PLANNED = "cuDNN is the version that PyTorch brings along, with torch.backends.cudnn.benchmark off"
+"""What is assumed of a run with convolutions."""
+_aten = torch.ops.aten
+_BATCH_AND_IMAGE = {3: (0, 2), 4: (0, 2, 3), 5: (0, 2, 3, 4)}
+
+
+def forward(*args: Any) -> torch.Tensor:
+    """Copy what does not lie in rows; the copy lives as long as the kernel."""
+    inputs, *rest = args
+    return _aten.convolution.default(inputs.contiguous(), *rest)  # type: ignore[no-any-return]
+
+
+def copies(args: tuple[Any, ...]) -> bool:
+    """The input of this convolution is copied."""
+    return not _in_some_order(args[0])
+
+
+def backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of input, weight and bias, one kernel each."""
+    grad, inputs, weight, *options, wanted = args
+    bias = grad
+    if wanted[1] and not _in_some_order(inputs):
+        inputs = inputs.contiguous()
+    if not _in_some_order(grad):
+        grad = grad.contiguous()
+    alone = [
+        _aten.convolution_backward.default(
+            grad, inputs, weight, *options, [index == which for index in range(3)]
+        )[which]
+        if wanted[which]
+        else None
+        for which in (0, 1)
+    ]
+    del grad, inputs
+    return (*alone, bias.sum(_BATCH_AND_IMAGE[bias.dim()]) if wanted[2] else None)
+
+
+def several(args: tuple[Any, ...]) -> bool:
+    """More is wanted of this backward than one gradient of tensors that lie in rows."""
+    grad, inputs, *_, wanted = args
+    return sum(wanted) > 1 or bool(wanted[2]) or not all(map(_in_some_order, (grad, inputs)))
+
+
+def forward_call(args: tuple[Any, ...], out: Any) -> Call:
+    """The workspace of a forward."""
+    inputs, weight, _, *options = args
+    return _call(Direction.OUTPUT, (inputs, weight, out), inputs.shape, options)
+
+
+def backward_call(args: tuple[Any, ...], out: Any) -> Call:
+    """The workspace of one gradient."""
+    grad, inputs, weight, _, *options, wanted = args
+    direction = Direction.INPUT_GRAD if wanted[0] else Direction.WEIGHT_GRAD
+    return _call(direction, (grad, inputs, weight), inputs.shape, options)
+
+
+def batch_norm_call(args: tuple[Any, ...], out: Any) -> Call | None:
+    """In training it is cuDNN's, unless the type is bfloat16.
+
+    Source: aten/src/ATen/native/cuda/Normalization.cu; seen with PyTorch 2.13.
+    """
+    inputs, weight, *_ = args
+    training = args[5]
+    if weight is None or not training or torch.bfloat16 in (inputs.dtype, weight.dtype):
+        return None
+    return Call("batch_norm")
+
+
+def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> Call:
+    stride, padding, dilation, transposed, _, groups = options
+    weight = tensors[1] if direction == Direction.OUTPUT else tensors[2]
+    dtype = str(weight.dtype).removeprefix("torch.")
+    plain = all(tensor.is_contiguous() for tensor in tensors)
+    if transposed or not plain or dtype not in DTYPES or weight.dim() not in (3, 4):
+        return Call("convolution", (int(direction),))
+    image, kernel = tuple(image), tuple(weight.shape)
+    moves = [list(stride), list(padding), list(dilation)]
+    if weight.dim() == 3:
+        image, kernel = (*image[:2], 1, image[2]), (*kernel[:2], 1, kernel[2])
+        moves = [
+            [first, *_pair(values)[1:]] for first, values in zip((1, 0, 1), moves, strict=True)
+        ]
+    flat = tuple(number for values in moves for number in _pair(values))
+    return Call("convolution", (int(direction), image, kernel, flat, groups, DTYPES.index(dtype)))
+
+
+def _pair(values: list[Any]) -> list[Any]:
+    return values * 2 if len(values) == 1 else values
+
+
+def _in_some_order(tensor: torch.Tensor) -> bool:
+    """Rows of the image or of its channels; cuDNN takes both."""
+    if tensor.is_contiguous():
+        return True
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
