@@ -11,7 +11,7 @@ import fnmatch
 from math import ceil
 
 from memcalc.records import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, Piece, Refusal, Row, number, truthy
+from memcalc.registry.row import COMMON, Args, Layout, OnCuda, Piece, Refusal, Row, number, truthy
 
 BLOCK = 256
 MIN_8BIT_SIZE = 4096
@@ -85,6 +85,30 @@ def _momentum(args: Args) -> str | None:
 
 def _centered(args: Args) -> str | None:
     return "bitsandbytes' RMSprop cannot be centered" if truthy(args, "centered") else None
+
+
+def _without_kernel(name: str) -> OnCuda:
+    """What bitsandbytes' tables of CUDA kernels leave out: it raises at the first such tensor.
+
+    Source: bitsandbytes 0.50.2, backends/cuda/ops.py, ``str2optimizer32bit`` and
+    ``str2optimizer8bit_blockwise``; each refusal was seen.
+    """
+
+    def refuse(parameter: Parameter, args: Args) -> str | None:
+        if in_8bit(parameter, args):
+            if name in ("LAMB", "LARS"):
+                return (
+                    f"bitsandbytes 0.50.2 has no kernel for {name} with 8-bit states "
+                    f"(--optim {name.lower()} keeps them in 32 bit)"
+                )
+        elif parameter.dtype == "bfloat16" and name in ("SGD", "RMSprop", "Adagrad", "LARS"):
+            return (
+                f"bitsandbytes 0.50.2 has no kernel for {name} with bf16 gradients and 32-bit "
+                f"states, as {parameter.name} would need (--precision amp-bf16 has fp32 gradients)"
+            )
+        return None
+
+    return refuse
 
 
 _BROKEN = (
@@ -161,6 +185,7 @@ def _row(
         rule=rule / 4 if bits == 8 else rule,
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,
+        refuse_on_cuda=_without_kernel(name),
         refuse=(lambda args: _BROKEN) if broken else _refusing(refuse),
     )
 

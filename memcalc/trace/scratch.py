@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import Call
+from memcalc.trace import step_scratch
 
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # The mask is allocated first.
@@ -213,6 +214,7 @@ def _script(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> Call:
 
 
 READERS: dict[str, Reader] = {
+    **step_scratch.READERS,
     "embedding": _embedding_forward,
     "index": _index,
     "native_group_norm": _group_norm,

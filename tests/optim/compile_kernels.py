@@ -7,12 +7,12 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from memcalc.optim import kernels, launch
+from memcalc.optim import kernels, launch, table
 
 CONSTANTS = {
-    "adam_32bit": {"SPAN": launch.SPAN, "PARAM": tl.float32, "GRAD": tl.float32},
-    "adam_8bit": {"BLOCKS": launch.SPAN // 256, "PARAM": tl.float32, "GRAD": tl.float32},
-    "adamw_bf16": {"SPAN": launch.SPAN, "GRAD": tl.bfloat16},
+    "adam_32bit": {"SPAN": table.SPAN, "PARAM": tl.float32, "GRAD": tl.float32},
+    "adam_8bit": {"BLOCKS": table.SPAN // 256, "PARAM": tl.float32, "GRAD": tl.float32},
+    "adamw_bf16": {"SPAN": table.SPAN, "GRAD": tl.bfloat16},
 }
 TYPES = {"table": "*i64", "qmap1": "*fp32", "qmap2": "*fp32", "COUNT": "i32"}
 
