@@ -46,8 +46,9 @@ def test_recordings_cover_what_they_claim():
 
 def test_the_optimizer_state_that_was_recorded_is_the_registrys():
     from memcalc import registry
+    from memcalc.artifact import decode
     from memcalc.catalog import inventory, models, tasks
-    from memcalc.records import Place
+    from memcalc.records import Place, Plan
 
     seen = 0
     for path in RECORDINGS:
@@ -59,10 +60,9 @@ def test_the_optimizer_state_that_was_recorded_is_the_registrys():
             tensors = inventory.load(source, tasks.choose(source, plan["task"]))
             if tensors is None:  # only the usual head's is shipped
                 continue
-            state = registry.find(plan["optim"], dict(plan["optim_args"])).state(
-                tensors.parameters, plan["loop"]
-            )
-            assert state.total(Place.DEVICE) == run["state"]["device"], plan
-            assert state.total(Place.HOST) == run["state"]["host"], plan
+            choice = registry.find(plan["optim"], dict(plan["optim_args"]))
+            state = registry.state_of(choice, tensors.parameters, decode(Plan, plan))
+            for place in Place:
+                assert state.total(place) == run["state"][place.value], plan
             seen += 1
     assert seen > 50
