@@ -88,7 +88,8 @@ class Choice:
         if layout is None:
             reason = self.row.unknown or "its class is not in the registry"
             raise EstimateError(f"The state of {self.name} is not known: {reason}.")
-        args = {**self.args, "_trainer": loop == "trainer" and self.row.package == "bitsandbytes"}
+        sets = loop == "trainer" and self.row.package in ("bitsandbytes", "torchao")
+        args = {**self.args, "_trainer": sets}
         trained = [p for p in parameters if p.trainable and not p.buffer and p.numel]
         tensors: list[StateTensor] = []
         for parameter in trained:
