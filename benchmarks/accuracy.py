@@ -88,13 +88,14 @@ def _reading_zeros(stand_in: bool) -> Iterator[None]:
         os.environ.pop("MEMCALC_READS", None)
 
 
-def compare(path: pathlib.Path) -> list[Row]:
-    """Estimate every run of a recording and compare.
+def compare(path: pathlib.Path, *, first: int = 0, every: int = 1) -> list[Row]:
+    """Estimate the runs of a recording, or every n-th from one on, and compare.
 
     Raises:
         MemcalcError: a plan could not be estimated.
     """
     recording = json.loads(path.read_text())
+    recording["runs"] = recording["runs"][first::every]
     plans = plans_of(recording)
     rows = []
     with _reading_zeros(bool(recording["settings"])):
