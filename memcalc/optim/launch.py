@@ -26,37 +26,34 @@ def adam_8bit(batch: Batch8bit, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adam_8bit`` does."""
     columns = [batch.params, batch.grads, batch.state1, batch.state2]
     scales = [batch.absmax1, batch.absmax2]
-    options = {
-        "BLOCKS": table.SPAN // BLOCK,
-        "PARAM": _type(batch.params),
-        "GRAD": _type(batch.grads),
-    }
+    types = {"PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
     maps = (batch.qmap1, batch.qmap2)
     for chosen, even in _launches(columns):
         rows = [_row(columns + scales, i) for i in chosen]
-        _launch(
-            kernels.adam_8bit, rows, (*maps, *s.arguments()), {**options, "EVEN": even}, maps[0]
-        )
+        options = {**types, "EVEN": even, "BLOCKS": table.SPANS[even] // BLOCK}
+        _launch(kernels.adam_8bit, rows, (*maps, *s.arguments()), options, maps[0])
 
 
 def adam_32bit(batch: Batch32bit, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adam_32bit`` does."""
     columns = [batch.params, batch.grads, batch.state1, batch.state2]
-    options = {"SPAN": table.SPAN, "PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
+    types = {"PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
     for chosen, even in _launches(columns):
         rows = [_row(columns, i) for i in chosen]
         like = batch.params[0]
-        _launch(kernels.adam_32bit, rows, s.arguments(), {**options, "EVEN": even}, like)
+        options = {**types, "EVEN": even, "SPAN": table.SPANS[even]}
+        _launch(kernels.adam_32bit, rows, s.arguments(), options, like)
 
 
 def adamw_bf16(batch: BatchBF16, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adamw_bf16`` does."""
     columns = [batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.shift]
-    options = {"SPAN": table.SPAN, "GRAD": _type(batch.grads)}
+    types = {"GRAD": _type(batch.grads)}
     for chosen, even in _launches(columns):
         rows = [[*_row(columns, i), batch.keys[i]] for i in chosen]
         like = batch.params[0]
-        _launch(kernels.adamw_bf16, rows, s.arguments(), {**options, "EVEN": even}, like)
+        options = {**types, "EVEN": even, "SPAN": table.SPANS[even]}
+        _launch(kernels.adamw_bf16, rows, s.arguments(), options, like)
 
 
 def probe() -> None:
@@ -88,7 +85,7 @@ def _row(columns: list[list[Tensor]], i: int) -> list[int]:
 def _launch(
     kernel: Any, rows: list[list[int]], arguments: tuple[Any, ...], options: Any, like: Tensor
 ) -> None:
-    words, programs = table.fill(rows)
+    words, programs = table.fill(rows, table.SPANS[options["EVEN"]])
     lines = torch.tensor(words, dtype=torch.int64)
     if like.is_cuda:
         # Pinned, so that the copy does not wait for the work already queued.

@@ -5,7 +5,9 @@ Holds no Triton, so that a launch can be planned, counted and tested where there
 
 from collections.abc import Iterable, Iterator, Sequence
 
-SPAN = 2048  # elements per program
+# Elements per program, by whether loads are wide: a thread without them keeps an address for each
+# element, and at 2048 the 8-bit kernel would spill registers on some GPUs.
+SPANS = {True: 2048, False: 1024}
 WORD = 8  # bytes of an entry
 ALIGNED = 16  # the elements and bytes whose multiples allow wide loads
 
@@ -28,11 +30,12 @@ def is_even(elements: int, addresses: Iterable[int]) -> bool:
     return elements % ALIGNED == 0 and all(address % ALIGNED == 0 for address in addresses)
 
 
-def fill(rows: Sequence[Sequence[int]]) -> tuple[list[int], int]:
+def fill(rows: Sequence[Sequence[int]], span: int) -> tuple[list[int], int]:
     """Lay out the table of a launch.
 
     Args:
         rows: for each tensor its element count, then whatever the kernel wants of it.
+        span: elements per program.
 
     Returns:
         The words, first each tensor's first program and then the rows, and the count of programs.
@@ -40,7 +43,7 @@ def fill(rows: Sequence[Sequence[int]]) -> tuple[list[int], int]:
     starts, programs = [], 0
     for row in rows:
         starts.append(programs)
-        programs += -(-row[0] // SPAN)
+        programs += -(-row[0] // span)
     return [*starts, *(word for row in rows for word in row)], programs
 
 

@@ -1,6 +1,7 @@
 """The CUDA path's launches: planned here, and as recorded on PyTorch's CUDA build with Triton."""
 
 import json
+import runpy
 from bisect import bisect_right
 from math import prod
 from pathlib import Path
@@ -32,7 +33,7 @@ def located(words, count, columns, programs):
     return low, program - starts[low]
 
 
-def assert_each_element_once(words, columns, programs):
+def assert_each_element_once(words, columns, programs, span):
     """A tensor's programs are 0, 1, ... as far as it reaches: spans that do not meet."""
     count = len(words) // (1 + columns)
     assert len(words) == count * (1 + columns)
@@ -41,15 +42,15 @@ def assert_each_element_once(words, columns, programs):
         elements = words[count + index * columns]
         own = np.sort(which[tensors == index])
         assert (own == np.arange(len(own))).all()
-        assert (len(own) - 1) * table.SPAN < elements <= len(own) * table.SPAN
+        assert (len(own) - 1) * span < elements <= len(own) * span
 
 
-@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=70))
-def test_every_element_of_a_launch_belongs_to_one_program(sizes):
+@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=70), st.sampled_from([1024, 2048]))
+def test_every_element_of_a_launch_belongs_to_one_program(sizes, span):
     rows = [[n, 0, 0, 0, 0] for n in sizes]
-    words, programs = table.fill(rows)
+    words, programs = table.fill(rows, span)
     assert table.table_bytes(len(sizes), 5) == table.WORD * len(words)
-    assert_each_element_once(words, 5, programs)
+    assert_each_element_once(words, 5, programs, span)
 
 
 @given(st.lists(st.booleans(), max_size=20))
@@ -83,8 +84,8 @@ def test_recordings_cover_all_that_a_step_can_be_given(cases):
 def test_each_recorded_launch_covers_every_element_once(cases):
     for case in cases:
         for launch in case["launches"]:
-            programs = prod(launch["grid"])
-            assert_each_element_once(launch["table"], COLUMNS[launch["kernel"]], programs)
+            programs, span = prod(launch["grid"]), table.SPANS[is_even(launch)]
+            assert_each_element_once(launch["table"], COLUMNS[launch["kernel"]], programs, span)
 
 
 def test_each_recorded_row_names_the_parts_of_one_tensor_and_none_is_left_out(cases):
@@ -140,17 +141,16 @@ def owned(case):
     return {address for tensor in case["tensors"] for address in tensor["addresses"]}
 
 
+def is_even(launch):
+    """Whether every row of a launch allows wide loads; they must agree."""
+    last = 6 if launch["kernel"] == "adamw_bf16" else 5
+    kinds = {table.is_even(row[0], row[1:last]) for row in rows_of(launch)}
+    assert len(kinds) == 1
+    return kinds.pop()
+
+
 def test_the_wide_kernel_is_given_aligned_rows_only(cases):
-    seen = set()
-    for case in cases:
-        for launch in case["launches"]:
-            even = {
-                table.is_even(row[0], row[1 : 3 + (2 if launch["kernel"] != "adamw_bf16" else 3)])
-                for row in rows_of(launch)
-            }
-            assert len(even) == 1
-            seen |= even
-    assert seen == {True, False}
+    assert {is_even(launch) for case in cases for launch in case["launches"]} == {True, False}
 
 
 def test_a_recorded_step_asks_for_its_tables_and_for_the_copies_of_odd_layouts_only(cases):
@@ -183,3 +183,22 @@ def test_the_scalars_that_reach_the_driver_are_those_of_the_second_step(cases):
 def test_no_kernel_that_ran_uses_local_memory(cases):
     assert all(launch["local"] == 0 for case in cases for launch in case["launches"])
     assert all(launch["threads"] == 256 for case in cases for launch in case["launches"])
+
+
+KERNELS = json.loads((EVIDENCE.parent / "kernels.json").read_text())
+
+
+def test_no_kernel_spills_on_any_gpu_and_none_lacks_wide_loads():
+    assert {v["capability"] for v in KERNELS["variants"]} == {75, 80, 86, 89, 90, 100, 120}
+    for variant in KERNELS["variants"]:
+        assert variant["stack_bytes"] == 0, variant
+        assert not variant["local"], variant
+        assert variant["wide_loads"] or not variant["wide"], variant
+        # A multiprocessor has 65,536 registers: at least four programs of 256 threads run on it.
+        assert variant["registers"] <= 65_536 // (4 * 256), variant
+
+
+def test_the_documented_registers_are_the_recorded_ones():
+    resources = runpy.run_path(str(EVIDENCE.parent.parent / "benchmarks" / "kernel_resources.py"))
+    page = (EVIDENCE.parent.parent / "docs" / "optimizers.md").read_text()
+    assert resources["document"](KERNELS) in page
