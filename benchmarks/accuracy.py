@@ -94,13 +94,14 @@ def _as_recorded(settings: dict[str, str]) -> Iterator[None]:
         os.environ.pop("MEMCALC_NO_CUDNN", None)
 
 
-def compare(path: pathlib.Path) -> list[Row]:
-    """Estimate every run of a recording and compare.
+def compare(path: pathlib.Path, *, first: int = 0, every: int = 1) -> list[Row]:
+    """Estimate the runs of a recording, or every n-th from one on, and compare.
 
     Raises:
         MemcalcError: a plan could not be estimated.
     """
     recording = json.loads(path.read_text())
+    recording["runs"] = recording["runs"][first::every]
     plans = plans_of(recording)
     rows = []
     with _as_recorded(recording["settings"]):

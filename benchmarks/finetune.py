@@ -192,22 +192,38 @@ def table(path):
         print(f"| {name} | {cells} | {still:.1%} |")
 
 
+def smoothed(values):
+    """Give the mean of each step and of the nine before it."""
+    return [mean(values[max(0, t - 9) : t + 1]) for t in range(STEPS)]
+
+
 def plot(path, target):
+    """Draw the losses, and how far the recipes that coincide there are from the first."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "memcalc"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    styles = ["-", "--", "-", "-", ":"]
-    for (name, runs), style in zip(by_recipe(path).items(), styles, strict=True):
+    figure, (losses, gaps) = pyplot.subplots(
+        2, 1, figsize=(7, 6), sharex=True, height_ratios=[3, 2]
+    )
+    styles = [("-", 5, 0.35), ("--", 2, 1), ("-", 1, 1), ("-", 2, 1), (":", 2, 1)]
+    groups = by_recipe(path)
+    first = next(iter(groups.values()))
+    for (name, runs), (style, width, alpha) in zip(groups.items(), styles, strict=True):
+        look = {"linestyle": style, "linewidth": width, "alpha": alpha}
         curve = [mean(r["losses"][t] for r in runs) for t in range(STEPS)]
-        smooth = [mean(curve[max(0, t - 9) : t + 1]) for t in range(STEPS)]
-        axes.plot(smooth, style, label=name)
-    axes.set_xlabel("step")
-    axes.set_ylabel("training loss, mean of seeds and of 10 steps")
-    axes.legend(fontsize=8)
+        (line,) = losses.plot(smoothed(curve), label=name, **look)
+        gap = [mean(r["losses"][t] - f["losses"][t] for r, f in zip(runs, first, strict=True))
+               for t in range(STEPS)]  # fmt: skip
+        gaps.plot(smoothed(gap), color=line.get_color(), **look)
+    gaps.set_ylim(-0.03, 0.03)
+    gaps.set_xlabel("step")
+    losses.set_ylabel("training loss")
+    gaps.set_ylabel("above fp32 AdamW's")
+    losses.set_title("Mean of three seeds and of ten steps", fontsize=9, loc="left")
+    losses.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(target, metadata={"Date": None})
 

@@ -24,13 +24,14 @@ from memcalc.suite import load
 STEPS = 4
 
 
-def _kept(path: pathlib.Path) -> dict[str, dict]:
-    """Runs that are recorded already, by plan."""
+def _kept(path: pathlib.Path) -> tuple[dict[str, dict], dict[str, str]]:
+    """Runs that are recorded already, by plan, and what they ran on."""
     if not path.exists():
-        return {}
-    runs = json.loads(path.read_text())["runs"]
+        return {}, {}
+    recorded = json.loads(path.read_text())
     # A plan that was written before a setting existed has that setting's default.
-    return {json.dumps(encode(decode(Plan, run["plan"]))): run for run in runs}
+    runs = {json.dumps(encode(decode(Plan, run["plan"]))): run for run in recorded["runs"]}
+    return runs, recorded["environment"]
 
 
 def compact(measured: dict) -> dict:
@@ -53,8 +54,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only models whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only every n-th run")
     arguments = parser.parse_args()
-    runs, environment = [], {}
-    kept = _kept(arguments.output)
+    runs = []
+    kept, environment = _kept(arguments.output)
     plans = [p for p in load(arguments.suite) if arguments.only in p.model][:: arguments.every]
     with Runner() as runner:
         for plan in plans:

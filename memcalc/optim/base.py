@@ -98,10 +98,12 @@ class BatchedOptimizer(torch.optim.Optimizer):
             tensors = {name: local(t) for name, t in state.items() if isinstance(t, Tensor)}
             target = local(param)
             work = work_on(target, local(grad), tensors, ordinal)
-            if work.laid_out is not target:
-                # A layout that must be copied is updated alone, to hold one copy at a time.
+            if work.copies:
+                # A layout that must be copied is updated alone, to hold its copies only as long.
                 self._update([work], group, state["step"])
-                target.copy_(work.laid_out)
+                if work.laid_out is not target:
+                    target.copy_(work.laid_out)
+                del work
                 continue
             key = (target.device, target.dtype, work.grad.dtype, tuple(tensors), state["step"])
             batches.setdefault(key, []).append(work)

@@ -53,6 +53,21 @@ class Scalars:
         """The factor of the parameter that is added to its gradient; 0.0 when decoupled."""
         return 0.0 if self.decoupled else self.weight_decay
 
+    def arguments(self) -> tuple[float, ...]:
+        """Give a Triton kernel's scalar arguments in their order."""
+        return (
+            -1.0 if self.maximize else 1.0,
+            self.l2,
+            self.beta1,
+            1.0 - self.beta1,
+            self.beta2,
+            1.0 - self.beta2,
+            self.shrink,
+            self.root_correction,
+            self.eps,
+            self.step_size,
+        )
+
     def pack(self) -> list[float]:
         """Give the fields as floats, for an operator's schema."""
         return [float(value) for value in astuple(self)]

@@ -1,21 +1,19 @@
-"""The CUDA path: which tensors share a launch of a Triton kernel, and the launch's table.
+"""The CUDA path: launches of the Triton kernels.
 
-Beyond parameters and states a step holds one table, 8 bytes for each part of each tensor.
+Beyond parameters and states a launch holds one table, 8 bytes for each part of each tensor.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from memcalc.optim import kernels
+from memcalc.optim import kernels, table
 from memcalc.optim.batch import Batch8bit, Batch32bit, BatchBF16, Scalars
 from memcalc.optim.codes import BLOCK
 
-SPAN = 2048  # elements per program
 WARPS = 8
 _TYPES = {
     torch.float32: tl.float32,
@@ -28,31 +26,34 @@ def adam_8bit(batch: Batch8bit, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adam_8bit`` does."""
     columns = [batch.params, batch.grads, batch.state1, batch.state2]
     scales = [batch.absmax1, batch.absmax2]
-    options = {"BLOCKS": SPAN // BLOCK, "PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
+    types = {"PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
     maps = (batch.qmap1, batch.qmap2)
     for chosen, even in _launches(columns):
         rows = [_row(columns + scales, i) for i in chosen]
-        _launch(kernels.adam_8bit, rows, (*maps, *numbers(s)), {**options, "EVEN": even}, maps[0])
+        options = {**types, "EVEN": even, "BLOCKS": table.SPANS[even] // BLOCK}
+        _launch(kernels.adam_8bit, rows, (*maps, *s.arguments()), options, maps[0])
 
 
 def adam_32bit(batch: Batch32bit, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adam_32bit`` does."""
     columns = [batch.params, batch.grads, batch.state1, batch.state2]
-    options = {"SPAN": SPAN, "PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
+    types = {"PARAM": _type(batch.params), "GRAD": _type(batch.grads)}
     for chosen, even in _launches(columns):
         rows = [_row(columns, i) for i in chosen]
         like = batch.params[0]
-        _launch(kernels.adam_32bit, rows, numbers(s), {**options, "EVEN": even}, like)
+        options = {**types, "EVEN": even, "SPAN": table.SPANS[even]}
+        _launch(kernels.adam_32bit, rows, s.arguments(), options, like)
 
 
 def adamw_bf16(batch: BatchBF16, s: Scalars) -> None:
     """Update the batch in place, as ``reference.adamw_bf16`` does."""
     columns = [batch.params, batch.grads, batch.exp_avg, batch.exp_avg_sq, batch.shift]
-    options = {"SPAN": SPAN, "GRAD": _type(batch.grads)}
+    types = {"GRAD": _type(batch.grads)}
     for chosen, even in _launches(columns):
         rows = [[*_row(columns, i), batch.keys[i]] for i in chosen]
         like = batch.params[0]
-        _launch(kernels.adamw_bf16, rows, numbers(s), {**options, "EVEN": even}, like)
+        options = {**types, "EVEN": even, "SPAN": table.SPANS[even]}
+        _launch(kernels.adamw_bf16, rows, s.arguments(), options, like)
 
 
 def probe() -> None:
@@ -66,36 +67,15 @@ def probe() -> None:
     adam_32bit(Batch32bit(**tensors), scalars)
 
 
-def numbers(s: Scalars) -> tuple[float, ...]:
-    """Give a kernel's scalar arguments in their order."""
-    return (
-        -1.0 if s.maximize else 1.0,
-        s.l2,
-        s.beta1,
-        1.0 - s.beta1,
-        s.beta2,
-        1.0 - s.beta2,
-        s.shrink,
-        s.root_correction,
-        s.eps,
-        s.step_size,
-    )
-
-
 def _type(tensors: list[Tensor]) -> Any:
     return _TYPES[tensors[0].dtype]
 
 
 def _launches(columns: list[list[Tensor]]) -> Iterator[tuple[list[int], bool]]:
-    """Yield the tensors that allow wide loads in all their parts, then the others."""
-    even = [
-        columns[0][i].numel() % 16 == 0 and all(c[i].data_ptr() % 16 == 0 for c in columns)
-        for i in range(len(columns[0]))
-    ]
-    for kind in (True, False):
-        chosen = [i for i, one in enumerate(even) if one is kind]
-        if chosen:
-            yield chosen, kind
+    return table.split(
+        table.is_even(p.numel(), (column[i].data_ptr() for column in columns))
+        for i, p in enumerate(columns[0])
+    )
 
 
 def _row(columns: list[list[Tensor]], i: int) -> list[int]:
@@ -105,16 +85,17 @@ def _row(columns: list[list[Tensor]], i: int) -> list[int]:
 def _launch(
     kernel: Any, rows: list[list[int]], arguments: tuple[Any, ...], options: Any, like: Tensor
 ) -> None:
-    starts, programs = [], 0
-    for row in rows:
-        starts.append(programs)
-        programs += triton.cdiv(row[0], SPAN)
-    table = torch.tensor(starts + [word for row in rows for word in row], dtype=torch.int64)
+    words, programs = table.fill(rows, table.SPANS[options["EVEN"]])
+    lines = torch.tensor(words, dtype=torch.int64)
     if like.is_cuda:
         # Pinned, so that the copy does not wait for the work already queued.
-        table = table.pin_memory().to(like.device, non_blocking=True)
-    depth = max(len(rows) - 1, 0).bit_length()
+        lines = lines.pin_memory().to(like.device, non_blocking=True)
     with torch.cuda.device_of(like):
         kernel[(programs,)](
-            table, *arguments, COUNT=len(rows), DEPTH=depth, num_warps=WARPS, **options
+            lines,
+            *arguments,
+            COUNT=len(rows),
+            DEPTH=table.depth(len(rows)),
+            num_warps=WARPS,
+            **options,
         )

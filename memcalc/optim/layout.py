@@ -12,6 +12,7 @@ class Work:
 
     Attributes:
         laid_out: The parameter itself, or a copy of it in its state's layout.
+        copies: Whether it holds a copy of the parameter or of the gradient.
         param: ``laid_out`` as (n,).
         grad: The gradient as (n,), in the same order.
         state: The state's tensors by name, flat.
@@ -19,6 +20,7 @@ class Work:
     """
 
     laid_out: Tensor
+    copies: bool
     param: Tensor
     grad: Tensor
     state: dict[str, Tensor]
@@ -48,11 +50,12 @@ def work_on(param: Tensor, grad: Tensor, state: dict[str, Tensor], ordinal: int)
         ordinal: The parameter's place in the optimizer.
     """
     like = next(iter(state.values()))
-    laid_out = _like(param, like)
+    laid_out, laid_out_grad = _like(param, like), _like(grad, like)
     return Work(
         laid_out=laid_out,
+        copies=laid_out is not param or laid_out_grad is not grad,
         param=flat(laid_out),
-        grad=flat(_like(grad, like)),
+        grad=flat(laid_out_grad),
         state={name: flat(tensor) for name, tensor in state.items()},
         ordinal=ordinal,
     )

@@ -11,7 +11,7 @@ import fnmatch
 from math import ceil
 
 from memcalc.records import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, Piece, Refusal, Row, number, truthy
+from memcalc.registry.row import COMMON, Args, Layout, OnCuda, Piece, Refusal, Row, number, truthy
 
 BLOCK = 256
 MIN_8BIT_SIZE = 4096
@@ -87,6 +87,30 @@ def _centered(args: Args) -> str | None:
     return "bitsandbytes' RMSprop cannot be centered" if truthy(args, "centered") else None
 
 
+def _without_kernel(name: str) -> OnCuda:
+    """What bitsandbytes' tables of CUDA kernels leave out: it raises at the first such tensor.
+
+    Source: bitsandbytes 0.50.2, backends/cuda/ops.py, ``str2optimizer32bit`` and
+    ``str2optimizer8bit_blockwise``; each refusal was seen.
+    """
+
+    def refuse(parameter: Parameter, args: Args) -> str | None:
+        if in_8bit(parameter, args):
+            if name in ("LAMB", "LARS"):
+                return (
+                    f"bitsandbytes 0.50.2 has no kernel for {name} with 8-bit states "
+                    f"(--optim {name.lower()} keeps them in 32 bit)"
+                )
+        elif parameter.dtype == "bfloat16" and name in ("SGD", "RMSprop", "Adagrad", "LARS"):
+            return (
+                f"bitsandbytes 0.50.2 has no kernel for {name} with bf16 gradients and 32-bit "
+                f"states, as {parameter.name} would need (--precision amp-bf16 has fp32 gradients)"
+            )
+        return None
+
+    return refuse
+
+
 _BROKEN = (
     "bitsandbytes 0.50.2 allocates half of its first state and fails at the first step "
     "(bitsandbytes issue 2075): use ademamix, which is right"
@@ -114,6 +138,14 @@ _HF = {
     "RMSprop32bit": ("rmsprop_bnb_32bit",),
     "PagedAdEMAMix": ("paged_ademamix_32bit",),
 }
+_LACKS = {
+    "Lion": ("eps",),
+    "SGD": ("betas", "eps"),
+    "LARS": ("betas", "eps"),
+    "RMSprop": ("betas",),
+    "Adagrad": ("betas",),
+}
+"""Arguments of most optimizers that these do not take; ``maximize`` none does."""
 _NAME = {"RMSprop", "SGD", "Adam", "AdamW", "Adagrad"}
 """Names that torch.optim has too: bitsandbytes' 32-bit ones are named with their package."""
 
@@ -155,25 +187,47 @@ def _row(
         layout=_layout(family, norm=name in ("LAMB", "LARS")),
         aliases=_HF.get(class_name, ()),
         defaults=defaults,
-        takes=(*COMMON, *takes),
+        takes=(*(a for a in COMMON if a not in (*_LACKS.get(name, ()), "maximize")), *takes),
         shared=_shared(family),  # type: ignore[arg-type]
         in_8bit=in_8bit,
         rule=rule / 4 if bits == 8 else rule,
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,
-        refuse=(lambda args: _BROKEN) if broken else _refusing(refuse),
+        refuse_on_cuda=_without_kernel(name),
+        refuse=(lambda args: _BROKEN) if broken else _refusing(_fixed(name, paged, bits), refuse),
     )
 
 
-def _refusing(more: Refusal | None) -> Refusal:
-    """Refuse percentile clipping where bitsandbytes has it no longer, then what ``more`` does."""
+def _fixed(name: str, paged: bool, bits: int | None) -> Refusal:
+    """Refuse what a class's name has settled: its constructor refuses, ignores or lacks it.
+
+    Source: the constructors of bitsandbytes 0.50.2, each tried.
+    """
+    wide = f"bitsandbytes.{name.lower()}" if name in _NAME else name.lower()
+    prefix = "paged" if paged else ""
+
+    def refuse(args: Args) -> str | None:
+        if bits and args["optim_bits"] != bits:
+            other = f"{prefix}{name.lower()}8bit" if bits == 32 else f"{prefix}{name.lower()}32bit"
+            return f"its states have {bits} bits, whatever optim_bits says: use {other}"
+        if paged and not truthy(args, "is_paged"):
+            return f"it is paged, whatever is_paged says: use {wide}"
+        if truthy(args, "is_paged") and name not in ("Adam", "AdamW", "AdEMAMix", "Lion"):
+            return "bitsandbytes cannot page its states: leave is_paged out"
+        return None
+
+    return refuse
+
+
+def _refusing(*refusals: Refusal | None) -> Refusal:
+    """Refuse percentile clipping where bitsandbytes has it no longer, then what others do."""
 
     def refuse(args: Args) -> str | None:
         if number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING:
             installed = _installed()
             if installed is not None and installed >= (0, 50):
                 return "percentile_clipping was removed in bitsandbytes 0.50: leave it out"
-        return more(args) if more is not None else None
+        return next((said for more in refusals if more and (said := more(args))), None)
 
     return refuse
 

@@ -15,7 +15,7 @@ from memcalc.errors import UsageError
 from memcalc.registry.choice import Choice
 
 LEARNING_RATE = 1e-4
-_OURS = ("32bit", "is_paged", "min_8bit_size", "optim_bits")
+_SETTLED = ("is_paged", "optim_bits", "percentile_clipping")
 
 
 def build(
@@ -69,7 +69,17 @@ def _class(choice: Choice) -> Any:
 
 
 def _arguments(choice: Choice) -> dict[str, Any]:
-    arguments = {key: value for key, value in choice.given.items() if key != "32bit"}
+    arguments = {
+        key: value
+        for key, value in choice.given.items()
+        # Said again what the class's name says already: its constructor may not take it.
+        if key != "32bit" and not (key in _SETTLED and value == choice.row.defaults.get(key))
+    }
+    if choice.row.package == "torchdistx":
+        arguments = {**choice.args, **arguments}
+    for key, value in arguments.items():
+        if key.endswith("_dtype"):
+            arguments[key] = getattr(torch, str(value))
     if choice.args.get("fused") and choice.row.package == "torch":
         arguments["fused"] = True
     if choice.row.package == "bitsandbytes" and "momentum" in choice.row.defaults:

@@ -54,7 +54,7 @@ class Choice:
     @property
     def kind(self) -> str:
         """How the step runs on CUDA: foreach, fused, for-loop or kernel-per-tensor."""
-        if not self.traceable:
+        if not self.traceable or self.row.package == "memcalc":
             return "kernel-per-tensor"
         if self.args.get("fused"):
             return "fused"
@@ -88,7 +88,8 @@ class Choice:
         if layout is None:
             reason = self.row.unknown or "its class is not in the registry"
             raise EstimateError(f"The state of {self.name} is not known: {reason}.")
-        args = {**self.args, "_trainer": loop == "trainer" and self.row.package == "bitsandbytes"}
+        sets = loop == "trainer" and self.row.package in ("bitsandbytes", "torchao")
+        args = {**self.args, "_trainer": sets}
         trained = [p for p in parameters if p.trainable and not p.buffer and p.numel]
         tensors: list[StateTensor] = []
         for parameter in trained:
@@ -148,7 +149,14 @@ def _notes(
 
 
 def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> OptimizerState:
-    """The state that a plan's optimizer holds; see ``Choice.state``."""
+    """The state that a plan's optimizer holds; see ``Choice.state``.
+
+    Raises:
+        EstimateError: the optimizer has no closed form.
+        UsageError: it has no kernel for what it would have to update.
+    """
+    if plan.target == "cuda":
+        _check_kernels(choice, parameters, plan.loop)
     in_backward = plan.optim_in_backward or choice.row.in_backward
     return choice.state(
         parameters,
@@ -157,6 +165,17 @@ def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> Opt
         own_maps=in_backward,
         reloaded=plan.resume,
     )
+
+
+def _check_kernels(choice: Choice, parameters: Sequence[Parameter], loop: str) -> None:
+    refuse = choice.row.refuse_on_cuda
+    if refuse is None:
+        return
+    args = {**choice.args, "_trainer": loop == "trainer"}
+    for parameter in parameters:
+        reason = refuse(parameter, args) if parameter.trainable and not parameter.buffer else None
+        if reason:
+            raise UsageError(f"{choice.name} cannot run on a GPU: {reason}.")
 
 
 def rows() -> tuple[Row, ...]:

@@ -1,8 +1,10 @@
 """Optimizers of packages that memcalc does not require, and of transformers itself.
 
 Where a package is not installed its state is still known by closed form. Sources: transformers
-5.23 optimization.py; torchao 0.14 optim/adam.py; schedulefree 1.4; lomo-optim 0.1.1;
-torch-optimi 0.3; galore-torch 1.0; apollo-torch 1.0; torchdistx 0.3.
+5.23 optimization.py and trainer_optimizer.py; torchao 0.18 optim/adam.py; schedulefree 1.4.1;
+lomo-optim 0.1.1; grokadamw 0.1.2; torch-optimi 0.3.3; galore-torch 1.0; apollo-torch 1.0;
+torchdistx 0.3 (not on PyPI: read only). benchmarks/extra_optimizers.py holds the rows against the
+packages where they are installed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.records import DTYPE_BYTES, Parameter, Place
-from memcalc.registry.row import COMMON, Args, Piece, Row, truthy
+from memcalc.registry.row import COMMON, Args, Piece, Row, number, truthy
 
 _PROJECTED = "its projections depend on the rank chosen for each matrix"
 
@@ -37,16 +39,24 @@ def _hf_adafactor(parameter: Parameter, args: Args) -> list[Piece]:
 
 
 def _torchao(bits: int, block: int) -> object:
+    """A state of its own for each tensor, code map included; the step counter is on the host.
+
+    Small tensors, and those that blocks do not divide, keep states like themselves. The Trainer
+    asks for blocks of 256 in 4 bit too (trainer_optimizer.py, ``_get_torchao_optimizer``).
+    """
+
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
         n = parameter.numel
-        step: Piece = ("step", "float32", 1, Place.DEVICE)
-        if n < 4096 or n % block:
-            return [step, *_like(parameter, "exp_avg", "exp_avg_sq")]
-        pieces = [step]
-        for name in ("exp_avg", "exp_avg_sq"):
+        usual = 256 if args.get("_trainer") else block
+        size = int(number(args, "block_size", usual))
+        names = ("exp_avg", "exp_avg_sq")
+        pieces: list[Piece] = [("step", "float32", 1, Place.HOST)]
+        if n < 4096 or n % size:
+            return pieces + _like(parameter, *names)
+        for name in names:
             pieces += [
                 (f"{name}.codes", "uint8", n * bits // 8, Place.DEVICE),
-                (f"{name}.scale", "float32", n // block, Place.DEVICE),
+                (f"{name}.scale", "float32", n // size, Place.DEVICE),
                 (f"{name}.qmap", "float32", 1 << bits, Place.DEVICE),
             ]
         return pieces
@@ -54,12 +64,28 @@ def _torchao(bits: int, block: int) -> object:
     return layout
 
 
+def _no_amsgrad(args: Args) -> str | None:
+    """Its step stops at a maximum of quantised tensors: seen with 0.18, compiled and eager."""
+    return "torchao 0.18 cannot run amsgrad on quantised states" if args["amsgrad"] else None
+
+
 def _anyprecision(parameter: Parameter, args: Args) -> list[Piece]:
-    return [
+    n = parameter.numel
+    pieces: list[Piece] = [
         ("step", "float32", 1, Place.HOST),
-        ("exp_avg", "bfloat16", parameter.numel, Place.DEVICE),
-        ("exp_avg_sq", "bfloat16", parameter.numel, Place.DEVICE),
+        ("exp_avg", str(args["momentum_dtype"]), n, Place.DEVICE),
+        ("exp_avg_sq", str(args["variance_dtype"]), n, Place.DEVICE),
     ]
+    if truthy(args, "use_kahan_summation"):
+        pieces.append(("compensation", str(args["compensation_buffer_dtype"]), n, Place.DEVICE))
+    return pieces
+
+
+def _floating(args: Args) -> str | None:
+    for name, value in args.items():
+        if name.endswith("_dtype") and value not in ("float32", "bfloat16", "float16"):
+            return f"{name} = {value!r} is not float32, bfloat16 or float16"
+    return None
 
 
 def _schedule_free(parameter: Parameter, args: Args) -> list[Piece]:
@@ -75,24 +101,37 @@ def _none(parameter: Parameter, args: Args) -> list[Piece]:
 
 
 def _adalomo(parameter: Parameter, args: Args) -> list[Piece]:
-    if len(parameter.shape) == 2:
-        rows, columns = parameter.shape
+    shape = parameter.shape
+    if len(shape) >= 2:
         return [
-            ("exp_avg_sq_row", "float32", rows, Place.DEVICE),
-            ("exp_avg_sq_col", "float32", columns, Place.DEVICE),
+            ("exp_avg_sq_row", "float32", shape[0], Place.DEVICE),
+            ("exp_avg_sq_col", "float32", shape[1], Place.DEVICE),
         ]
     return [("exp_avg_sq", "float32", parameter.numel, Place.DEVICE)]
 
 
 def _stable_adamw(parameter: Parameter, args: Args) -> list[Piece]:
-    kahan = args.get("kahan_sum")
-    half = DTYPE_BYTES[parameter.dtype] == 2
-    extra = ("kahan_comp",) if (half if kahan is None else truthy(args, "kahan_sum")) else ()
-    return _like(parameter, "exp_avg", "exp_avg_sq", *extra)
+    """On a GPU it runs by Triton unless told otherwise, with two scalars a tensor more."""
+    by_triton = args.get("triton")
+    if by_triton is None:
+        by_triton = args.get("foreach") is None
+    pieces = [
+        *_like(parameter, "exp_avg", "exp_avg_sq"),
+        ("eps_sq", parameter.dtype, 1, Place.DEVICE),
+    ]
+    if args.get("kahan_sum") in (None, True) and DTYPE_BYTES[parameter.dtype] == 2:
+        pieces += _like(parameter, "kahan_comp")
+    elif by_triton:
+        pieces.append(("kahan_comp", "uint8", 1, Place.DEVICE))
+    if by_triton:
+        pieces.append(("mean_square", "float32", 1, Place.DEVICE))
+    return pieces
 
 
 def _grokadamw(parameter: Parameter, args: Args) -> list[Piece]:
-    return _like(parameter, "exp_avg", "exp_avg_sq", "grok_ema")
+    """Kept on the host, among the settings of the group; on the device for its own update only."""
+    names = ("exp_avg", "exp_avg_sq", "grok_ema")
+    return [(name, parameter.dtype, parameter.numel, Place.HOST) for name in names]
 
 
 def _extra(name: str, implementation: str, package: str, **more: object) -> Row:
@@ -108,6 +147,16 @@ def _extra(name: str, implementation: str, package: str, **more: object) -> Row:
     return Row(name=name, implementation=implementation, **settings)  # type: ignore[arg-type]
 
 
+_TORCHAO: Args = {"amsgrad": False, "block_size": None}
+_TORCHAO_TAKES = ("lr", "betas", "eps", "weight_decay", "bf16_stochastic_round")
+_ANYPRECISION: Args = {
+    "use_kahan_summation": False,
+    "momentum_dtype": "float32",
+    "variance_dtype": "float32",
+    "compensation_buffer_dtype": "bfloat16",
+}
+"""What the Trainer passes (trainer_optimizer.py, ``_get_adamw_anyprecision``)."""
+
 ROWS = (
     Row(
         name="transformers.adafactor",
@@ -120,18 +169,21 @@ ROWS = (
         package="transformers",
     ),
     _extra("adamw_torch_8bit", "torchao.optim.AdamW8bit", "torchao", layout=_torchao(8, 256),
-           rule=2, summary="8-bit states, scale per 256"),
+           rule=2, summary="8-bit states, scale per 256", defaults=_TORCHAO, takes=_TORCHAO_TAKES,
+           refuse=_no_amsgrad),
     _extra("adamw_torch_4bit", "torchao.optim.AdamW4bit", "torchao", layout=_torchao(4, 128),
-           rule=1, summary="4-bit states, scale per 128"),
+           rule=1, summary="4-bit states, scale per 128", defaults=_TORCHAO, takes=_TORCHAO_TAKES,
+           refuse=_no_amsgrad),
     _extra("adamw_anyprecision", "torchdistx.optimizers.AnyPrecisionAdamW", "torchdistx",
-           layout=_anyprecision, rule=4, summary="bf16 states, as the Trainer sets it"),
+           layout=_anyprecision, rule=8, defaults=_ANYPRECISION, refuse=_floating,
+           summary="states in dtypes of choice, fp32 as the Trainer sets them"),
     _extra("lomo", "lomo_optim.Lomo", "lomo-optim", layout=_none, rule=0, in_backward=True,
            summary="updates during backward, no state"),
     _extra("adalomo", "lomo_optim.AdaLomo", "lomo-optim", layout=_adalomo, rule=0.01,
            in_backward=True,
            summary="updates during backward, factored second moment"),
     _extra("grokadamw", "grokadamw.GrokAdamW", "grokadamw", layout=_grokadamw, rule=12,
-           summary="AdamW with an average of gradients"),
+           summary="AdamW with an average of gradients, all of it on the host"),
     _extra("schedule_free_adamw", "schedulefree.AdamWScheduleFree", "schedulefree",
            layout=_schedule_free, rule=8, summary="no schedule: z and second moment"),
     _extra("schedule_free_radam", "schedulefree.RAdamScheduleFree", "schedulefree",
@@ -139,7 +191,9 @@ ROWS = (
     _extra("schedule_free_sgd", "schedulefree.SGDScheduleFree", "schedulefree",
            layout=_schedule_free_sgd, rule=4, summary="no schedule: z"),
     _extra("stable_adamw", "optimi.StableAdamW", "torch-optimi", layout=_stable_adamw, rule=8,
-           defaults={"kahan_sum": None}, summary="clipped AdamW; Kahan sum for half precision"),
+           defaults={"kahan_sum": None, "foreach": None, "triton": None},
+           takes=(*COMMON, "decouple_lr", "max_lr"),
+           summary="clipped AdamW; Kahan sum for half precision"),
     *(
         _extra(name, path, package, unknown=_PROJECTED, summary="low-rank projected states",
                in_backward=name.endswith("layerwise"))

@@ -6,8 +6,6 @@ from memcalc.records import Parameter, Place
 from memcalc.registry import bitsandbytes_rows as bnb
 from memcalc.registry.row import COMMON, Args, Piece, Row
 
-_UNTRACEABLE = "its update is one kernel of its own"
-
 
 def _bf16(parameter: Parameter, args: Args) -> list[Piece]:
     return [
@@ -28,7 +26,6 @@ def _8bit(name: str, class_name: str) -> Row:
         takes=COMMON,
         rule=2,
         package="memcalc",
-        untraceable=_UNTRACEABLE,
     )
 
 
@@ -43,7 +40,6 @@ ROWS = (
         takes=COMMON,
         rule=6,
         package="memcalc",
-        untraceable=_UNTRACEABLE,
         aliases=("adamwbf16", "adamw_bf16"),
     ),
 )

@@ -12,6 +12,8 @@ Piece = tuple[str, str, int, Place]
 """(name, dtype, elements, place) of one state tensor."""
 Layout = Callable[[Parameter, Args], list[Piece]]
 Refusal = Callable[[Args], str | None]
+OnCuda = Callable[[Parameter, Args], str | None]
+"""Why one parameter's update cannot run on a GPU; ``None`` where it can."""
 
 COMMON = ("lr", "betas", "eps", "weight_decay", "maximize")
 """Arguments that change no byte and that nearly every optimizer takes."""
@@ -47,6 +49,7 @@ class Row:
     in_backward: bool = False
     """It updates each parameter inside backward, whatever the loop does."""
     refuse: Refusal | None = None
+    refuse_on_cuda: OnCuda | None = None
     unknown: str | None = None
     """Why there is no closed form."""
 

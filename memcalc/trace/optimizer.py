@@ -8,7 +8,7 @@ from memcalc.records import Component
 from memcalc.registry import state_of
 from memcalc.registry.build import build
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.stated import StatedOptimizer
+from memcalc.trace.stated import StatedOptimizer, bitsandbytes_update
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
 from memcalc.workload.program import Program
@@ -43,4 +43,6 @@ def _one(
     if program.choice.traceable:
         return build(program.choice, model, loop=program.plan.loop, only=only)
     inventory = take(model, program.inventory.model, program.inventory.task)
-    return StatedOptimizer(state_of(program.choice, inventory.parameters, program.plan), parameters)
+    state = state_of(program.choice, inventory.parameters, program.plan)
+    bitsandbytes = program.choice.row.package == "bitsandbytes" and program.plan.target == "cuda"
+    return StatedOptimizer(state, parameters, bitsandbytes_update if bitsandbytes else None)

@@ -25,6 +25,7 @@ from memcalc.trace.kernels import Kernels
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
 from memcalc.trace.operators import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, SPLIT, has_mask
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS
+from memcalc.trace.step_scratch import PROBES
 from memcalc.trace.symbolic_operators import INSTEAD
 from memcalc.trace.symbols import Symbols
 from memcalc.trace.values import UnansweredError, Values
@@ -139,6 +140,8 @@ class Recorder(TorchDispatchMode):
         self.flops[self.where.step] += flops.of(func, args, kwargs, out)
         reader = READERS.get(name)
         call = reader(args, out) if reader is not None and self._kernels is not None else None
+        if name in PROBES:
+            self._probe(name)
         if call is None:
             self._track(out, name, node, args)
             if name in blas.PRODUCTS:
@@ -231,6 +234,13 @@ class Recorder(TorchDispatchMode):
                 self._threads.add((library, thread))
                 script = self._kernels.lasting(Call(library))
                 self.ledger.play(script, [], f"{library} workspace", None)
+
+    def _probe(self, name: str) -> None:
+        """Take and give back what an operator does the first time that one of its kind runs."""
+        thread = 0  # a probe serves them all
+        if self._kernels is not None and ("probe", thread) not in self._threads:
+            self._threads.add(("probe", thread))
+            self.ledger.play(PROBES[name], [], name, None)
 
     def _read(self, tensor: torch.Tensor) -> bool | int | float:
         """A value that the program reads from the device."""

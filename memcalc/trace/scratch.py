@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import Call
-from memcalc.trace import convolution
+from memcalc.trace import attention_scratch, convolution, reduction_scratch, step_scratch
 
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # The mask is allocated first.
@@ -27,62 +27,8 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
 }
 """Operators whose outputs CUDA allocates in another order, or not all on the device."""
 
-_PAIR = 16
-"""Bytes of a value and its index, aligned."""
-
 Reader = Callable[[tuple[Any, ...], Any], Call | None]
 """Finds a kernel call in an operator's arguments and output; ``None`` where there is none."""
-
-
-def _shape(tensor: torch.Tensor) -> Any:
-    return tuple(tensor.shape)
-
-
-def _accumulator(tensor: torch.Tensor) -> int:
-    return max(4, tensor.element_size())
-
-
-def _reduce(args: tuple[Any, ...], out: Any, accumulator: int | None = None) -> Call | None:
-    tensor = args[0]
-    if tensor.dim() == 0:
-        return None
-    dims = args[1] if len(args) > 1 else ()
-    if not isinstance(dims, list | tuple):
-        dims = (dims,) if isinstance(dims, int) and not isinstance(dims, bool) else ()
-    accumulator = accumulator or _accumulator(tensor)
-    return Call("reduction", (_shape(tensor), tuple(tensor.stride()), tuple(dims), accumulator))
-
-
-def _sum(args: tuple[Any, ...], out: Any) -> Call | None:
-    """The input is first cast to the output's type; only 16-bit floats are widened as they go.
-
-    Source: aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_out_ty`` (2.13).
-    """
-    tensor = args[0]
-    widened = tensor.dtype.itemsize == 2 and out.dtype == torch.float32
-    if tensor.dim() == 0 or tensor.dtype == out.dtype or widened:
-        return _reduce(args, out)
-    call = _reduce(args, out, _accumulator(out))
-    assert call is not None
-    return Call("reduction", (*call.args, tensor.numel() * out.element_size()))
-
-
-def _extreme(args: tuple[Any, ...], out: Any) -> Call | None:
-    """A value and where it stands, unless only the value is asked for."""
-    return _reduce(args, out, None if isinstance(out, torch.Tensor) else _PAIR)
-
-
-def _place(args: tuple[Any, ...], out: Any) -> Call | None:
-    return _reduce(args, out, _PAIR)
-
-
-def _moments(args: tuple[Any, ...], out: Any) -> Call | None:
-    """Mean, sum of squares and two counts: aten/src/ATen/native/SharedReduceOps.h."""
-    return _reduce(args, out, 32 if args[0].element_size() == 8 else 16)
-
-
-def _truth(args: tuple[Any, ...], out: Any) -> Call | None:
-    return _reduce(args, out, 1)
 
 
 def _sort(args: tuple[Any, ...], out: Any) -> Call | None:
@@ -115,42 +61,6 @@ def _index_put(args: tuple[Any, ...], out: Any) -> Call | None:
         size for size, index in zip(tensor.shape, indices, strict=False) if index is not None
     )
     return Call("index_put", (count, len(given), rows))
-
-
-def _flash_forward(args: tuple[Any, ...], out: Any) -> Call:
-    # The dispatcher leaves trailing defaults out.
-    query, key = args[:2]
-    dropout = args[3] if len(args) > 3 else 0.0
-    return Call("flash_forward", (_shape(query), key.shape[2], dropout))
-
-
-def _flash_backward(args: tuple[Any, ...], out: Any) -> Call:
-    _, query, key = args[:3]
-    return Call("flash_backward", (_shape(query), _shape(key), query.element_size()))
-
-
-def _efficient_forward(args: tuple[Any, ...], out: Any) -> Call:
-    query, _, value = args[:3]
-    return Call("efficient_forward", (_shape(query), value.shape[-1], query.element_size()))
-
-
-def _efficient_backward(args: tuple[Any, ...], out: Any) -> Call:
-    _, query, key = args[:3]
-    return Call("efficient_backward", (_shape(query), key.shape[2], query.element_size()))
-
-
-def _cudnn_forward(args: tuple[Any, ...], out: Any) -> Call:
-    return Call("cudnn_forward")
-
-
-def _cudnn_backward(args: tuple[Any, ...], out: Any) -> Call:
-    """A gradient whose last dimension is strided is copied first.
-
-    Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_bprop`` (2.11 and 2.13).
-    """
-    grad, query, key, value = args[:4]
-    copied = 0 if grad.stride(-1) == 1 else grad.numel() * grad.element_size()
-    return Call("cudnn_backward", (_shape(query), _shape(key), value.shape[-1], copied))
 
 
 def _embedding(args: tuple[Any, ...], out: Any) -> Call:
@@ -230,27 +140,18 @@ def _script(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> Call:
 
 
 READERS: dict[str, Reader] = {
+    **step_scratch.READERS,
+    **reduction_scratch.READERS,
+    **attention_scratch.READERS,
     "embedding": _embedding_forward,
     "index": _index,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     "_softmax_backward_data": _softmax_backward,
     "_safe_softmax": _safe_softmax,
-    **dict.fromkeys(("amax", "amin", "linalg_vector_norm"), _reduce),
-    **dict.fromkeys(("sum", "mean"), _sum),
-    **dict.fromkeys(("max", "min"), _extreme),
-    **dict.fromkeys(("argmax", "argmin"), _place),
-    **dict.fromkeys(("any", "all"), _truth),
-    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _moments),
     "sort": _sort,
     "cumsum": _cumsum,
     "index_put_": _index_put,
-    "_scaled_dot_product_flash_attention": _flash_forward,
-    "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_efficient_attention": _efficient_forward,
-    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "_scaled_dot_product_cudnn_attention": _cudnn_forward,
-    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "native_batch_norm": convolution.batch_norm_call,
     "convolution": convolution.forward_call,
     "convolution_backward": convolution.backward_call,

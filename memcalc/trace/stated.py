@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from memcalc.records import OptimizerState, Place, StateTensor
 
+Update = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None]
+"""What an update of one parameter does to memory beside its state, given that state."""
+
 
 class StatedOptimizer(torch.optim.Optimizer):
     """Makes the state that the registry's closed form names, in its order, and updates nothing."""
 
-    def __init__(self, state: OptimizerState, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        state: OptimizerState,
+        parameters: Mapping[str, torch.nn.Parameter],
+        update: Update | None = None,
+    ) -> None:
         super().__init__(list(parameters.values()), {})
-        owned = ("", *parameters)
-        self._stated = [stated for stated in state.tensors if stated.parameter in owned]
+        self._stated: dict[str, list[StateTensor]] = {"": []}
+        for stated in state.tensors:
+            self._stated.setdefault(stated.parameter, []).append(stated)
         self._parameters_by_name = parameters
-        self._any = next(iter(parameters.values()))
+        self._update = update
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make state for parameters that have a gradient and no state yet."""
-        self._make(needs_gradient=True)
+        """Make state for parameters that have a gradient and no state yet, and update them."""
+        for name, parameter in self._parameters_by_name.items():
+            if parameter.grad is None:
+                continue
+            if any(stated.dtype == "uint8" for stated in self._stated.get(name, ())):
+                self._make("", parameter, "shared")
+            self._make(name, parameter, parameter)
+            if self._update is not None:
+                self._update(parameter, self.state[parameter])
 
     def restore(self) -> None:
         """Make all state, as loading a checkpoint does."""
-        self._make(needs_gradient=False)
+        first = next(iter(self._parameters_by_name.values()))
+        self._make("", first, "shared")
+        for name, parameter in self._parameters_by_name.items():
+            self._make(name, parameter, parameter)
 
-    def _make(self, *, needs_gradient: bool) -> None:
-        for stated in self._stated:
-            if stated.place is not Place.DEVICE:
-                continue
-            owner = self._owner(stated, needs_gradient)
-            # Made through the parameter, so that the state is known to belong to its layer.
-            near = self._parameters_by_name.get(stated.parameter, self._any)
-            if owner is not None and stated.name not in self.state[owner]:
+    def _make(self, name: str, near: torch.Tensor, owner: Any) -> None:
+        """Make what is stated under a name; shared state is kept under a name of its own."""
+        for stated in self._stated.get(name, ()):
+            if stated.place is Place.DEVICE and stated.name not in self.state[owner]:
+                # Made through the parameter, so that the state is known to belong to its layer.
                 dtype = getattr(torch, stated.dtype)
                 self.state[owner][stated.name] = near.new_empty(stated.numel, dtype=dtype)
 
-    def _owner(self, stated: StateTensor, needs_gradient: bool) -> Any:
-        """The parameter the state belongs to; shared state is kept under a name of its own."""
-        if not stated.parameter:
-            return "shared"
-        parameter = self._parameters_by_name[stated.parameter]
-        return parameter if parameter.grad is not None or not needs_gradient else None
+
+def bitsandbytes_update(parameter: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+    """Parameter and gradient are put in a row for good; LAMB and LARS take a norm.
+
+    Source: bitsandbytes 0.50.2, optim/optimizer.py, ``update_step``, and functional.py,
+    ``optimizer_update_32bit``.
+    """
+    if not parameter.is_contiguous():
+        parameter.data = parameter.data.contiguous()
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad.contiguous()
+    if "unorm_vec" in state:
+        torch.norm(parameter.data.float())

@@ -22,6 +22,8 @@ def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     saved = optimizer.state_dict()
     state = {owner: _copied(values, _on_host) for owner, values in saved["state"].items()}
     optimizer.state.clear()
+    # bitsandbytes keeps the maps that it made beside its state; a fresh process has none.
+    getattr(optimizer, "name2qmap", {}).clear()
     return {**saved, "state": state}
 
 

@@ -246,6 +246,30 @@ def test_the_memory_of_a_step_beyond_the_state_does_not_grow_with_the_model(make
     assert 0 < peaks[0] <= 40 * chunked.CHUNK
 
 
+def test_gradients_of_other_strides_are_copied_for_one_parameter_at_a_time(make):
+    peaks = []
+    for count in (2, 6):
+        wide = [
+            nn.Parameter(torch.zeros(64, 64, 32, 1, dtype=torch.bfloat16)) for _ in range(count)
+        ]
+        for p in wide:
+            p.grad = torch.zeros(64, 32, 1, 64, dtype=torch.bfloat16).permute(0, 3, 1, 2)
+            assert p.grad.stride() != p.stride()
+        optimizer = make(wide)
+        optimizer.step()
+        peaks.append(peak_of_cpu_allocations(optimizer.step))
+    assert peaks[0] == peaks[1]
+
+
+def test_hooks_run_once_a_step(make):
+    p, seen = with_gradient(parameter()), []
+    optimizer = make([p])
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    optimizer.step()
+    assert seen == ["before", "after"]
+
+
 def test_step_can_free_the_gradients():
     p = with_gradient(parameter())
     optimizer = AdamWBF16([p])

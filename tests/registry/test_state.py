@@ -1,5 +1,8 @@
 """The closed form of every optimizer against the real one, in bytes, after real steps."""
 
+import dataclasses
+import json
+import pathlib
 import warnings
 
 import pytest
@@ -10,10 +13,12 @@ from hypothesis import strategies as st
 from memcalc import registry
 from memcalc.errors import EstimateError, UsageError
 from memcalc.measure.state import read_state
-from memcalc.records import Parameter, Place
+from memcalc.records import Parameter, Place, Plan
 from memcalc.registry.build import build
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
+
+EVIDENCE = pathlib.Path(__file__).parent.parent.parent / "evidence"
 
 
 class Everything(torch.nn.Module):
@@ -175,11 +180,95 @@ def test_no_two_optimizers_share_a_name():
         ("adamw", {"amsgrad": 3}, "true or false"),
         ("adam8bit", {"min_8bit_size": "many"}, "number"),
         ("adam8bit", {"optim_bits": 4}, "8 or 32"),
+        ("adam8bit", {"optim_bits": 32}, "use adam32bit"),
+        ("pagedlion32bit", {"optim_bits": 8}, "use pagedlion8bit"),
+        ("pagedadamw", {"is_paged": False}, "use bitsandbytes.adamw"),
+        ("sgd8bit", {"is_paged": True}, "leave is_paged out"),
+        ("lion", {"eps": 1e-6}, "takes"),
+        ("adamw_torch_8bit", {"amsgrad": True}, "torchao 0.18"),
+        ("adamw_anyprecision", {"momentum_dtype": "int8"}, "not float32, bfloat16 or float16"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_reason(name, args, words):
     with pytest.raises(UsageError, match=words):
         registry.find(name, args)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("adam8bit", {"optim_bits": 8}),
+        ("adam32bit", {"optim_bits": 32}),
+        ("bitsandbytes.adam", {"optim_bits": 8}),
+        ("lion", {"optim_bits": 8}),
+        ("lion8bit", {"optim_bits": 8}),
+        ("pagedadam8bit", {"is_paged": True}),
+    ],
+)
+def test_a_width_that_is_said_again_is_the_width_of_the_class(name, args):
+    check(name, args, torch.float32)
+
+
+def plan_of(precision, **more):
+    return Plan(model="distilbert-base-cased", precision=precision, **more)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "words"),
+    [
+        ("lamb8bit", "fp32", "no kernel for LAMB with 8-bit states"),
+        ("lars8bit", "bf16", "no kernel for LARS"),
+        ("bitsandbytes.sgd", "bf16", "no kernel for SGD with bf16 gradients"),
+        ("rmsprop8bit", "bf16", "as distilbert.embeddings.LayerNorm.weight"),
+    ],
+)
+def test_what_has_no_kernel_on_a_gpu_is_refused_there_and_runs_on_a_cpu(name, precision, words):
+    choice, plan = registry.find(name, {}), plan_of(precision)
+    parameters = [
+        dataclasses.replace(p, dtype="bfloat16" if precision == "bf16" else "float32")
+        for p in distilbert()
+    ]
+    with pytest.raises(UsageError, match=words):
+        registry.state_of(choice, parameters, plan)
+    assert registry.state_of(choice, parameters, plan_of(precision, target="cpu")).tensors
+
+
+def extra_runs():
+    recorded = json.loads((EVIDENCE / "extra_optimizers.json").read_text())
+    return [(run, recorded["shapes"]) for run in recorded["runs"]]
+
+
+@pytest.mark.parametrize(
+    ("run", "shapes"),
+    extra_runs(),
+    ids=lambda r: f"{r['optimizer']}-{r['args']}-{r['dtype']}" if isinstance(r, dict) else "",
+)
+def test_optimizers_of_other_packages_hold_what_was_recorded(run, shapes):
+    model = torch.nn.Module()
+    for index, shape in enumerate(shapes):
+        value = torch.zeros(shape, dtype=getattr(torch, run["dtype"]))
+        model.register_parameter(f"p{index}", torch.nn.Parameter(value))
+    state = registry.find(run["optimizer"], run["args"]).state(take(model, "m", "t").parameters)
+    assert {place: state.total(Place(place)) for place in run["state"]} == run["state"]
+
+
+def test_the_trainer_asks_torchao_for_blocks_of_256_in_4_bit_too():
+    choice, parameters = registry.find("adamw_torch_4bit", {}), distilbert()
+    scales = {
+        loop: sum(t.bytes for t in choice.state(parameters, loop).tensors if "scale" in t.name)
+        for loop in ("plain", "trainer")
+    }
+    assert scales["plain"] == 2 * scales["trainer"]
+
+
+def test_anyprecision_adamw_keeps_the_dtypes_it_is_given():
+    def totals(**args):
+        return registry.find("adamw_anyprecision", args).state(distilbert()).total(Place.DEVICE)
+
+    n = sum(p.numel for p in distilbert() if p.trainable)
+    assert totals() == 8 * n
+    assert totals(momentum_dtype="bfloat16", variance_dtype="bfloat16") == 4 * n
+    assert totals(use_kahan_summation=True) == 10 * n
 
 
 def test_a_state_without_a_closed_form_is_unknown_not_zero():
