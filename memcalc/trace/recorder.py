@@ -24,6 +24,7 @@ from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.kernels import Kernels
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
 from memcalc.trace.operators import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, SPLIT, has_mask
+from memcalc.trace.raw import NOWHERE
 from memcalc.trace.scratch import OUTPUT_ORDER, READERS
 from memcalc.trace.step_scratch import PROBES
 from memcalc.trace.symbolic_operators import INSTEAD
@@ -149,7 +150,7 @@ class Recorder(TorchDispatchMode):
             return out
         if call.name == "convolution":
             self.assumptions[PLANNED] = None
-        self._track_with_scratch(out, name, node, call)
+        self._track_with_scratch(out, name, node, call, args)
         return out
 
     def _replaced(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,13 +212,19 @@ class Recorder(TorchDispatchMode):
         first = args[0]
         return first if isinstance(first, list | tuple) and len(first) == count else None
 
-    def _track_with_scratch(self, out: Any, name: str, node: Any, call: Call) -> None:
+    def _track_with_scratch(
+        self, out: Any, name: str, node: Any, call: Call, args: tuple[Any, ...]
+    ) -> None:
         """Interleave a kernel's own allocations with its outputs."""
         assert self._kernels is not None
         before, after = self._kernels.scripts(call)
         taken: list[int] = []
+        # What serves a whole list of tensors belongs to no repetition of a layer.
+        home = NOWHERE if args and isinstance(args[0], list | tuple) else self.where.tag
+        self.where.tag = home
         self.ledger.play(before, taken, name, node)
-        self._track(out, name, node, ())
+        self._track(out, name, node, args if home == NOWHERE else ())
+        self.where.tag = home
         self.ledger.play(after, taken, name, node)
         for number in taken:
             if number >= 0:

@@ -8,7 +8,7 @@ import pytest
 
 CASES = [
     ("gpt2", {"optim": "adamw", "seq": 16, "batch": 1}, True),
-    ("gpt2", {"optim": "sgd", "seq": 16, "batch": 1, "max_grad_norm": 1.0}, True),
+    ("gpt2", {"optim": "memcalc.adamw8bit", "seq": 16, "batch": 1, "max_grad_norm": 1.0}, True),
     ("bert-base-cased", {"optim": "adam8bit", "seq": 16, "precision": "amp-bf16"}, True),
     ("Qwen/Qwen2.5-0.5B", {"optim": "adamw_torch_fused", "seq": 16, "precision": "bf16"}, True),
     ("google/gemma-3-1b-pt", {"optim": "sgd", "seq": 16, "grad_accum": 2}, None),
