@@ -142,9 +142,10 @@ def document(results: dict[str, list[Row]]) -> str:
     parts = [
         "# Accuracy\n\nMade by `benchmarks/accuracy.py` from the recordings in `evidence/standin`: "
         "PyTorch's own CUDA code\n(allocator, autograd, kernel choice, scratch requests) over a "
-        "driver that does nothing. It judges\nrequested, allocated and reserved memory. It cannot "
-        "judge cuDNN, the CUDA context or what\nnvidia-smi shows.\n\n**No run on a real GPU is "
-        "recorded yet: the rows for a real GPU are empty.**\n",
+        "driver that does nothing. It judges\nrequested, allocated and reserved memory; cuDNN is "
+        "off, but in recordings named so, where the real\nlibrary plans for a device it is told "
+        "of. It cannot judge the CUDA context or what nvidia-smi\nshows.\n\n**No run on a real "
+        "GPU is recorded yet: the rows for a real GPU are empty.**\n",
         head + "".join(f"| {' | '.join(line)} |\n" for line in summary(every)),
     ]
     for name, rows in results.items():

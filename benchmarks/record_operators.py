@@ -1,8 +1,9 @@
 """Record what PyTorch's CUDA allocator sees of single operators, forward and backward.
 
-Usage: ``python benchmarks/record_operators.py FILE``, with a Python that has torch for CUDA; a
-stand-in driver will do. ``tests/kernels/test_operators.py`` holds memcalc's own account of each
-operator against the file.
+Usage: ``python benchmarks/record_operators.py FILE [cudnn]``, with a Python that has torch for
+CUDA; a stand-in driver will do. With ``cudnn`` the cases are what cuDNN does, which is off
+otherwise. ``tests/kernels/test_operators.py`` holds memcalc's own account of each operator against
+the file.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cudnn_cases
+import operator_cases
 import torch
-from operator_cases import Case, cases, play
+from operator_cases import Case, play
 
 
 def events(entries: list[dict[str, Any]]) -> list[int]:
@@ -43,14 +46,14 @@ def record(case: Case) -> list[int]:
 
 
 def main() -> None:
-    torch.backends.cudnn.enabled = False
+    torch.backends.cudnn.enabled = "cudnn" in sys.argv
     torch.cuda.init()
     # Workspaces of matrix products are made once, not by the case that comes first.
     warm = torch.zeros(8, 8, device="cuda", requires_grad=True)
     (warm @ warm).sum().backward()
     torch.cuda.memory._record_memory_history(max_entries=10**6, stacks="python")
     found, failed = {}, {}
-    for case in cases():
+    for case in (cudnn_cases if torch.backends.cudnn.enabled else operator_cases).cases():
         try:
             found[case.name] = record(case)
         except (RuntimeError, NotImplementedError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from memcalc.kernels.convolution import DTYPES, Direction
 from memcalc.kernels.formulas import Call
@@ -20,24 +21,26 @@ _BATCH_AND_IMAGE = {3: (0, 2), 4: (0, 2, 3), 5: (0, 2, 3, 4)}
 
 
 def forward(*args: Any) -> torch.Tensor:
-    """Copy what does not lie in rows; the copy lives as long as the kernel."""
-    inputs, *rest = args
-    return _aten.convolution.default(inputs.contiguous(), *rest)  # type: ignore[no-any-return]
+    """Copy what does not lie as cuDNN will have it; the copy lives as long as the kernel."""
+    inputs, weight, *rest = args
+    layout = _layout(inputs, weight)
+    inputs = inputs.contiguous(memory_format=layout)
+    return _aten.convolution.default(inputs, weight, *rest)  # type: ignore[no-any-return]
 
 
 def copies(args: tuple[Any, ...]) -> bool:
     """The input of this convolution is copied."""
-    return not _in_some_order(args[0])
+    return not args[0].is_contiguous(memory_format=_layout(*args[:2]))
 
 
 def backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     """Gradients of input, weight and bias, one kernel each."""
     grad, inputs, weight, *options, wanted = args
+    layout = _layout(inputs, weight)
     bias = grad
-    if wanted[1] and not _in_some_order(inputs):
-        inputs = inputs.contiguous()
-    if not _in_some_order(grad):
-        grad = grad.contiguous()
+    if wanted[1] or inputs.dim() == 3:
+        inputs = inputs.contiguous(memory_format=layout)
+    grad = grad.contiguous(memory_format=layout)
     alone = [
         _aten.convolution_backward.default(
             grad, inputs, weight, *options, [index == which for index in range(3)]
@@ -46,14 +49,19 @@ def backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
         else None
         for which in (0, 1)
     ]
-    del grad, inputs
+    del grad
+    if bias.dim() > 3:
+        # In one dimension the copy of the input lives until all is done.
+        del inputs
     return (*alone, bias.sum(_BATCH_AND_IMAGE[bias.dim()]) if wanted[2] else None)
 
 
 def several(args: tuple[Any, ...]) -> bool:
-    """More is wanted of this backward than one gradient of tensors that lie in rows."""
-    grad, inputs, *_, wanted = args
-    return sum(wanted) > 1 or bool(wanted[2]) or not all(map(_in_some_order, (grad, inputs)))
+    """More is wanted of this backward than one gradient of tensors that lie as they should."""
+    grad, inputs, weight, *_, wanted = args
+    layout = _layout(inputs, weight)
+    lie = all(tensor.is_contiguous(memory_format=layout) for tensor in (grad, inputs))
+    return sum(wanted) > 1 or bool(wanted[2]) or not lie
 
 
 def forward_call(args: tuple[Any, ...], out: Any) -> Call:
@@ -103,8 +111,13 @@ def _pair(values: list[Any]) -> list[Any]:
     return values * 2 if len(values) == 1 else values
 
 
-def _in_some_order(tensor: torch.Tensor) -> bool:
-    """Rows of the image or of its channels; cuDNN takes both."""
-    if tensor.is_contiguous():
-        return True
-    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+def _layout(inputs: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """Channels last where image or weight lies so; in one dimension never.
+
+    Source: aten/src/ATen/native/ConvUtils.h, ``cudnn_conv_suggest_memory_format``.
+    """
+    for tensor in (inputs, weight) if inputs.dim() > 3 else ():
+        layout = suggest_memory_format(tensor)
+        if layout is not torch.contiguous_format:
+            return layout
+    return torch.contiguous_format

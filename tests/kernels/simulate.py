@@ -4,6 +4,7 @@ Run as a script with the recordings' files as arguments.
 """
 
 import json
+import os
 import pathlib
 import sys
 import traceback
@@ -11,11 +12,13 @@ import traceback
 ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
+import cudnn_cases  # noqa: E402
+import operator_cases  # noqa: E402
 import torch  # noqa: E402
-from operator_cases import cases, play  # noqa: E402
+from operator_cases import play  # noqa: E402
 
 from memcalc.kernels.target import Target  # noqa: E402
-from memcalc.trace import device, operators  # noqa: E402
+from memcalc.trace import attention, device, operators  # noqa: E402
 from memcalc.trace.kernels import TargetKernels  # noqa: E402
 from memcalc.trace.recorder import Recorder  # noqa: E402
 
@@ -61,8 +64,16 @@ def main():
             threads_per_multiprocessor=recorded["threads_per_multiprocessor"],
             torch=tuple(int(part) for part in recorded["torch"].split(".")[:2]),
         )
+        source = operator_cases
+        os.environ["MEMCALC_NO_CUDNN"] = "1"
+        if "-cudnn" in name:
+            source = cudnn_cases
+            del os.environ["MEMCALC_NO_CUDNN"]
+            attention.install(target)
         found[name] = {
-            case.name: simulated(case, target) for case in cases() if case.name in recorded["cases"]
+            case.name: simulated(case, target)
+            for case in source.cases()
+            if case.name in recorded["cases"]
         }
     print(json.dumps(found))
 
