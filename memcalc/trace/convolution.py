@@ -80,11 +80,16 @@ def backward_call(args: tuple[Any, ...], out: Any) -> Call:
 def batch_norm_call(args: tuple[Any, ...], out: Any) -> Call | None:
     """In training it is cuDNN's, unless the type is bfloat16.
 
-    Source: aten/src/ATen/native/cuda/Normalization.cu; seen with PyTorch 2.13.
+    Source: aten/src/ATen/native/Normalization.cpp, ``_select_batch_norm_backend``; seen with
+    PyTorch 2.11 and 2.13.
     """
     inputs, weight, *_ = args
     training = args[5]
-    if weight is None or not training or torch.bfloat16 in (inputs.dtype, weight.dtype):
+    if weight is None or not training or inputs.dim() < 3:
+        return None
+    if torch.bfloat16 in (inputs.dtype, weight.dtype):
+        return None
+    if inputs.dtype is torch.float16 and weight.dtype is not torch.float32:
         return None
     return Call("batch_norm")
 
