@@ -103,7 +103,7 @@ def efficient_backward(
     """
     batch, heads, q_len, head_dim = query
     rows = batch * heads * q_len
-    workspace = batch * heads * _efficient_workspace(head_dim, k_len, element, target)
+    workspace = batch * heads * _efficient_workspace(head_dim, q_len, k_len, element, target)
     on_tensors = element == 4 or (head_dim > 128 and target.capability < (8, 0))
     if not on_tensors:
         return nested(_FLOAT * rows, workspace)
@@ -126,17 +126,28 @@ def efficient_backward(
     )
 
 
-def _efficient_workspace(head_dim: int, k_len: int, element: int, target: Target) -> int:
-    """Bytes per head, tabulated by head size from PyTorch's own requests (B x H = 6)."""
+def _efficient_workspace(
+    head_dim: int, q_len: int, k_len: int, element: int, target: Target
+) -> int:
+    """Bytes per head: fp32 tiles of dq with a lock each, and dk and dv where heads are wide.
+
+    Source: mem_eff_attention/kernel_backward.h, ``GradQTempStorage`` and ``workspace_elements_gk``
+    (2.11 and 2.13); the tiles are those that PyTorch asked for with 450 random problems.
+    """
     volta = target.capability < (8, 0)
+    columns = ceil_div(head_dim, 64)
     if head_dim <= 64:
-        return 16400 * ceil_div(k_len, 64)
-    if head_dim <= 128:
-        if volta:
-            return 65568 * ceil_div(k_len, 128) if element == 2 else 32800 * ceil_div(k_len, 64)
-        return (65552 if element == 2 else 65568) * ceil_div(k_len, 128)
+        return _tiles(q_len, 64, 64)
+    if head_dim <= 128 and element == 2 and not volta:
+        return _tiles(q_len, 128, 128)
     if volta and element == 4:
-        return (49200 if head_dim <= 160 else 65600) * ceil_div(k_len, 64)
-    if element == 4:
-        return (98352 if head_dim <= 160 else 131136) * ceil_div(k_len, 128)
-    return (360496 if head_dim <= 160 else 393280) * ceil_div(k_len, 128)
+        return columns * _tiles(q_len, 64, 64)
+    accumulated = columns * _tiles(q_len, 128, 64)
+    if head_dim <= 128 or element == 4:
+        return accumulated
+    return accumulated + 2 * _FLOAT * round_up(k_len, 64) * round_up(head_dim, 128)
+
+
+def _tiles(length: int, rows: int, columns: int) -> int:
+    """Bytes of fp32 tiles along a sequence, each with a lock of 16 bytes."""
+    return ceil_div(length, rows) * (_FLOAT * rows * columns + 16)

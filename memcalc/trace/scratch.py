@@ -135,6 +135,19 @@ def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Call:
     return _script(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
 
 
+def _layer_norm(args: tuple[Any, ...], out: Any) -> Call | None:
+    """Inputs that do not lie in rows are copied first.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda`` and
+    ``layer_norm_backward_cuda``; recorded with PyTorch 2.13.
+    """
+    tensors = args[:2] if isinstance(args[1], torch.Tensor) else args[:1]
+    copied = [t.numel() * t.element_size() for t in tensors if not t.is_contiguous()]
+    if not copied:
+        return None
+    return _script(before=tuple(copied), after=tuple(~n for n in reversed(range(len(copied)))))
+
+
 def _script(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> Call:
     return Call("script", (before, after))
 
@@ -145,6 +158,7 @@ READERS: dict[str, Reader] = {
     **attention_scratch.READERS,
     "embedding": _embedding_forward,
     "index": _index,
+    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     "_softmax_backward_data": _softmax_backward,
