@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Make = Callable[..., torch.Tensor]
 HALF, FLOAT, LONG = torch.bfloat16, torch.float32, torch.long
@@ -69,7 +70,26 @@ def _activations() -> Iterator[Case]:
     yield from _each("prelu", F.prelu, (4, 64, 100), (64,))
 
 
+def _cross(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Queries and keys of different length; the mask keeps flash attention away."""
+    mask = torch.zeros(q.shape[0], 1, q.shape[2], k.shape[2], dtype=q.dtype, device=q.device)
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def _cross_attention() -> Iterator[Case]:
+    for queries, keys in ((128, 1504), (640, 72)):
+        for head in (64, 128, 160, 192):
+            shape = (2, 4, queries, head), (2, 4, keys, head), (2, 4, keys, head)
+            yield from _each(f"cross attention {queries} {keys} {head}", _cross, *shape)
+
+
 def _norms() -> Iterator[Case]:
+    yield from _each(
+        "layer_norm transposed",
+        lambda x, w, b: F.layer_norm(x.transpose(1, 2), w.shape, w, b),
+        *((4, 96, 128), (96,), (96,)),
+    )
     for width in (64, 768, 1023, 5120):
         yield from _each(
             f"layer_norm {width}",
@@ -251,5 +271,5 @@ def _shapes() -> Iterator[Case]:
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    for group in (_activations, _norms, _losses, _reductions, _indexing, _shapes):
+    for group in (_activations, _cross_attention, _norms, _losses, _reductions, _indexing, _shapes):
         yield from group()

@@ -17,6 +17,7 @@ import operator_cases  # noqa: E402
 import torch  # noqa: E402
 from operator_cases import play  # noqa: E402
 
+from memcalc.kernels.attention import Backend  # noqa: E402
 from memcalc.kernels.target import Target  # noqa: E402
 from memcalc.trace import attention, device, operators  # noqa: E402
 from memcalc.trace.kernels import TargetKernels  # noqa: E402
@@ -64,12 +65,10 @@ def main():
             threads_per_multiprocessor=recorded["threads_per_multiprocessor"],
             torch=tuple(int(part) for part in recorded["torch"].split(".")[:2]),
         )
-        source = operator_cases
-        os.environ["MEMCALC_NO_CUDNN"] = "1"
-        if "-cudnn" in name:
-            source = cudnn_cases
-            del os.environ["MEMCALC_NO_CUDNN"]
-            attention.install(target)
+        cudnn = "-cudnn" in name
+        source = cudnn_cases if cudnn else operator_cases
+        os.environ["MEMCALC_NO_CUDNN"] = "" if cudnn else "1"
+        attention.install(target, None if cudnn else frozenset({Backend.EFFICIENT, Backend.MATH}))
         found[name] = {
             case.name: simulated(case, target)
             for case in source.cases()
