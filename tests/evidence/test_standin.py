@@ -39,8 +39,9 @@ def test_every_run_is_within_its_bound(rows):
 
 
 def test_nearly_every_run_is_equal_in_every_phase_on_every_rung(rows):
-    exact = [all(row.exact.values()) for row in rows]
-    assert sum(exact) / len(exact) >= 0.85
+    unequal = [accuracy["label"](row.plan) for row in rows if not all(row.exact.values())]
+    # One at most in a sample of few.
+    assert len(unequal) <= max(1, 0.15 * len(rows)), unequal
     for rung in accuracy["RUNGS"]:
         assert statistics.median(abs(row.off[rung]) for row in rows) == 0
 
