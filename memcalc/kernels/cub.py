@@ -24,6 +24,8 @@ _SORT_TILES = {
 """By major compute capability (9: and above), then widths of key and value."""
 _SCANS = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}
 """By width of an element: elements in a tile, and bytes of its look-back state."""
+SCANNED = frozenset(_SCANS)
+"""Widths whose running sums are known."""
 _UNIQUE_TILES = {7: {4: 704, 8: 320}, 8: {4: 2816, 8: 1344}, 9: {4: 7168, 8: 4928}}
 """By major compute capability (9: and above), then width of a key."""
 _UNIQUE_STATE = 16

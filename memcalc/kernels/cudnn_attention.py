@@ -8,7 +8,7 @@ grad x output; source: include/cudnn_frontend/node/scaled_dot_product_flash_atte
 ``CompositeSDPABackwardNode::get_fe_workspace_size_node``, frontend 1.18 (PyTorch 2.11) and 1.23
 (PyTorch 2.13). The engine that the closed library chooses asks for the rest; what it asks was read
 from cuDNN 9.19 and 9.20 for PyTorch's own graphs, by planning without a device
-(evidence/cudnn/attention-*.json), and these formulas say it for every problem recorded.
+(evidence/standin/cudnn/attention-*.json), and these formulas say it for every problem recorded.
 PyTorch's side: aten/src/ATen/native/cudnn/MHA.cpp.
 """
 

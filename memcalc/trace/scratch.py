@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memcalc.kernels import cub
 from memcalc.kernels.formulas import Call
 from memcalc.trace import attention_scratch, convolution, reduction_scratch, step_scratch
 
@@ -47,6 +48,8 @@ def _cumsum(args: tuple[Any, ...], out: Any) -> Call | None:
     """
     tensor, dim = args[:2]
     if tensor.dim() == 0 or tensor.numel() != tensor.shape[dim] or tensor.dtype != out.dtype:
+        return None
+    if tensor.element_size() not in cub.SCANNED:
         return None
     return Call("scan", (tensor.numel(), tensor.element_size())) if tensor.numel() else None
 
