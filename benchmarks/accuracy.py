@@ -12,9 +12,10 @@ import pathlib
 import statistics
 from collections.abc import Iterator
 
-from memcalc.artifact import decode
-from memcalc.records import Plan, Prediction
-from memcalc.trace.client import trace_all
+from memcalc.estimation.client import trace_all
+from memcalc.files.artifact import decode
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
 
 GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200", "10.0": "B200"}
 RUNGS = ("requested", "allocated", "reserved")

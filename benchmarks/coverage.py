@@ -62,9 +62,9 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
     from memcalc.catalog.models import ModelSource
     from memcalc.catalog.tasks import choose
     from memcalc.errors import MemcalcError
-    from memcalc.records import Plan
+    from memcalc.estimation.question import ASSUMED
+    from memcalc.records.plan import Plan
     from memcalc.trace.run import trace
-    from memcalc.trace.target import ASSUMED
     from memcalc.workload.model import build
     from memcalc.workload.program import program_of
 

@@ -10,7 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from memcalc.results import load
+from memcalc.files.results import load
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODEL = """

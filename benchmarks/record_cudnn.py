@@ -26,10 +26,10 @@ COLUMNS = (
 
 def problems(models: list[str]) -> list:
     """Sizes, but for the batch, of every convolution in these models."""
+    from memcalc.estimation.worker import Desk
     from memcalc.kernels import convolution
-    from memcalc.records import Plan
-    from memcalc.trace.kernels import TargetKernels
-    from memcalc.trace.worker import Desk
+    from memcalc.records.plan import Plan
+    from memcalc.trace.scratch.kernels import TargetKernels
 
     seen, scripts = {}, TargetKernels.scripts
 

@@ -14,12 +14,12 @@ import pathlib
 import sys
 import time
 
-from memcalc.artifact import decode, encode
+from memcalc.catalog.suite import load
 from memcalc.errors import MemcalcError
-from memcalc.measure.parent import Runner
-from memcalc.measure.request import Request
-from memcalc.records import Plan
-from memcalc.suite import load
+from memcalc.files.artifact import decode, encode
+from memcalc.measure.runs.parent import Runner
+from memcalc.measure.runs.request import Request
+from memcalc.records.plan import Plan
 
 STEPS = 4
 

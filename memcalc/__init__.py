@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memcalc.records import display
+from memcalc.version import __version__
+
 if TYPE_CHECKING:
-    from memcalc.api import estimate
+    from memcalc.estimation.estimate import estimate
     from memcalc.explanation.explain import explain
     from memcalc.fitting.ask import fit
-    from memcalc.measure.callback import MemoryCallback
-    from memcalc.measure.recorder import record
+    from memcalc.measure.recording.callback import MemoryCallback
+    from memcalc.measure.recording.recorder import record
 
-__version__ = "0.1.0"
 __all__ = ["MemoryCallback", "__version__", "estimate", "explain", "fit", "record"]
+
+_HOMES = {
+    "estimate": "memcalc.estimation.estimate",
+    "explain": "memcalc.explanation.explain",
+    "fit": "memcalc.fitting.ask",
+    "record": "memcalc.measure.recording.recorder",
+    "MemoryCallback": "memcalc.measure.recording.callback",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Imported on first use, so that `memcalc --help` stays light.
-    if name == "estimate":
-        from memcalc.api import estimate
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
 
-        return estimate
-    if name == "fit":
-        from memcalc.fitting.ask import fit
 
-        return fit
-    if name == "record":
-        from memcalc.measure.recorder import record
+def _html(record: Any) -> str:
+    from memcalc.report import notebook
 
-        return record
-    if name == "MemoryCallback":
-        from memcalc.measure.callback import MemoryCallback
+    return notebook.html(record)
 
-        return MemoryCallback
-    if name == "explain":
-        from memcalc.explanation.explain import explain
 
-        return explain
-    raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
+display.install(_html)

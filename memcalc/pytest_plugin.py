@@ -19,7 +19,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.units import format_mib, parse_bytes
 
 if TYPE_CHECKING:
-    from memcalc.records import Prediction
+    from memcalc.records.prediction import Prediction
 
 MARKER = "memory_budget"
 METRICS = ("allocated", "requested", "reserved")
@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def memory_estimate() -> Callable[..., Prediction]:
     """``memcalc.estimate``: predict the memory of a training run, without a GPU."""
-    from memcalc.api import estimate
+    from memcalc.estimation.estimate import estimate
 
     return estimate
 
@@ -154,7 +154,7 @@ def _refuse(reason: str) -> NoReturn:
 def _device(asked: Any) -> str:
     if asked not in (None, "cuda", "cpu"):
         raise UsageError(f"device = {asked!r}: choose cuda or cpu.")
-    from memcalc.measure.watch import has_cuda
+    from memcalc.measure.recording.watch import has_cuda
 
     if asked == "cuda" and not has_cuda():
         raise UsageError("PyTorch sees no CUDA GPU here.")
@@ -163,9 +163,9 @@ def _device(asked: Any) -> str:
 
 def _watch(budget: TestBudget) -> Watch:
     if budget.device == "cuda":
-        from memcalc.measure.watch import CudaWatch
+        from memcalc.measure.recording.watch import CudaWatch
 
         return CudaWatch(budget.metric)
-    from memcalc.measure.watch import CpuWatch
+    from memcalc.measure.recording.watch import CpuWatch
 
     return CpuWatch()

@@ -7,10 +7,10 @@ import json
 import pathlib
 import sys
 
-from memcalc import artifact, results
 from memcalc.catalog import contexts
 from memcalc.catalog.paths import configs
-from memcalc.measure.contexts import readings
+from memcalc.files import artifact, results
+from memcalc.measure.gpu.contexts import readings
 
 
 def text(files: list[str]) -> str:

@@ -6,7 +6,7 @@ import re
 from memcalc.allocator import context
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Reading
-from memcalc.records import Span
+from memcalc.records.prediction import Span
 from memcalc.units import MIB
 
 PATH = pathlib.Path(__file__).parent.parent / "docs" / "memory.md"

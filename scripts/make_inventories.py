@@ -11,7 +11,7 @@ import re
 import torch
 
 from memcalc.catalog import models, tasks
-from memcalc.records import Inventory
+from memcalc.records.model import Inventory
 from memcalc.workload.inventory import take
 from memcalc.workload.model import build
 

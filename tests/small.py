@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from memcalc.api import Tracer
 from memcalc.catalog import models
+from memcalc.catalog.plan import make
+from memcalc.estimation.estimate import Tracer
 from memcalc.explanation.explain import explain
-from memcalc.explanation.search import needed
-from memcalc.explanation.trials import figures
-from memcalc.plan import make
+from memcalc.remedies.search import needed
+from memcalc.remedies.trials import figures
 
 SMALL = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 5000}
 

@@ -48,8 +48,8 @@ def test_the_tutorial_shows_what_its_commands_print():
 
 
 def _as_suggested(options):
+    from memcalc.catalog.plan import make
     from memcalc.explanation.command import options as typed
-    from memcalc.plan import make
 
     words = options.split()
     named = dict(zip(words[1::2], words[2::2], strict=True))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Moment, Reading
 from memcalc.catalog.gpus import Gpu
-from memcalc.records import Span
+from memcalc.records.prediction import Span
 
 ENOUGH = 3
 """Readings of a kind of GPU that show its spread; with fewer, the spread of all GPUs is taken."""

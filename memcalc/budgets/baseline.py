@@ -15,12 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memcalc import __version__, artifact
 from memcalc.budgets.metrics import METRICS, figures, parameters
 from memcalc.budgets.read import rebase
 from memcalc.budgets.records import Baseline, BudgetedRun, Evidence, Known
 from memcalc.errors import UsageError
-from memcalc.records import Plan
+from memcalc.files import artifact
+from memcalc.records.plan import Plan
+from memcalc.version import __version__
 
 SCHEMA = 1
 _PACKAGES = ("torch", "transformers", "bitsandbytes", "peft", "torchao")

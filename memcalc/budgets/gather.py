@@ -8,13 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc import artifact, registry
-from memcalc.api import answers
+from memcalc import registry
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.catalog import gpus, models, tasks
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.records import Plan, Prediction
-from memcalc.results import Run, load
+from memcalc.estimation.estimate import answers
+from memcalc.files import artifact
+from memcalc.files.results import Run, load
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +86,8 @@ def _evidence(answer: Prediction | MemcalcError, method: str) -> Evidence:
 
 def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     """Train every run for real, one after the other, and put its estimate beside it."""
-    from memcalc.measure.parent import Runner
-    from memcalc.measure.request import Request
+    from memcalc.measure.runs.parent import Runner
+    from memcalc.measure.runs.request import Request
 
     found: dict[str, Evidence] = {}
     estimates = estimate(runs, effort)

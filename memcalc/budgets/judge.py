@@ -22,11 +22,11 @@ from memcalc.budgets.records import (
 )
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
-from memcalc.records import Fit, Prediction
+from memcalc.records.prediction import Fit, Prediction
 from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
-    from memcalc.measure.records import Measurement
+    from memcalc.records.measurement import Measurement
 
 _ORDER = list(Status)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.budgets.records import Evidence, Figure
-from memcalc.records import Component, Phase, Place, Prediction
+from memcalc.records.model import Place
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component, Phase
 
 if TYPE_CHECKING:
-    from memcalc.measure.records import Measurement
+    from memcalc.records.measurement import Measurement
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")
 COMPONENTS = tuple(component.value for component in Component)

@@ -12,9 +12,9 @@ from memcalc.budgets.limits import budgets
 from memcalc.budgets.metrics import default_peak
 from memcalc.budgets.records import Budget, BudgetedRun, BudgetFile, Rule
 from memcalc.budgets.source import Key, Source, load
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError, unknown
-from memcalc.plan import make
-from memcalc.records import Plan
+from memcalc.records.plan import Plan
 
 TOP = ("defaults", "runs", "baseline")
 METHODS = ("trace", "analytic")

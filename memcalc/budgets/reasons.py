@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from memcalc.budgets.metrics import COMPONENTS, METRICS, PER_PARAMETER
 from memcalc.budgets.records import Budget, Evidence, Known, Rule
-from memcalc.records import Component, Plan, Prediction
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component
 from memcalc.units import format_bytes
 
 Remedy = Callable[[Budget, Evidence, int], str]
@@ -52,7 +54,7 @@ def growth(evidence: Evidence, before: Known) -> str:
 
 def plan_changes(before: dict[str, object], now: dict[str, object]) -> str:
     """How the plan differs from the baseline's, such as ``batch 8 -> 16``."""
-    from memcalc.artifact import encode
+    from memcalc.files.artifact import encode
 
     plain = encode(Plan(model=""))
     names = [key for key in plain if before.get(key, plain[key]) != now.get(key, plain[key])]

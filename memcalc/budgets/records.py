@@ -11,10 +11,11 @@ from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from memcalc.records import Plan, Prediction
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
 
 if TYPE_CHECKING:
-    from memcalc.measure.records import Measurement
+    from memcalc.records.measurement import Measurement
 
 
 class Rule(StrEnum):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from memcalc.api import Traced, Tracer
 from memcalc.budgets import metrics
 from memcalc.budgets.records import Budget, Evidence, Rule
 from memcalc.errors import UsageError
-from memcalc.explanation.records import Remedy
-from memcalc.explanation.remedies import candidates
-from memcalc.explanation.trials import apply
-from memcalc.records import Plan, Prediction
+from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.remedies.records import Remedy
+from memcalc.remedies.table import candidates
+from memcalc.remedies.trials import apply
 from memcalc.units import format_mib
 
 DEAREST = 6

@@ -7,8 +7,8 @@ from typing import Any
 
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, RUNGS
 from memcalc.budgets.read import DEFAULT_BASELINE, METHODS
-from memcalc.plan import ATTENTIONS, LOOPS, PRECISIONS, TARGETS
-from memcalc.records import Plan
+from memcalc.catalog.plan import ATTENTIONS, LOOPS, PRECISIONS, TARGETS
+from memcalc.records.plan import Plan
 
 _SIZE = r"^\s*\d+(\.\d+)?\s*([kKmMgGtT][iI]?)?[bB]\s*$"
 _SHARE = r"^\s*\d+(\.\d+)?\s*(%|([kKmMgGtT][iI]?)?[bB])\s*$"

@@ -10,7 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from memcalc.budgets.metrics import default_peak
-from memcalc.records import Place, Plan, Prediction
+from memcalc.records.model import Place
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
 from memcalc.units import GIB, KIB, MIB, format_mib
 
 SCHEMA_FILE = "memcalc.schema.json"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from memcalc import artifact
 from memcalc.catalog.paths import configs
+from memcalc.files import artifact
 from memcalc.units import printed_bytes
 
 MEASURED = "contexts_measured.json"

@@ -13,7 +13,7 @@ from typing import Any
 from memcalc.catalog.models import ModelSource
 from memcalc.catalog.paths import configs
 from memcalc.catalog.tasks import Task
-from memcalc.records import Inventory, Parameter
+from memcalc.records.model import Inventory, Parameter
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 

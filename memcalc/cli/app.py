@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from memcalc import __version__
 from memcalc.cli import (
     check,
     doctor,
@@ -20,6 +19,7 @@ from memcalc.cli import (
     run,
     show,
 )
+from memcalc.version import __version__
 
 app = typer.Typer(
     name="memcalc",

@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from memcalc import artifact
 from memcalc.budgets import formats
 from memcalc.budgets.formats import github, markdown, table
 from memcalc.budgets.gather import Effort, keep
@@ -23,10 +22,11 @@ from memcalc.budgets.reasons import Remedy, no_remedy
 from memcalc.budgets.records import Report
 from memcalc.budgets.run import Outcome, Question, check, exit_code
 from memcalc.budgets.source import discover
-from memcalc.cli.estimate import progress
 from memcalc.cli.options import guarded, say
+from memcalc.cli.output import progress
 from memcalc.errors import EstimateError, MemcalcError, UsageError
-from memcalc.results import save as save_runs
+from memcalc.files import artifact
+from memcalc.files.results import save as save_runs
 
 Files = Annotated[
     list[Path] | None,

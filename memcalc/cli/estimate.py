@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from memcalc import artifact, report
-from memcalc.api import answers
 from memcalc.cli.options import plans_of, say, with_plan
+from memcalc.cli.output import Format, Output, deliver_predictions, progress
 from memcalc.errors import MemcalcError
-from memcalc.records import Prediction
-
-Format = Annotated[
-    str | None,
-    typer.Option("--format", "-f", help="table, json, markdown or csv.", show_default=False),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Write here; format by extension.", show_default=False),
-]
+from memcalc.estimation.estimate import answers
+from memcalc.records.prediction import Prediction
 
 
 @with_plan
@@ -50,32 +37,4 @@ def command(
                     say(f"{plan.optim}: {answer}")
     if not found:
         raise failed[0]
-    deliver(found, format, output)
-
-
-def deliver(found: list[Prediction], format: str | None, output: Path | None) -> None:
-    """Print or write predictions."""
-    if output is not None:
-        name = format or report.format_for(output)
-        artifact.write(output, report.render(found, name))
-        return
-    name = format or "table"
-    if name == "table":
-        from memcalc.report import table
-
-        color = sys.stdout.isatty()
-        sys.stdout.write(table.render(found, color=color))
-    else:
-        sys.stdout.write(report.render(found, name))
-
-
-@contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A spinner on stderr; nothing when that is not a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(what):
-        yield
+    deliver_predictions(found, format, output)

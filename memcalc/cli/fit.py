@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc import artifact
-from memcalc.cli.estimate import progress
 from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.output import progress
 from memcalc.errors import UsageError
+from memcalc.files import artifact
 from memcalc.units import parse_bytes
 
 _WIDEST = 120

@@ -9,16 +9,17 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc import artifact
-from memcalc.api import answers
 from memcalc.budgets import amounts, detect, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
-from memcalc.cli.estimate import progress
 from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.output import progress
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.records import Plan, Prediction
+from memcalc.estimation.estimate import answers
+from memcalc.files import artifact
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
 
 TARGET = Path("memcalc.toml")
 

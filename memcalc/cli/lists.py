@@ -63,7 +63,7 @@ def gpus(
 def _contexts() -> None:
     from memcalc.allocator.context import outside
     from memcalc.catalog import gpus as catalog
-    from memcalc.records import Span
+    from memcalc.records.prediction import Span
     from memcalc.units import MIB
 
     def words(span: Span) -> str:

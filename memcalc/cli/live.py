@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memcalc.campaign import Watcher
+from memcalc.accuracy.campaign import Watcher
 from memcalc.cli.options import say
-from memcalc.measure.records import PhaseReading
-from memcalc.records import Plan
-from memcalc.results import Run
+from memcalc.files.results import Run
+from memcalc.records.measurement import PhaseReading
+from memcalc.records.plan import Plan
 from memcalc.units import format_mib
 
 

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.campaign import How, Watcher, estimate_all, measure_all
+from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
+from memcalc.catalog.plan import TARGETS
 from memcalc.cli.live import follow, width
 from memcalc.cli.options import guarded, plans_of, say, with_plan
 from memcalc.errors import UsageError
-from memcalc.plan import TARGETS
-from memcalc.records import Plan
-from memcalc.results import Keeper, Run, keeping, load
+from memcalc.files.results import Keeper, Run, keeping, load
+from memcalc.records.plan import Plan
 
 
 @with_plan
@@ -112,7 +112,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
     if suite is None:
         plans = plans_of(settings)
     else:
-        from memcalc.suite import load as load_suite
+        from memcalc.catalog.suite import load as load_suite
 
         if settings:
             given = ", ".join(settings)

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc import plan as plans
+from memcalc.catalog import plan as plans
 from memcalc.errors import MemcalcError
-from memcalc.records import Plan
+from memcalc.records.plan import Plan
 
 Model = Annotated[
     str | None,

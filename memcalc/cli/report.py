@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from memcalc import artifact
-from memcalc.api import Traced, Tracer
-from memcalc.cli.estimate import progress
-from memcalc.cli.explain import read
 from memcalc.cli.options import plans_of, say, with_plan
+from memcalc.cli.output import progress
+from memcalc.cli.saved import explanation_in, predictions_in, saved
 from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.explanation.chapters import Chapter, Document, again, chapter
-from memcalc.explanation.timeline import timeline
-from memcalc.records import Plan, Prediction
-from memcalc.results import load
+from memcalc.files import artifact
+from memcalc.files.results import load
+from memcalc.records.plan import Plan
 
 EXTENSIONS = (".html", ".svg", ".png", ".pdf", ".pickle")
 
@@ -63,34 +61,6 @@ def command(
     _write(document, kind, output)
 
 
-def saved(model: object) -> dict[str, Any] | None:
-    """The result in the file that was named in place of a model; ``None``: it is a model."""
-    path = Path(str(model))
-    if model is None or path.suffix != ".json" or not path.is_file():
-        return None
-    try:
-        return artifact.read(path)
-    except UsageError:
-        # A model's config.json is no result.
-        return None
-
-
-def drawn(plan: Plan, *, use_cache: bool) -> str:
-    """The timeline of a plan in letters.
-
-    Raises:
-        MemcalcError: the plan cannot be traced, or plotext is missing.
-    """
-    from memcalc.report import terminal
-
-    with Tracer(use_cache=use_cache) as tracer:
-        answer = tracer.trace(plan)
-    if isinstance(answer, MemcalcError):
-        raise answer
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
-    return terminal.timeline(timeline(answer.trace, plan), width=width)
-
-
 def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[Chapter, ...]:
     found: list[Chapter] = []
     failed: list[MemcalcError] = []
@@ -111,22 +81,16 @@ def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | Non
     if data.get("kind") == "measurements":
         return Document(runs=tuple(load(path)))
     if data.get("kind") == "explanation":
-        explanation = read(data, path)
+        explanation = explanation_in(data, path)
         first = again(explanation.prediction, tracer, depth=depth)
         return Document(chapters=(first,), explanation=explanation)
-    chapters = tuple(again(one, tracer, depth=depth) for one in _predictions(data, path))
+    chapters = tuple(again(one, tracer, depth=depth) for one in predictions_in(data, path))
     return Document(chapters=chapters)
-
-
-def _predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
-    from memcalc.cli.show import predictions_in
-
-    return predictions_in(data, path)
 
 
 def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
     path = Path(str(settings.get("model")))
-    plans = plans_of(settings) if data is None else [p.plan for p in _predictions(data, path)]
+    plans = plans_of(settings) if data is None else [p.plan for p in predictions_in(data, path)]
     if len(plans) > 1:
         raise UsageError("One plan makes one snapshot: name one optimizer.")
     return plans[0]

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from memcalc import results
 from memcalc.cli.options import guarded
+from memcalc.files import results
 
 
 @guarded

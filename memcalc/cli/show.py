@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from memcalc import artifact
-from memcalc.cli.estimate import Format, Output, deliver
 from memcalc.cli.options import guarded
+from memcalc.cli.output import Format, Output, deliver_explanation, deliver_predictions, format_of
+from memcalc.cli.saved import explanation_in, predictions_in
 from memcalc.errors import UsageError
-from memcalc.records import Prediction
+from memcalc.files import artifact
 
 _SNAPSHOTS = (".pickle", ".pkl")
 
@@ -51,19 +51,18 @@ def command(
     data = artifact.read(file)
     kind = data.get("kind")
     if kind == "explanation":
-        from memcalc.cli import explain
-
-        explain.deliver(explain.read(data, file), explain.format_of(format, output), output, top)
+        name = format_of(format, output)
+        deliver_explanation(explanation_in(data, file), name, output, top)
     elif kind == "measurements":
         _measurements(file, format, output)
     else:
-        deliver(predictions_in(data, file), format, output)
+        deliver_predictions(predictions_in(data, file), format, output)
 
 
 def _measurements(file: Path, format: str | None, output: Path | None) -> None:
     from memcalc.cli.live import width
+    from memcalc.files.results import load
     from memcalc.report import measured
-    from memcalc.results import load
 
     if output is not None or format not in (None, "table"):
         raise UsageError("Measurements are shown as a table only; the file itself is JSON.")
@@ -83,9 +82,8 @@ def _snapshot(
     file: Path, question: _Question, format: str | None, output: Path | None, top: int
 ) -> None:
     from memcalc.catalog import gpus
-    from memcalc.cli.explain import format_of
+    from memcalc.estimation.predict import UNLIMITED
     from memcalc.explanation import recorded
-    from memcalc.predict import UNLIMITED
     from memcalc.report import recorded as report
 
     name = format_of(format, output)
@@ -101,16 +99,3 @@ def _snapshot(
         artifact.write(output, text)
     else:
         sys.stdout.write(text)
-
-
-def predictions_in(data: dict[str, Any], file: Path) -> list[Prediction]:
-    """The predictions of a result file.
-
-    Raises:
-        UsageError: there are none, or they are damaged.
-    """
-    bodies = data.get("predictions", [data])
-    try:
-        return [artifact.decode(Prediction, body["record"]) for body in bodies]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UsageError(f"{file} holds no prediction that can be read.") from None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.api import Traced, Tracer
 from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.explanation.peak import moments
 from memcalc.explanation.records import Explanation, Moment
 from memcalc.explanation.timeline import Timeline, timeline
-from memcalc.records import Prediction
-from memcalc.results import Run
+from memcalc.files.results import Run
+from memcalc.records.prediction import Prediction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

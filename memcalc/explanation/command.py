@@ -6,7 +6,7 @@ import dataclasses
 import shlex
 from typing import Any
 
-from memcalc.records import Plan
+from memcalc.records.plan import Plan
 
 
 def options(plan: Plan) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.api import Traced, Tracer
+from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.explanation.peak import moments
-from memcalc.explanation.records import Explanation, Figures, Option, Search
-from memcalc.explanation.remedies import candidates
-from memcalc.explanation.search import needed, search
-from memcalc.explanation.trials import Laboratory, figures
-from memcalc.plan import make
-from memcalc.records import Plan
+from memcalc.explanation.records import Explanation
+from memcalc.records.plan import Plan
+from memcalc.remedies.records import Figures, Option, Search
+from memcalc.remedies.search import needed, search
+from memcalc.remedies.table import candidates
+from memcalc.remedies.trials import Laboratory, figures
 from memcalc.units import parse_bytes
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memcalc.records import Component, Mark, Phase, Trace
-from memcalc.steady import last_step
+from memcalc.records.steady import last_step
+from memcalc.records.trace import Component, Mark, Phase, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

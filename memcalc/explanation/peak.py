@@ -7,7 +7,8 @@ from typing import Any
 
 from memcalc.explanation import lives, names
 from memcalc.explanation.records import Group, Moment
-from memcalc.records import Component, Phase, Plan, Trace
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Component, Phase, Trace
 
 
 def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, Moment]:

@@ -13,7 +13,7 @@ from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.allocator.snapshot_reader import Breakdown, breakdown, read_snapshot
 from memcalc.allocator.what_if import HistoryError, follow, history, what_if
 from memcalc.errors import UsageError
-from memcalc.predict import UNLIMITED
+from memcalc.estimation.predict import UNLIMITED
 from memcalc.units import MIB
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from memcalc.allocator.replay import Op
 from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
-from memcalc.api import Traced
 from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Traced
+from memcalc.estimation.predict import UNLIMITED, tuples
 from memcalc.explanation.lives import end
 from memcalc.explanation.timeline import settings_of
-from memcalc.predict import UNLIMITED, tuples
-from memcalc.records import Storage
+from memcalc.records.trace import Storage
 
 
 def predicted(traced: Traced, path: Path) -> None:

@@ -11,9 +11,10 @@ from itertools import pairwise
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.device import Device
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
+from memcalc.estimation.predict import UNLIMITED
 from memcalc.explanation.lives import end, walk
-from memcalc.predict import UNLIMITED
-from memcalc.records import Component, Phase, Plan, Trace
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Component, Phase, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

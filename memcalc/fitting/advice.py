@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from memcalc.fitting.records import Limit
-from memcalc.records import Plan
+from memcalc.records.plan import Plan
 
 _ELEMENT = {"amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2, "tf32": 4}
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"

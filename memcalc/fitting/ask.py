@@ -8,21 +8,22 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.api import check
 from memcalc.catalog import gpus as catalog
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
+from memcalc.estimation.client import Client
+from memcalc.estimation.estimate import check
+from memcalc.estimation.fits import Device
+from memcalc.estimation.predict import UNCOUNTED
+from memcalc.estimation.question import ASSUMED
 from memcalc.fitting import advice, search
 from memcalc.fitting.devices import device_for
 from memcalc.fitting.growths import GrowthRefutedError
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.others import gpus_that_fit, settings_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
-from memcalc.plan import make
-from memcalc.predict import UNCOUNTED
-from memcalc.records import Plan, Verdict
-from memcalc.trace.client import Client
-from memcalc.trace.target import ASSUMED
-from memcalc.verdict import Device
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Verdict
 
 SEQ_STEP = 8
 """Sequences are tried in multiples of this: attention kernels pad others."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from memcalc.allocator.context import context_span
 from memcalc.catalog import gpus as catalog
-from memcalc.records import Plan
+from memcalc.estimation.fits import Device
+from memcalc.records.plan import Plan
 from memcalc.units import format_bytes
-from memcalc.verdict import Device
 
 
 def device_for(plan: Plan, memory: int | None) -> Device:

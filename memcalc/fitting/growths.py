@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.growth import store
+from memcalc.estimation import from_growth
+from memcalc.estimation.from_growth import point_of
+from memcalc.estimation.question import Asked, asked
 from memcalc.growth.evaluate import Evaluator
 from memcalc.growth.records import Growth
-from memcalc.growth.store import point_of
-from memcalc.records import Plan, Trace
-from memcalc.trace.raw import same
-from memcalc.trace.target import Asked, asked
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Trace
+from memcalc.trace.folding.raw import same
 
 _MOST = 6
 """A program whose decisions change more often than this with its sizes is traced instead."""
@@ -42,7 +43,7 @@ class Growths:
         if plan.program in self._refused:
             return None
         if plan.program not in self._known:
-            kept = () if self._config is None else store.load(plan, self._config)
+            kept = () if self._config is None else from_growth.load(plan, self._config)
             self._known[plan.program] = list(kept)
         for evaluator in self._known[plan.program]:
             if evaluator.holds(point_of(evaluator.growth, plan), question.target):
@@ -96,7 +97,7 @@ class Growths:
             if evaluator.growth.learnt_at != point:
                 fresh = self._unproven.pop(id(evaluator), None)
                 if fresh is not None and self._config is not None:
-                    store.keep(fresh[0], self._config, fresh[1])
+                    from_growth.keep(fresh[0], self._config, fresh[1])
 
     def longest(self, plan: Plan) -> int | None:
         """The longest sequence the model takes; ``None``: no limit is known."""

@@ -10,22 +10,26 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from memcalc import cache, registry
+from memcalc import registry
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf, round_size
-from memcalc.artifact import encode
 from memcalc.errors import MemcalcError
+from memcalc.estimation.client import Client
+from memcalc.estimation.fits import Device, judge
+from memcalc.estimation.from_growth import point_of
+from memcalc.estimation.predict import UNLIMITED, replayable, tuples
+from memcalc.estimation.question import Asked, asked
+from memcalc.files import cache
+from memcalc.files.artifact import encode
+from memcalc.files.trace_file import read
 from memcalc.fitting.growths import Growths
 from memcalc.fitting.records import Probe
 from memcalc.growth.evaluate import Stream
-from memcalc.growth.store import point_of
-from memcalc.predict import UNLIMITED, replayable, tuples
-from memcalc.records import Fit, Place, Plan, Trace, Verdict
-from memcalc.steady import MORE, continued
-from memcalc.trace.client import Client
-from memcalc.trace.file import read
-from memcalc.trace.target import Asked, asked
-from memcalc.verdict import Device, judge
+from memcalc.records.model import Place
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit, Verdict
+from memcalc.records.steady import MORE, continued
+from memcalc.records.trace import Trace
 
 
 class Oracle:

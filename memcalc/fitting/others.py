@@ -9,11 +9,12 @@ from typing import Any
 
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError
+from memcalc.estimation.fits import Device
 from memcalc.fitting.devices import device_for
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.records import GpuFit, Probe, Setting
-from memcalc.records import Fit, Plan, Verdict
-from memcalc.verdict import Device
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit, Verdict
 
 
 def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memcalc.records import Fit, Plan, Span, Verdict
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit, Span, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

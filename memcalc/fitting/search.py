@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memcalc.fitting.records import Probe
-from memcalc.records import Fit, Verdict
+from memcalc.records.prediction import Fit, Verdict
 
 Ask = Callable[[int], Probe | None]
 """Answers for a size; ``None``: the model takes no such size."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from memcalc.growth.expression import FormulaError, compiled
 from memcalc.growth.records import SYMBOLIC, AttentionChoice, Growth, Kind, Point, entry
-from memcalc.kernels import attention
+from memcalc.kernels.attention import choice as attention
 from memcalc.kernels.formulas import Call, scratch, uncounted
 from memcalc.kernels.target import Target
-from memcalc.records import Mark, Storage, Trace
+from memcalc.records.trace import Mark, Storage, Trace
 
 _NO_SEQ = 0
 """What ``s`` is where inputs have no tokens; no formula uses it then."""

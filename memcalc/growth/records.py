@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from memcalc.records import Trace
+from memcalc.records.trace import Trace
 
 SYMBOLIC = 1 << 60
 """From here on, a storage's bytes are no bytes but the number of an entry (see ``code``)."""

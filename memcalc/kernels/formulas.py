@@ -9,15 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.kernels import (
-    blas,
-    convolution,
-    cub,
-    cudnn_attention,
-    fused_attention,
-    indexing,
-    reduction,
-)
+from memcalc.kernels import blas, convolution, cub, indexing, reduction
+from memcalc.kernels.attention import cudnn as cudnn_attention
+from memcalc.kernels.attention import fused as fused_attention
 from memcalc.kernels.scratch import Script, nested
 from memcalc.kernels.target import Target
 

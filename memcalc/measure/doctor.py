@@ -13,12 +13,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from memcalc import cache
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
-from memcalc.measure import surroundings
-from memcalc.measure.nvml import Card, Nvml, NvmlError
-from memcalc.measure.visible import visible
+from memcalc.files import cache
+from memcalc.measure.gpu import surroundings
+from memcalc.measure.gpu.nvml import Card, Nvml, NvmlError
+from memcalc.measure.gpu.visible import visible
 from memcalc.units import format_bytes
 
 _PACKAGES = (

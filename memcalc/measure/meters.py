@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 
 from memcalc.errors import MeasureError
-from memcalc.measure.records import PhaseReading
-from memcalc.records import Phase
+from memcalc.records.measurement import PhaseReading
+from memcalc.records.trace import Phase
 
 
 class Meter(Protocol):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from memcalc.measure.records import OutOfMemory
-from memcalc.records import Phase
+from memcalc.records.measurement import OutOfMemory
+from memcalc.records.trace import Phase
 from memcalc.units import parse_bytes
 
 _CUDA = re.compile(r"Tried to allocate ([\d.]+ [KMGT]?i?B)")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from memcalc.errors import UsageError
 from memcalc.measure import tree
-from memcalc.measure.nvml import Card, Memory, Nvml, NvmlError, User
-from memcalc.measure.records import GpuReading, Measurement, Moment, OtherProcess
-from memcalc.records import Plan
+from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError, User
+from memcalc.records.measurement import GpuReading, Measurement, Moment, OtherProcess
+from memcalc.records.plan import Plan
 
 INTERVAL = 0.1
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memcalc.records import Plan
+from memcalc.records.plan import Plan
 
 _SETTINGS = (
     "PYTORCH_ALLOC_CONF",

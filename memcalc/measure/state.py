@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memcalc.measure.records import StateReading
+from memcalc.records.measurement import StateReading
 
 
 def read_state(optimizer: torch.optim.Optimizer) -> StateReading:

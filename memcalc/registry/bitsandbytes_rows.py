@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 from math import ceil
 
-from memcalc.records import Parameter, Place
+from memcalc.records.model import Parameter, Place
 from memcalc.registry.row import COMMON, Args, Layout, OnCuda, Piece, Refusal, Row, number, truthy
 
 BLOCK = 256

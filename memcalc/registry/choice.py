@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import EstimateError, UsageError, unknown
-from memcalc.records import OptimizerState, Parameter, Place, Plan, Scalar, StateTensor
+from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
+from memcalc.records.plan import Plan, Scalar
 from memcalc.registry import bitsandbytes_rows, extra_rows, own_rows, torch_rows
 from memcalc.registry.row import Row
 

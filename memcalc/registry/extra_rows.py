@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from math import prod
 
-from memcalc.records import DTYPE_BYTES, Parameter, Place
+from memcalc.records.model import DTYPE_BYTES, Parameter, Place
 from memcalc.registry.row import COMMON, Args, Piece, Row, number, truthy
 
 _PROJECTED = "its projections depend on the rank chosen for each matrix"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.records import Parameter, Place
+from memcalc.records.model import Parameter, Place
 from memcalc.registry import bitsandbytes_rows as bnb
 from memcalc.registry.row import COMMON, Args, Piece, Row
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from memcalc.records import Parameter, Place, Scalar
+from memcalc.records.model import Parameter, Place
+from memcalc.records.plan import Scalar
 
 Args = Mapping[str, Scalar]
 Piece = tuple[str, str, int, Place]

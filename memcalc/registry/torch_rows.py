@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from math import prod
 
-from memcalc.records import Parameter, Place
+from memcalc.records.model import Parameter, Place
 from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, number, truthy
 
 _FLAGS = ("foreach", "differentiable")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records import Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.report import csv, json, markdown, table
 
 Reporter = Callable[[Sequence[Prediction]], str]

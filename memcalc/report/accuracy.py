@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from memcalc.compare import RUNGS, compare, peak
+from memcalc.accuracy.compare import RUNGS, compare, peak
+from memcalc.files.results import Run
 from memcalc.report.measured import WIDTH, name
-from memcalc.results import Run
 
 _EXACT = ("weights", "gradients", "optimizer state", "optimizer state (device)")
 

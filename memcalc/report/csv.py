@@ -6,7 +6,8 @@ import csv
 import io
 from collections.abc import Sequence
 
-from memcalc.records import Component, Prediction
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component
 from memcalc.report.rows import RUNGS
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memcalc.explanation.command import options
-from memcalc.explanation.records import Explanation, Group, Moment, Option, Search
+from memcalc.explanation.records import Explanation, Group, Moment
+from memcalc.remedies.records import Option, Search
 from memcalc.report.rows import COMPONENT_WORDS, ladder
 from memcalc.units import format_bytes, format_mib
 
@@ -71,7 +72,7 @@ def failed(explanation: Explanation) -> list[str]:
 
 def search_lines(explanation: Explanation, search: Search) -> list[str]:
     """The plan that holds, what it needs, and how to type it."""
-    from memcalc.explanation.search import needed
+    from memcalc.remedies.search import needed
 
     rung = search.rung.replace("_", " ")
     high = " (with the high end of the context)" if search.rung == "process_used" else ""

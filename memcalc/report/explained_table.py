@@ -10,12 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memcalc import __version__
-from memcalc.artifact import SCHEMA, encode
 from memcalc.explanation.records import Explanation, Moment
+from memcalc.files.artifact import SCHEMA, encode
 from memcalc.report import explained, rows
 from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_bytes, format_mib
+from memcalc.version import __version__
 
 
 def table(explanation: Explanation, *, top: int, color: bool = False, width: int = 100) -> str:

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memcalc import __version__
-from memcalc.artifact import SCHEMA, encode
 from memcalc.errors import unknown
+from memcalc.files.artifact import SCHEMA, encode
 from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe, Setting
-from memcalc.records import Fit, Verdict
+from memcalc.records.prediction import Fit, Verdict
 from memcalc.report.markdown import grid as markdown_grid
 from memcalc.report.rows import fit_words
 from memcalc.units import GIB, format_bytes
+from memcalc.version import __version__
 
 FORMATS = ("table", "json", "markdown")
 _MARKS = {Verdict.FITS: "", Verdict.TOO_CLOSE: " ?", Verdict.DOES_NOT_FIT: " x"}

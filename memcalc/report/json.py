@@ -6,9 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from memcalc import __version__
-from memcalc.artifact import SCHEMA, encode
-from memcalc.records import Component, Place, Prediction
+from memcalc.files.artifact import SCHEMA, encode
+from memcalc.records.model import Place
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component
+from memcalc.version import __version__
 
 _ALWAYS = (
     Component.WEIGHTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.records import Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.report import rows
 from memcalc.units import format_bytes, format_mib
 

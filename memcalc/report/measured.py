@@ -10,11 +10,11 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from memcalc.compare import Difference, compare, measured_peak, peak
-from memcalc.measure.records import GpuReading, Measurement, OutOfMemory
-from memcalc.records import Plan
+from memcalc.accuracy.compare import Difference, compare, measured_peak, peak
+from memcalc.files.results import Run
+from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory
+from memcalc.records.plan import Plan
 from memcalc.report.measured_tables import differences, phases
-from memcalc.results import Run
 from memcalc.units import format_bytes, format_mib
 
 WIDTH = 110

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from memcalc.compare import Difference
-from memcalc.measure.records import Measurement
-from memcalc.records import Phase
+from memcalc.accuracy.compare import Difference
+from memcalc.records.measurement import Measurement
+from memcalc.records.trace import Phase
 from memcalc.units import format_mib
 
 

@@ -6,9 +6,14 @@ from html import escape
 
 from memcalc.errors import UsageError
 from memcalc.explanation.records import Explanation
-from memcalc.records import Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.report import page_parts as pieces
 from memcalc.report import plots, rows
+
+
+def html(record: Prediction | Explanation) -> str:
+    """A record as a notebook shows it."""
+    return prediction(record) if isinstance(record, Prediction) else explanation(record)
 
 
 def prediction(found: Prediction) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from memcalc import __version__
 from memcalc.explanation.chapters import Chapter, Document
 from memcalc.report import page_parts as pieces
 from memcalc.report import plots, rows
 from memcalc.units import format_bytes
+from memcalc.version import __version__
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #111; background: #fff;

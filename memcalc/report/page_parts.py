@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from memcalc.explanation.records import Explanation, Moment
-from memcalc.records import Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.report import explained, plots, rows
 from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_mib

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.records import Component
+from memcalc.records.trace import Component
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

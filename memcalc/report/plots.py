@@ -6,13 +6,14 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memcalc.compare import peak as compared
+from memcalc.accuracy.compare import peak as compared
 from memcalc.errors import UsageError
 from memcalc.explanation.timeline import Timeline, thin
-from memcalc.records import Component, Prediction
+from memcalc.files.results import Run
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import COMPONENT_WORDS, RUNGS
-from memcalc.results import Run
 from memcalc.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:

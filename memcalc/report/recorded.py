@@ -8,10 +8,10 @@ import json
 from rich.console import Console
 from rich.table import Table
 
-from memcalc import __version__
-from memcalc.artifact import SCHEMA, encode
 from memcalc.explanation.recorded import Recorded, WhatIf
+from memcalc.files.artifact import SCHEMA, encode
 from memcalc.units import format_bytes, format_mib
+from memcalc.version import __version__
 
 _RUNGS = ("requested", "allocated", "reserved")
 

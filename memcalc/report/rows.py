@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from memcalc.records import Component, Fit, Peak, Place, Prediction
+from memcalc.records.model import Place
+from memcalc.records.prediction import Fit, Peak, Prediction
+from memcalc.records.trace import Component
 from memcalc.units import MIB, format_bytes, format_mib
 
 COMPONENT_WORDS = {

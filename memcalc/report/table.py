@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.records import Place, Prediction
+from memcalc.records.model import Place
+from memcalc.records.prediction import Prediction
 from memcalc.report import rows
 from memcalc.units import format_bytes, format_mib
 

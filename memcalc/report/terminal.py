@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.errors import UsageError
 from memcalc.explanation.timeline import Timeline, thin
-from memcalc.records import Component
+from memcalc.records.trace import Component
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_bytes

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from memcalc.kernels.scratch import Script
-from memcalc.records import Component, Mark, Phase, Storage
+from memcalc.records.trace import Component, Mark, Phase, Storage
 from memcalc.trace import device
-from memcalc.trace.raw import NOWHERE, Raw
+from memcalc.trace.folding.raw import NOWHERE, Raw
 
 BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""

@@ -19,16 +19,16 @@ from memcalc.kernels.formulas import Call
 from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
 from memcalc.trace.breadcrumbs import Breadcrumbs
-from memcalc.trace.convolution import PLANNED
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
-from memcalc.trace.kernels import Kernels
+from memcalc.trace.folding.raw import NOWHERE
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
-from memcalc.trace.operators import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, SPLIT, has_mask
-from memcalc.trace.raw import NOWHERE
-from memcalc.trace.scratch import OUTPUT_ORDER, READERS
-from memcalc.trace.step_scratch import PROBES
-from memcalc.trace.symbolic_operators import INSTEAD
-from memcalc.trace.symbols import Symbols
+from memcalc.trace.operators.convolution import PLANNED
+from memcalc.trace.operators.replaced import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, SPLIT, has_mask
+from memcalc.trace.operators.symbolic import INSTEAD
+from memcalc.trace.scratch.kernels import Kernels
+from memcalc.trace.scratch.readers import OUTPUT_ORDER, READERS
+from memcalc.trace.scratch.step import PROBES
+from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.values import UnansweredError, Values
 
 _ADDS = {torch.ops.aten.add.Tensor}

@@ -10,20 +10,21 @@ from typing import Any
 
 import torch
 
-from memcalc.kernels.attention import Backend, choose
+from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.target import Target
-from memcalc.records import Component, Phase, Trace
-from memcalc.trace import attention, autocast, device, operators
+from memcalc.records.trace import Component, Phase, Trace
+from memcalc.trace import device
 from memcalc.trace.breadcrumbs import Breadcrumbs
-from memcalc.trace.fold import Run, trace_folded
-from memcalc.trace.kernels import TargetKernels
-from memcalc.trace.layers import Stack
+from memcalc.trace.folding.fold import Run, trace_folded
+from memcalc.trace.folding.layers import Stack
+from memcalc.trace.folding.raw import Raw, tag
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.optimizer import make as optimizer_for
-from memcalc.trace.raw import Raw, tag
+from memcalc.trace.operators import attention, autocast, replaced
+from memcalc.trace.optimizer.make import make as optimizer_for
+from memcalc.trace.optimizer.stated import StatedOptimizer
 from memcalc.trace.recorder import Recorder
-from memcalc.trace.stated import StatedOptimizer
-from memcalc.trace.symbols import Symbols
+from memcalc.trace.scratch.kernels import TargetKernels
+from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.workload.job import job_for
 from memcalc.workload.loop import Batch, Job
 from memcalc.workload.loop import run as run_loop
@@ -85,7 +86,7 @@ def tracer(
     allowed = _ATTENTION.get(program.plan.attention)
     attention.install(target, allowed, choose if symbols is None else symbols.choose)
     autocast.install()
-    operators.install()
+    replaced.install()
     kernels = TargetKernels(target) if symbols is None else symbols
 
     def once(stacks: Sequence[Stack], repeats: int) -> Raw:

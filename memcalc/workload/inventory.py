@@ -9,7 +9,7 @@ import torch
 from memcalc.catalog.models import ModelSource
 from memcalc.catalog.tasks import Task
 from memcalc.errors import UsageError
-from memcalc.records import Inventory, Parameter
+from memcalc.records.model import Inventory, Parameter
 from memcalc.workload.model import build
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from memcalc.records import Phase
+from memcalc.records.trace import Phase
 from memcalc.workload import evaluate
 
 Batch = dict[str, torch.Tensor]

@@ -11,7 +11,8 @@ import torch
 
 from memcalc.catalog import models, tasks
 from memcalc.errors import UsageError
-from memcalc.records import Inventory, Plan
+from memcalc.records.model import Inventory
+from memcalc.records.plan import Plan
 from memcalc.registry import Choice
 from memcalc.workload import lora
 from memcalc.workload.chunked import chunk_loss

@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc import artifact, report
-from memcalc.api import answers
+from memcalc import report
 from memcalc.budgets import gather
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Evidence
+from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
-from memcalc.plan import make
-from memcalc.records import Prediction
-from memcalc.results import Run, save
-from memcalc.trace import pool
+from memcalc.estimation import pool
+from memcalc.estimation.estimate import answers
+from memcalc.files import artifact
+from memcalc.files.results import Run, save
+from memcalc.records.prediction import Prediction
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "
 def test_a_configuration_of_any_values_gives_a_plan_or_nothing(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any")
     (folder / "a.json").write_text(json.dumps(data))
-    from memcalc.plan import make
+    from memcalc.catalog.plan import make
 
     for found in detect.search(folder):
         for key, value in found.settings.items():

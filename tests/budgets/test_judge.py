@@ -21,9 +21,11 @@ from memcalc.budgets.records import (
     Where,
 )
 from memcalc.budgets.run import exit_code
-from memcalc.measure import run as measured
 from memcalc.measure import state as measured_state
-from memcalc.records import Fit, Phase, Place, Span
+from memcalc.measure.runs import run as measured
+from memcalc.records.model import Place
+from memcalc.records.prediction import Fit, Span
+from memcalc.records.trace import Phase
 
 STATE = measured_state.StateReading(
     device=33, host=1, managed=0, tutorial_elements=0, tutorial_bytes=0

@@ -214,7 +214,7 @@ def test_help_and_lists_import_nothing_heavy(arguments):
 
 def test_the_analytic_method_imports_nothing_heavy():
     code = (
-        "import sys, memcalc.api as api\n"
+        "import sys, memcalc.estimation.estimate as api\n"
         "p = api.estimate('distilbert-base-cased', method='analytic', optim='adam8bit')\n"
         "assert p.components['optimizer_state'] == 134004336\n"
         "print({'torch', 'transformers', 'numpy'} & set(sys.modules))\n"

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from memcalc.catalog import models
 from memcalc.cli import app, explain
-from memcalc.explanation.records import Search
+from memcalc.remedies.records import Search
 
 
 @pytest.fixture

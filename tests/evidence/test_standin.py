@@ -58,9 +58,10 @@ def test_recordings_cover_what_they_claim():
 
 def test_the_optimizer_state_that_was_recorded_is_the_registrys():
     from memcalc import registry
-    from memcalc.artifact import decode
     from memcalc.catalog import inventory, models, tasks
-    from memcalc.records import Place, Plan
+    from memcalc.files.artifact import decode
+    from memcalc.records.model import Place
+    from memcalc.records.plan import Plan
 
     seen = 0
     for path in STANDIN.glob("runs-*.json"):

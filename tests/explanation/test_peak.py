@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memcalc.estimation.predict import components_at_peak
 from memcalc.explanation import lives, names
 from memcalc.explanation.peak import moments
 from memcalc.explanation.timeline import thin, timeline
-from memcalc.predict import components_at_peak
-from memcalc.records import Component, Inventory, Mark, Phase, Plan, Storage, Trace
+from memcalc.records.model import Inventory
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
 
 PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD)
 PLAN = Plan(model="m")

@@ -14,16 +14,16 @@ from itertools import pairwise
 import pytest
 
 from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
-from memcalc.api import Tracer
 from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Tracer
 from memcalc.explanation.chapters import Document, again, chapter
 from memcalc.explanation.snapshot import predicted
 from memcalc.explanation.timeline import timeline
-from memcalc.measure.records import Measurement, PhaseReading
-from memcalc.records import Component
+from memcalc.files.results import Run
+from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.trace import Component
 from memcalc.report import page, plots, terminal
 from memcalc.report.palette import STYLES
-from memcalc.results import Run
 
 
 @pytest.fixture(scope="module")

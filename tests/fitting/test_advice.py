@@ -2,10 +2,10 @@
 
 import pytest
 
+from memcalc.catalog.plan import make
 from memcalc.fitting.advice import advise, multiple
 from memcalc.fitting.records import Limit, Probe
-from memcalc.plan import make
-from memcalc.records import Fit
+from memcalc.records.prediction import Fit
 
 
 def limit(batch=None, seq=None, axis="batch"):

@@ -6,11 +6,11 @@ import json
 import pytest
 
 import memcalc
-from memcalc import api
 from memcalc.errors import UsageError
-from memcalc.records import Verdict
+from memcalc.estimation import estimate as api
+from memcalc.estimation.client import Client
+from memcalc.records.prediction import Verdict
 from memcalc.report import fitted
-from memcalc.trace.client import Client
 
 
 @pytest.fixture

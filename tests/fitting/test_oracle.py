@@ -4,16 +4,18 @@ import dataclasses
 
 import pytest
 
+from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
+from memcalc.estimation import from_growth
+from memcalc.files.trace_file import write
 from memcalc.fitting import ask
 from memcalc.fitting.ask import Question
 from memcalc.fitting.devices import device_for
 from memcalc.fitting.oracle import Oracle
-from memcalc.growth import store
 from memcalc.growth.records import Growth, Kind, Point, code
-from memcalc.plan import make
-from memcalc.records import Component, Inventory, Mark, Phase, Storage, Trace, Verdict
-from memcalc.trace.file import write
+from memcalc.records.model import Inventory
+from memcalc.records.prediction import Verdict
+from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
 
 PLAN = make({"model": "made-up", "batch": 4, "seq": 64, "gpu": "t4"})
 KIB = 1 << 10
@@ -163,17 +165,17 @@ def test_the_verdict_of_the_plan_itself_is_said():
 def test_a_damaged_growth_on_disk_is_left_alone(damage, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
     config = {"model_type": "made-up"}
-    store.keep(PLAN, config, growth_of("b*s"))
-    assert len(list(store.load(PLAN, config))) == 1
-    store.keep(PLAN, config, growth_of(damage))
-    assert len(list(store.load(PLAN, config))) == 1
+    from_growth.keep(PLAN, config, growth_of("b*s"))
+    assert len(list(from_growth.load(PLAN, config))) == 1
+    from_growth.keep(PLAN, config, growth_of(damage))
+    assert len(list(from_growth.load(PLAN, config))) == 1
 
 
 def test_a_growth_whose_trace_is_lost_answers_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
     config = {"model_type": "made-up"}
-    store.keep(PLAN, config, growth_of("b*s"))
-    assert store.answer(PLAN, config) is not None
+    from_growth.keep(PLAN, config, growth_of("b*s"))
+    assert from_growth.answer(PLAN, config) is not None
     for file in tmp_path.glob("*.trace"):
         file.unlink()
-    assert store.answer(PLAN, config) is None
+    assert from_growth.answer(PLAN, config) is None

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from memcalc.fitting.records import Probe
 from memcalc.fitting.search import fits, islands, largest, may_fit
-from memcalc.records import Fit, Verdict
+from memcalc.records.prediction import Fit, Verdict
 
 CAPACITY = 1 << 34
 

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from memcalc import registry
 from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
+from memcalc.estimation.question import resolve
 from memcalc.growth.evaluate import Evaluator
 from memcalc.growth.records import Point
-from memcalc.plan import make
-from memcalc.trace.grow import grow
-from memcalc.trace.raw import same
+from memcalc.trace.folding.raw import same
 from memcalc.trace.run import trace
-from memcalc.trace.target import resolve
+from memcalc.trace.symbolic.grow import grow
 from memcalc.workload.program import prepare
 
 

@@ -17,11 +17,12 @@ import operator_cases  # noqa: E402
 import torch  # noqa: E402
 from operator_cases import play  # noqa: E402
 
-from memcalc.kernels.attention import Backend  # noqa: E402
+from memcalc.kernels.attention.choice import Backend  # noqa: E402
 from memcalc.kernels.target import Target  # noqa: E402
-from memcalc.trace import attention, device, operators  # noqa: E402
-from memcalc.trace.kernels import TargetKernels  # noqa: E402
+from memcalc.trace import device  # noqa: E402
+from memcalc.trace.operators import attention, replaced  # noqa: E402
 from memcalc.trace.recorder import Recorder  # noqa: E402
+from memcalc.trace.scratch.kernels import TargetKernels  # noqa: E402
 
 
 def events(recorder, begin):
@@ -55,7 +56,7 @@ def simulated(case, target):
 
 def main():
     device.use("cuda")
-    operators.install()
+    replaced.install()
     found = {}
     for name in sys.argv[1:]:
         recorded = json.loads(pathlib.Path(name).read_text())

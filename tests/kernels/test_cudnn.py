@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.kernels import convolution, cudnn_attention
+from memcalc.kernels import convolution
+from memcalc.kernels.attention import cudnn as cudnn_attention
 from memcalc.kernels.formulas import Call, scratch, uncounted
 from memcalc.kernels.target import Target
 

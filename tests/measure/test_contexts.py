@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from memcalc import artifact, results
 from memcalc.allocator import context
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Moment, Reading
-from memcalc.measure.contexts import readings
-from memcalc.measure.records import GpuReading, Measurement, OutOfMemory, StateReading
-from memcalc.measure.records import Moment as Point
-from memcalc.records import Phase, Plan
-from memcalc.results import Run, save
+from memcalc.files import artifact, results
+from memcalc.files.results import Run, save
+from memcalc.measure.gpu.contexts import readings
+from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
+from memcalc.records.measurement import Moment as Point
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Phase
 
 MIB = 1 << 20
 SCRIPT = Path(__file__).parent.parent.parent / "scripts" / "make_context_readings.py"

@@ -7,11 +7,11 @@ tested beside.
 import pytest
 
 from memcalc import registry
-from memcalc.api import answers
-from memcalc.compare import compare
-from memcalc.measure.run import Options, measure
-from memcalc.plan import make
-from memcalc.records import Prediction
+from memcalc.accuracy.compare import compare
+from memcalc.catalog.plan import make
+from memcalc.estimation.estimate import answers
+from memcalc.measure.runs.run import Options, measure
+from memcalc.records.prediction import Prediction
 from tests.measure import models
 
 EXACT = ("weights", "gradients", "optimizer state")

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from memcalc.catalog.plan import make
 from memcalc.errors import MeasureError
-from memcalc.measure.loading import load
-from memcalc.measure.run import Options, measure
-from memcalc.plan import make
+from memcalc.measure.runs.loading import load
+from memcalc.measure.runs.run import Options, measure
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
           "intermediate_size": 64, "vocab_size": 50, "max_position_embeddings": 64}  # fmt: skip

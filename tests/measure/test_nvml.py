@@ -24,7 +24,7 @@ def driver(library, tmp_path):
 
 READ = """
 import json
-from memcalc.artifact import encode
+from memcalc.files.artifact import encode
 from memcalc.measure.nvml import Nvml, NvmlError
 try:
     nvml = Nvml()

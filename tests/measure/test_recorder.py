@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import memcalc
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.measure.run import Options, measure
-from memcalc.plan import make
-from memcalc.results import load
+from memcalc.files.results import load
+from memcalc.measure.runs.run import Options, measure
 from tests.measure import models
 from tests.measure.driver import GIB, Driver, card, compile_driver, process
 

@@ -21,7 +21,7 @@ def driver(library, tmp_path):
 
 FOLLOW = """
 import json, pathlib, sys
-from memcalc.artifact import encode
+from memcalc.files.artifact import encode
 from memcalc.measure.sampler import Sampler
 worlds, uuid, script = json.loads(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
 names = ["before", "context", "trained", "freed"]

@@ -5,10 +5,10 @@ import runpy
 
 import pytest
 
-from memcalc.api import answers
+from memcalc.catalog.suite import load
 from memcalc.errors import UsageError
-from memcalc.records import Prediction
-from memcalc.suite import load
+from memcalc.estimation.estimate import answers
+from memcalc.records.prediction import Prediction
 from memcalc.units import GIB
 
 SUITES = pathlib.Path(__file__).parent.parent.parent / "configs" / "suites"

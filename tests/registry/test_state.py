@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from memcalc import registry
 from memcalc.errors import EstimateError, UsageError
 from memcalc.measure.state import read_state
-from memcalc.records import Parameter, Place, Plan
+from memcalc.records.model import Parameter, Place
+from memcalc.records.plan import Plan
 from memcalc.registry.build import build
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take

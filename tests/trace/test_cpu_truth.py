@@ -9,12 +9,12 @@ import os
 
 import pytest
 
+from memcalc.accuracy.compare import steady_peaks
 from memcalc.catalog import models
-from memcalc.compare import steady_peaks
-from memcalc.measure.parent import measure
-from memcalc.measure.request import Request
-from memcalc.plan import make
-from memcalc.trace.client import trace_all
+from memcalc.catalog.plan import make
+from memcalc.estimation.client import trace_all
+from memcalc.measure.runs.parent import measure
+from memcalc.measure.runs.request import Request
 
 SCALARS = 64
 """Bytes of 0-dim tensors that C++ wraps Python numbers in."""

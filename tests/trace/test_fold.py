@@ -17,7 +17,7 @@ CASES = [
 CODE = """
 import json, sys
 from memcalc import registry
-from memcalc.plan import make
+from memcalc.catalog.plan import make
 from memcalc.trace import fold
 from memcalc.trace.raw import Raw, canonical
 from memcalc.trace.run import trace
@@ -57,7 +57,7 @@ def test_stacks_are_found_with_their_prefix_and_period():
     import torch
 
     from memcalc.catalog import models, tasks
-    from memcalc.trace.layers import Stack, find
+    from memcalc.trace.folding.layers import Stack, find
     from memcalc.workload.model import build
 
     def stacks(name):

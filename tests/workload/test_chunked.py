@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.plan import make
 from memcalc.workload.chunked import chunk_loss
 
 SMALL = {

@@ -11,7 +11,7 @@ from typing import Any
 from memcalc.budgets.detect import accelerate, axolotl, script, trainer
 from memcalc.budgets.detect.records import Detected
 from memcalc.errors import UsageError
-from memcalc.records import Plan
+from memcalc.records.plan import Plan
 
 __all__ = ["Detected", "read", "search"]
 _LARGEST = 1 << 20

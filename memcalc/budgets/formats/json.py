@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from memcalc import __version__
 from memcalc.budgets.figures import change
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
+from memcalc.version import __version__
 
 SCHEMA = 1
 

@@ -7,9 +7,9 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from memcalc import __version__
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
+from memcalc.version import __version__
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

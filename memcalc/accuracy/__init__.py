@@ -1,0 +1,1 @@
+"""Predictions beside measurements: who is off, where, and by how much."""

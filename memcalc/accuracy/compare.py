@@ -1,0 +1,117 @@
+"""A prediction beside a measurement: signed errors, part by part, rung by rung, phase by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.model import Place
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component, Phase
+
+RUNGS = ("requested", "allocated", "reserved")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One figure, predicted and measured, in bytes."""
+
+    name: str
+    predicted: int
+    measured: int
+
+    @property
+    def error(self) -> int:
+        """Predicted less measured."""
+        return self.predicted - self.measured
+
+    @property
+    def relative(self) -> float | None:
+        """Of the measured; ``None`` where nothing was measured."""
+        return self.error / self.measured if self.measured else None
+
+
+def steady_peaks(measurement: Measurement) -> dict[Phase, dict[str, int]]:
+    """The highest level of each known rung in each phase of the last step, and in resuming."""
+    last = max((r.step for r in measurement.phases if r.phase is Phase.ZERO_GRAD), default=None)
+    peaks: dict[Phase, dict[str, int]] = {}
+    for reading in measurement.phases:
+        if reading.phase is Phase.RESUME or (
+            reading.step == last and reading.phase is not Phase.LOAD
+        ):
+            _raise_to(peaks.setdefault(reading.phase, {}), reading)
+    return peaks
+
+
+def _raise_to(known: dict[str, int], reading: PhaseReading) -> None:
+    for rung in RUNGS:
+        level = getattr(reading, rung)
+        if level is not None:
+            known[rung] = max(known.get(rung, 0), level)
+
+
+def compare(prediction: Prediction, measurement: Measurement) -> list[Difference]:
+    """Every figure that both have, the largest error first.
+
+    A run that ended out of memory has no steady step; only what it reached is compared.
+    """
+    pairs = [
+        *_state(prediction, measurement),
+        ("weights", prediction.components.get(Component.WEIGHTS), measurement.weights),
+        ("gradients", prediction.gradients, measurement.gradients),
+        *_phases(prediction, measurement),
+        ("reserved", prediction.peak.reserved, measured_peak(measurement, "reserved")),
+        ("process", prediction.peak.process_used, measurement.process_used),
+    ]
+    if measurement.gpu is not None and prediction.context is not None:
+        outside = measurement.gpu.outside_allocator
+        pairs.append(("context and kernels", prediction.context.likely, outside))
+    found = [
+        Difference(name=name, predicted=predicted, measured=measured)
+        for name, predicted, measured in pairs
+        if predicted is not None and measured is not None
+    ]
+    return sorted(found, key=lambda difference: -abs(difference.error))
+
+
+Pair = tuple[str, int | None, int | None]
+
+
+def _state(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
+    state, real = prediction.optimizer_state, measurement.state
+    if real is None:
+        return
+    if measurement.device == "cpu":
+        # Everything is in the same memory there, and nothing is managed.
+        predicted = sum(state.total(place) for place in Place)
+        yield "optimizer state", predicted, real.device + real.host + real.managed
+        return
+    for place in Place:
+        predicted, measured = state.total(place), getattr(real, place.value)
+        if place is Place.DEVICE or predicted or measured:
+            yield f"optimizer state ({place.value})", predicted, measured
+
+
+def _phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
+    measured = steady_peaks(measurement)
+    for phase in prediction.phases:
+        # What is reserved stays so: in which phase and step it was is no figure of its own.
+        for rung in ("requested", "allocated"):
+            level = measured.get(phase.phase, {}).get(rung)
+            yield f"{phase.phase.value} {rung}", getattr(phase, rung), level
+
+
+def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:
+    """The peak of a run on one rung."""
+    measured = measured_peak(measurement, rung)
+    predicted = [getattr(phase, rung) for phase in prediction.phases]
+    if measured is None or any(value is None for value in predicted):
+        return None
+    return Difference(name=f"peak {rung}", predicted=max(predicted), measured=measured)
+
+
+def measured_peak(measurement: Measurement, rung: str) -> int | None:
+    """The highest level of the steady step on one rung."""
+    levels = [level[rung] for level in steady_peaks(measurement).values() if rung in level]
+    return max(levels, default=None)

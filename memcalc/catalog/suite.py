@@ -1,0 +1,37 @@
+"""Suites: files that list runs, with settings they share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from memcalc.catalog.plan import make, read
+from memcalc.errors import UsageError
+from memcalc.records.plan import Plan
+
+
+def load(path: Path) -> list[Plan]:
+    """Read a suite: ``[defaults]`` and a list of ``[[run]]``, each with the keys of a plan.
+
+    A list under ``optim`` makes one run for each.
+
+    Raises:
+        UsageError: the file cannot be read, holds no runs, or a run is not understood.
+    """
+    data = read(path)
+    defaults, runs = data.get("defaults", {}), data.get("run", [])
+    if not isinstance(runs, list) or not runs or not isinstance(defaults, dict):
+        raise UsageError(f"{path} lists no runs: write [[run]] with a model for each.")
+    plans: list[Plan] = []
+    for number, run in enumerate(runs, start=1):
+        try:
+            plans += _spread({**defaults, **run})
+        except UsageError as error:
+            raise UsageError(f"{path}, run {number}: {error}") from None
+    return plans
+
+
+def _spread(settings: dict[str, Any]) -> list[Plan]:
+    wanted = settings.get("optim", "adamw")
+    names = wanted if isinstance(wanted, list) else [wanted]
+    return [make({**settings, "optim": name}) for name in names]

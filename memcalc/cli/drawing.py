@@ -1,0 +1,26 @@
+"""A step's timeline for a terminal."""
+
+from __future__ import annotations
+
+import shutil
+
+from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import Tracer
+from memcalc.explanation.timeline import timeline
+from memcalc.records.plan import Plan
+
+
+def drawn(plan: Plan, *, use_cache: bool) -> str:
+    """The timeline of a plan in letters.
+
+    Raises:
+        MemcalcError: the plan cannot be traced, or plotext is missing.
+    """
+    from memcalc.report import terminal
+
+    with Tracer(use_cache=use_cache) as tracer:
+        answer = tracer.trace(plan)
+    if isinstance(answer, MemcalcError):
+        raise answer
+    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
+    return terminal.timeline(timeline(answer.trace, plan), width=width)

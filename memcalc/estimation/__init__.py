@@ -1,0 +1,1 @@
+"""From a question to a prediction: joins catalogue, simulated GPU and allocator."""

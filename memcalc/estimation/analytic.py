@@ -1,0 +1,245 @@
+"""A prediction from closed forms alone: weights, gradients, states exact, the rest by formula."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+
+from memcalc.catalog.models import ModelSource
+from memcalc.errors import UsageError
+from memcalc.estimation.activations import (
+    NO_FORM,
+    NO_FORM_ADAPTERS,
+    Setting,
+    loss_gradient,
+    outputs,
+    read_blocks,
+    saved,
+)
+from memcalc.estimation.rules_of_thumb import rules_of_thumb
+from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Peak, PhasePeak, Prediction
+from memcalc.records.trace import Component, Phase
+from memcalc.registry import Choice
+
+WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 4, "amp-bf16": 4, "bf16": 2, "fp16": 2}
+_COMPUTE_BYTES = {**WEIGHT_BYTES, "amp-fp16": 2, "amp-bf16": 2}
+DEFAULT_SEQ = 512
+_LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
+"""Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
+
+
+def estimate(
+    plan: Plan, source: ModelSource, inventory: Inventory, state: OptimizerState, choice: Choice
+) -> Prediction:
+    """Predict without running any code.
+
+    Args:
+        plan: what to train.
+        source: its config tells the sizes of the blocks.
+        inventory: every tensor, in fp32.
+        state: of the optimizer, for tensors of the plan's precision.
+        choice: the optimizer.
+    """
+    element = WEIGHT_BYTES[plan.precision]
+    weights = sum(p.numel * element for p in inventory.parameters)
+    buffers = sum(t.bytes for t in inventory.tensors if t.buffer)
+    # Updated inside backward, no two parameters' gradients are held together.
+    in_backward = plan.optim_in_backward or choice.row.in_backward
+    together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None
+    updated = together or list(inventory.trainable)
+    gradients = sum(p.numel * element for p in updated)
+    states = state.total(Place.DEVICE)
+    live = _live(plan, source, inventory)
+    levels, parts = _phases(
+        plan,
+        live,
+        kept=Kept(weights=weights, buffers=buffers, states=states, gradients=gradients),
+        scratch=_step_temporaries(choice, updated, element),
+    )
+    top = max(levels, key=lambda phase: levels[phase])
+    reason = "the analytic method does not replay the allocator; use --method trace"
+    unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
+    if live.unknown:
+        unknown["activations"] = live.unknown
+    return Prediction(
+        plan=plan,
+        head=inventory.head,
+        task=inventory.task,
+        seq=live.seq,
+        parameters=inventory.numel,
+        parameter_tensors=len(inventory.parameters),
+        trainable=inventory.trainable_numel,
+        components=parts[top],
+        phases=tuple(PhasePeak(phase=phase, requested=level) for phase, level in levels.items()),
+        peak=Peak(
+            phase=top, requested=levels[top], allocated=None, reserved=None, process_used=None
+        ),
+        optimizer_state=state,
+        rules_of_thumb=rules_of_thumb(
+            plan,
+            inventory.numel,
+            inventory.trainable_numel,
+            choice.rule_bytes_per_parameter,
+        ),
+        method="analytic",
+        gradients=gradients,
+        assumptions=_assumptions(plan, live),
+        uncounted=_uncounted(plan),
+        unknown=unknown,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Live:
+    """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
+
+    seq: int | None
+    activations: int = 0
+    """Saved for backward when forward ends."""
+    loss_gradient: int = 0
+    outputs: int = 0
+    """Returned by the model; a plain loop holds them until the next forward has ended."""
+    unknown: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What does not depend on the batch, in bytes."""
+
+    weights: int
+    buffers: int
+    states: int
+    gradients: int
+
+
+def _phases(
+    plan: Plan, live: Live, *, kept: Kept, scratch: int
+) -> tuple[dict[Phase, int], dict[Phase, dict[Component, int]]]:
+    """Peak level and components of each phase of the steady step.
+
+    Gradients and activations trade places in backward: its peak is at its start, where all
+    activations live beside the gradient of the loss, or at its end, where all gradients do.
+    """
+    persist = plan.grad_accum > 1 or not plan.set_to_none
+    early = kept.gradients if persist else 0
+    held = live.outputs if plan.loop == "plain" else 0
+    start = early + live.activations + live.loss_gradient
+    backward = (early, live.activations, live.loss_gradient)
+    if kept.gradients + held > start:
+        backward = (kept.gradients, 0, held)
+    moving = {
+        Phase.FORWARD: (early, live.activations, held),
+        Phase.BACKWARD: backward,
+        Phase.STEP: (kept.gradients, 0, held + scratch),
+        Phase.ZERO_GRAD: (kept.gradients, 0, held),
+    }
+    parts = {
+        phase: {
+            Component.WEIGHTS: kept.weights,
+            Component.BUFFERS: kept.buffers,
+            Component.OPTIMIZER_STATE: kept.states,
+            Component.GRADIENTS: gradients,
+            Component.TEMPORARIES: temporaries,
+            **({} if live.unknown else {Component.ACTIVATIONS: activations}),
+        }
+        for phase, (gradients, activations, temporaries) in moving.items()
+    }
+    return {phase: sum(part.values()) for phase, part in parts.items()}, parts
+
+
+def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
+    config = source.config or {}
+    blocks = read_blocks(config) if plan.lora is None else None
+    if blocks is None:
+        return Live(seq=plan.seq, unknown=NO_FORM if plan.lora is None else NO_FORM_ADAPTERS)
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    limit = longest if isinstance(longest, int) else DEFAULT_SEQ
+    seq = plan.seq if plan.seq is not None else min(DEFAULT_SEQ, limit)
+    setting = Setting(
+        batch=plan.batch,
+        seq=seq,
+        element=_COMPUTE_BYTES[plan.precision],
+        stored_scores=plan.attention in ("eager", "math"),
+        checkpointing=plan.checkpointing,
+        logits=inventory.task in ("causal-lm", "masked-lm"),
+    )
+    copies = _half_copies(inventory) if plan.precision.startswith("amp") else 0
+    return Live(
+        seq=seq,
+        activations=saved(blocks, setting) + copies,
+        loss_gradient=loss_gradient(blocks, setting),
+        outputs=outputs(blocks, setting),
+    )
+
+
+def _half_copies(inventory: Inventory) -> int:
+    """Autocast's 16-bit copies of the weights and biases that matrix products read.
+
+    Source: aten/src/ATen/autocast_mode.cpp, ``cached_cast`` (2.13): leaves that train are cast
+    once and kept; backward reads the same copies.
+    """
+    return sum(2 * p.numel for p in inventory.trainable if p.module in ("Linear", "Conv1D"))
+
+
+def _step_temporaries(choice: Choice, updated: Sequence[Parameter], element: int) -> int:
+    """Source: torch/optim/*.py, 2.13: foreach copies whole lists, the for-loop single tensors."""
+    sizes = [p.numel * element for p in updated]
+    if choice.kind == "foreach":
+        if choice.row.name == "sgd":
+            return 0
+        return _LIST_TEMPORARIES.get(choice.row.name, 1) * sum(sizes)
+    if choice.kind == "for-loop":
+        return sum(sorted(sizes)[-3:])
+    return 0
+
+
+def _uncounted(plan: Plan) -> tuple[str, ...]:
+    evaluation = ("evaluation and the logits it keeps",) if plan.eval else ()
+    return (
+        "kernels' workspaces",
+        "allocator rounding and fragmentation",
+        "CUDA context",
+        *evaluation,
+    )
+
+
+def _assumptions(plan: Plan, live: Live) -> tuple[str, ...]:
+    if live.unknown:
+        return (f"activations are left out of every figure: {live.unknown}",)
+    return (
+        f"{plan.batch} x {live.seq} tokens",
+        "activations by the closed form of Korthikanti et al. 2022, adapted",
+    )
+
+
+def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
+    """The inventory in the plan's precision, with what it freezes; buffers change dtype too.
+
+    Raises:
+        UsageError: a pattern matches no parameter, or nothing is left to train.
+    """
+    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(plan.precision, "float32")
+    for pattern in plan.freeze:
+        if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):
+            raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
+    planned = dataclasses.replace(
+        inventory, tensors=tuple(_planned(tensor, dtype, plan) for tensor in inventory.tensors)
+    )
+    if not planned.trainable:
+        raise UsageError("Nothing is left to train: freeze fewer parameters.")
+    return planned
+
+
+def _planned(tensor: Parameter, dtype: str, plan: Plan) -> Parameter:
+    frozen = any(fnmatch.fnmatch(tensor.name, pattern) for pattern in plan.freeze)
+    floating = tensor.dtype in ("float32", "float16", "bfloat16")
+    if (dtype == tensor.dtype or not floating) and not frozen:
+        return tensor
+    return dataclasses.replace(
+        tensor,
+        dtype=dtype if floating else tensor.dtype,
+        trainable=tensor.trainable and not frozen,
+    )

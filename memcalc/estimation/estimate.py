@@ -1,0 +1,226 @@
+"""The one place that joins the pieces: plans in, predictions out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memcalc import registry
+from memcalc.catalog import gpus, inventory, models, tasks
+from memcalc.catalog.plan import make
+from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.estimation.analytic import as_planned
+from memcalc.estimation.analytic import estimate as analytic_estimate
+from memcalc.files import cache
+from memcalc.files.artifact import decode, encode
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Trace
+
+if TYPE_CHECKING:
+    from memcalc.estimation.client import Client
+
+METHODS = ("trace", "analytic")
+Answer = Prediction | MemcalcError
+
+
+def estimate(
+    model: str, *, method: str = "trace", use_cache: bool = True, **settings: Any
+) -> Prediction:
+    """Predict the memory of one training run.
+
+    Args:
+        model: a bundled name, a local folder or config.json, a hub name, or
+            ``package.module:callable``.
+        method: ``trace`` runs the real code on a simulated GPU; ``analytic`` uses closed forms.
+        use_cache: keep and reuse answers on disk.
+        **settings: fields of ``Plan``.
+
+    Returns:
+        The prediction; all sizes are unrounded bytes.
+
+    Raises:
+        UsageError: the question cannot be understood.
+        EstimateError: it could not be answered.
+    """
+    plan = make({"model": model, **settings})
+    answer = next(iter(answers([plan], method=method, use_cache=use_cache)))
+    if isinstance(answer, MemcalcError):
+        raise answer
+    return answer
+
+
+def answers(
+    plans: Sequence[Plan],
+    *,
+    method: str = "trace",
+    use_cache: bool = True,
+    workers: int | None = 1,
+) -> Iterator[Answer]:
+    """Answer plans in order; a plan that fails yields its error and the rest go on.
+
+    ``workers`` is the most processes that trace at once; ``None``: what the machine has room for.
+    """
+    if method not in METHODS:
+        raise UsageError(f"Unknown method {method!r}: choose trace or analytic.")
+    known: dict[int, Answer] = {}
+    names: dict[int, str] = {}
+    for index, plan in enumerate(plans):
+        try:
+            source = check(plan)
+        except MemcalcError as error:
+            known[index] = error
+            continue
+        if method == "analytic":
+            known[index] = _analytic(plan)
+        elif use_cache and source.config is not None:
+            names[index] = cache.key(plan, source.config, "trace")
+            found = _from_cache(names[index]) or _from_growth(plan, source.config)
+            if found is not None:
+                known[index] = found
+    yield from _in_order(plans, known, names, workers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A prediction and the events it was read from."""
+
+    prediction: Prediction
+    trace: Trace
+
+
+class Tracer:
+    """Traces plans one after the other, in one child process, and keeps all events.
+
+    What to ask next may depend on what was answered. Traces are kept in the cache's folder.
+    """
+
+    def __init__(self, *, use_cache: bool = True) -> None:
+        self._use_cache = use_cache
+        self._stack = contextlib.ExitStack()
+        self._client: Client | None = None
+
+    def __enter__(self) -> Tracer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def trace(self, plan: Plan) -> Traced | MemcalcError:
+        """Trace one plan, or find its trace in the cache."""
+        try:
+            source = check(plan)
+        except MemcalcError as error:
+            return error
+        if not self._use_cache or source.config is None:
+            return self._fresh(plan)
+        name = cache.key(plan, source.config, "trace")
+        known, events = _from_cache(name), cache.load_trace(name)
+        if known is not None and events is not None:
+            return Traced(prediction=known, trace=events)
+        answer = self._fresh(plan)
+        if isinstance(answer, Traced):
+            cache.store(name, encode(answer.prediction))
+            cache.store_trace(name, answer.trace)
+        return answer
+
+    def _fresh(self, plan: Plan) -> Traced | MemcalcError:
+        from memcalc.estimation.client import Client
+        from memcalc.files.trace_file import read
+
+        if self._client is None:
+            self._client = self._stack.enter_context(Client())
+        with tempfile.TemporaryDirectory(prefix="memcalc-") as folder:
+            file = Path(folder) / "whole.trace"
+            answer = self._client.ask(plan, keep=file)
+            if isinstance(answer, Prediction):
+                return Traced(prediction=answer, trace=read(file))
+            return answer
+
+
+def traces(plans: Iterable[Plan], *, use_cache: bool = True) -> Iterator[Traced | MemcalcError]:
+    """Trace plans in order and keep all events; a plan that fails yields its error."""
+    with Tracer(use_cache=use_cache) as tracer:
+        for plan in plans:
+            yield tracer.trace(plan)
+
+
+def check(plan: Plan) -> models.ModelSource:
+    """Find everything a plan names before anything heavy runs.
+
+    Raises:
+        UsageError: an unknown model, task, optimizer or GPU, or a config that makes no sense.
+    """
+    source = models.find(plan.model)
+    tasks.choose(source, plan.task)
+    registry.find(plan.optim, dict(plan.optim_args))
+    if plan.gpu is not None:
+        gpus.find(plan.gpu)
+    return source
+
+
+def _in_order(
+    plans: Sequence[Plan], known: dict[int, Answer], names: dict[int, str], workers: int | None
+) -> Iterator[Answer]:
+    from memcalc.estimation.pool import trace_parallel
+
+    missing = [index for index in range(len(plans)) if index not in known]
+    traced = trace_parallel([plans[index] for index in missing], workers)
+    for index, plan in enumerate(plans):
+        if index in known:
+            yield known[index]
+            continue
+        answer = next(traced)
+        if isinstance(answer, Prediction):
+            if index in names:
+                cache.store(names[index], encode(answer))
+        elif isinstance(answer, EstimateError):
+            answer = _fall_back(plan, answer)
+        yield answer
+
+
+def _from_cache(name: str) -> Prediction | None:
+    data = cache.load(name)
+    if data is None:
+        return None
+    try:
+        prediction: Prediction = decode(Prediction, data)
+    except (TypeError, ValueError, KeyError):
+        return None
+    return prediction
+
+
+def _from_growth(plan: Plan, config: dict[str, Any]) -> Prediction | None:
+    from memcalc.estimation import from_growth
+
+    return from_growth.answer(plan, config)
+
+
+def _analytic(plan: Plan) -> Answer:
+    try:
+        source = models.find(plan.model)
+        task = tasks.choose(source, plan.task)
+        tensors = inventory.load(source, task)
+        if tensors is None:
+            from memcalc.workload.inventory import whole
+
+            tensors = whole(source, task)
+        tensors = as_planned(tensors, plan)
+        choice = registry.find(plan.optim, dict(plan.optim_args))
+        state = registry.state_of(choice, tensors.parameters, plan)
+        return analytic_estimate(plan, source, tensors, state, choice)
+    except MemcalcError as error:
+        return error
+
+
+def _fall_back(plan: Plan, error: EstimateError) -> Answer:
+    """Where the trace fails, the closed forms still stand, marked as such."""
+    answer = _analytic(plan)
+    if isinstance(answer, MemcalcError):
+        return error
+    return dataclasses.replace(answer, assumptions=(f"no trace: {error}", *answer.assumptions))

@@ -1,0 +1,225 @@
+"""From a trace to the answer: the allocator's ladder phase by phase, and what lives at the peak."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
+
+from memcalc.allocator.context import context_span
+from memcalc.allocator.replay import Op, Replay, replay
+from memcalc.allocator.replay import Span as ReplaySpan
+from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.catalog.gpus import Gpu
+from memcalc.estimation.fits import Device, judge
+from memcalc.estimation.rules_of_thumb import rules_of_thumb
+from memcalc.records.model import OptimizerState, Place
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
+from memcalc.records.steady import MORE, continued
+from memcalc.records.trace import Component, Mark, Phase, Trace
+
+UNLIMITED = 1 << 50
+"""Device size of a replay without a GPU named: large enough for anything."""
+UNCOUNTED = (
+    "other processes on the GPU",
+    "data loaders, metrics and logging of the training script",
+)
+
+
+def predict(
+    plan: Plan,
+    trace: Trace,
+    state: OptimizerState,
+    *,
+    rule: float | None,
+    gpu: Gpu | None,
+    torch_version: tuple[int, int],
+) -> Prediction:
+    """Replay a trace through the allocator and read the answer off.
+
+    Args:
+        plan: what was traced.
+        trace: its events.
+        state: the optimizer's state by the registry, for its table.
+        rule: bytes of state per parameter by the rule of thumb.
+        gpu: where it should fit; ``None``: nowhere in particular.
+        torch_version: of the allocator.
+    """
+    settings = parse_alloc_conf(plan.alloc_conf, torch=torch_version)
+    replayed = replay(tuples(trace, MORE), settings, UNLIMITED)
+    phases = _phases(replayed, trace.steps + MORE)
+    if plan.target == "cpu":
+        phases = tuple(map(_requested_only, phases))
+    top = max(phases, key=lambda phase: phase.allocated or phase.requested)
+    inventory = trace.inventory
+    answer = Prediction(
+        plan=plan,
+        head=inventory.head,
+        task=inventory.task,
+        seq=trace.seq,
+        parameters=inventory.numel,
+        parameter_tensors=len(inventory.parameters),
+        trainable=inventory.trainable_numel,
+        components=components_at_peak(trace, top.phase),
+        phases=phases,
+        peak=Peak(
+            phase=top.phase,
+            requested=top.requested,
+            allocated=None,
+            reserved=None,
+            process_used=None,
+        ),
+        optimizer_state=state,
+        rules_of_thumb=rules_of_thumb(plan, inventory.numel, inventory.trainable_numel, rule),
+        method="trace",
+        gradients=gradients_held(trace),
+        assumptions=trace.assumptions,
+        versions=trace.versions,
+    )
+    if plan.target == "cpu":
+        return _on_cpu(answer)
+    answer = _on_cuda(answer, top, trace, gpu)
+    if gpu is None:
+        return answer
+    device = device_of(gpu, context_span(gpu), state)
+    fit = judge(lambda: tuples(trace, MORE), settings, device, replayed.peaks)
+    return dataclasses.replace(answer, fit=fit)
+
+
+def _requested_only(phase: PhasePeak) -> PhasePeak:
+    return dataclasses.replace(phase, allocated=None, reserved=None, first_step_allocated=None)
+
+
+def _on_cpu(answer: Prediction) -> Prediction:
+    """The CPU has no caching allocator: what is requested is all there is to say."""
+    reason = "a CPU run has no CUDA allocator"
+    return dataclasses.replace(
+        answer,
+        uncounted=("scratch of CPU kernels", "the Python process itself"),
+        unknown=dict.fromkeys(("allocated", "reserved", "process_used"), reason),
+    )
+
+
+def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) -> Prediction:
+    """The rungs above requested, as far as they are known."""
+    context = context_span(gpu)
+    reserved = max(phase.reserved or 0 for phase in answer.phases)
+    return dataclasses.replace(
+        answer,
+        peak=dataclasses.replace(
+            answer.peak,
+            allocated=top.allocated,
+            reserved=reserved,
+            process_used=_process_used(reserved, context, answer.optimizer_state),
+        ),
+        context=context,
+        uncounted=(*trace.uncounted, *UNCOUNTED),
+        unknown={} if gpu is not None else {"process_used": "name a GPU with --gpu"},
+    )
+
+
+def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
+    """The events of a trace in the form the allocator replays, phases as marks.
+
+    Args:
+        trace: what happened.
+        more: how often the last step is repeated.
+    """
+    sizes = [storage.bytes for storage in trace.storages]
+
+    def kind(number: int) -> Any:
+        storage = trace.storages[number]
+        return storage.bytes, storage.op, storage.module, storage.phase
+
+    stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=more)
+    return replayable(stream, sizes)
+
+
+def replayable(stream: Iterable[int | Mark], sizes: Sequence[int]) -> Iterator[tuple[Any, ...]]:
+    """Events and marks as the allocator takes them; ``n + k * len(sizes)`` is a copy of ``n``."""
+    count = len(sizes)
+    for event in stream:
+        if isinstance(event, Mark):
+            yield Op.MARK, (event.step, event.phase)
+        elif event >= 0:
+            yield event, sizes[event % count]
+        else:
+            yield ~event, 0
+
+
+def _phases(replayed: Replay, steps: int) -> tuple[PhasePeak, ...]:
+    """Peaks of the last step, the steady one; beside them the first step's.
+
+    Resuming comes before the first step; it is shown by its own figures.
+    """
+    first: dict[Phase, ReplaySpan] = {}
+    steady: dict[Phase, ReplaySpan] = {}
+    for span in replayed.spans:
+        step, phase = cast(tuple[int, Phase], span.name)
+        last = 0 if phase is Phase.RESUME else steps - 1
+        for group, wanted in ((first, 0), (steady, last)):
+            known = group.get(phase)
+            if step == wanted and (known is None or known.peaks.allocated < span.peaks.allocated):
+                group[phase] = span
+    return tuple(
+        PhasePeak(
+            phase=phase,
+            requested=steady[phase].peaks.requested,
+            allocated=steady[phase].peaks.allocated,
+            reserved=steady[phase].peaks.reserved,
+            first_step_allocated=first[phase].peaks.allocated if phase in first else None,
+        )
+        for phase in Phase
+        if phase in steady
+    )
+
+
+def components_at_peak(trace: Trace, phase: Phase) -> dict[Component, int]:
+    """What lives at the highest moment of a phase of the last step; sums to its requested bytes."""
+    level = best = 0
+    now: dict[Component, int] = dict.fromkeys(Component, 0)
+    at_best: dict[Component, int] = {}
+    for inside, event in _steady_events(trace, phase):
+        storage = trace.storages[event if event >= 0 else ~event]
+        change = storage.bytes if event >= 0 else -storage.bytes
+        level += change
+        now[storage.component] += change
+        if inside and level > best:
+            best, at_best = level, dict(now)
+    return at_best
+
+
+def gradients_held(trace: Trace) -> int:
+    """Bytes of all gradients when there are most of them."""
+    level = most = 0
+    for event in trace.events:
+        storage = trace.storages[event if event >= 0 else ~event]
+        if storage.component is Component.GRADIENTS:
+            level += storage.bytes if event >= 0 else -storage.bytes
+            most = max(most, level)
+    return most
+
+
+def _steady_events(trace: Trace, phase: Phase) -> Iterator[tuple[bool, int]]:
+    marks = iter((*trace.marks, None))
+    mark = next(marks)
+    inside = False
+    for index, event in enumerate(trace.events):
+        while mark is not None and mark.index <= index:
+            last = 0 if phase is Phase.RESUME else trace.steps - 1
+            inside = mark.phase is phase and mark.step == last
+            mark = next(marks)
+        yield inside, event
+
+
+def _process_used(reserved: int, context: Span | None, state: OptimizerState) -> int | None:
+    if context is None or context.likely is None:
+        return None
+    return reserved + context.likely + state.total(Place.MANAGED)
+
+
+def device_of(gpu: Gpu, context: Span, state: OptimizerState) -> Device:
+    """A GPU as a run of this process finds it."""
+    managed = state.total(Place.MANAGED)
+    return Device(name=gpu.name, capacity=gpu.memory, context=context, others=managed)

@@ -1,0 +1,81 @@
+"""What a plan names: its optimizer, and the GPU and PyTorch the simulated run stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from memcalc import registry
+from memcalc.catalog import gpus
+from memcalc.catalog.gpus import Gpu
+from memcalc.errors import UsageError
+from memcalc.kernels.target import Target, cudnn_enabled
+from memcalc.records.plan import Plan
+from memcalc.registry import Choice
+
+ASSUMED = Target(
+    capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=(2, 13)
+)
+"""NVIDIA A100: what a run without a named GPU stands for."""
+_BF16 = (8, 0)
+"""From here on GPUs compute in bf16; PyTorch emulates it on others (``torch/cuda/__init__.py``,
+``is_bf16_supported``, 2.13)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Everything about a plan that does not change with batch and sequence."""
+
+    plan: Plan
+    choice: Choice
+    gpu: Gpu | None
+    target: Target
+    notes: tuple[str, ...]
+    """What was assumed of the target."""
+
+
+def asked(plan: Plan) -> Asked:
+    """Look up what a plan names.
+
+    Raises:
+        UsageError: it names something unknown.
+    """
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    target, notes = resolve(plan, gpu)
+    choice = registry.find(plan.optim, dict(plan.optim_args))
+    return Asked(plan=plan, choice=choice, gpu=gpu, target=target, notes=notes)
+
+
+def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
+    """Settle the target; returns it with what was assumed.
+
+    Raises:
+        UsageError: the PyTorch version is not of the form 2.13.
+    """
+    version = _version(plan.torch)
+    notes: tuple[str, ...] = ()
+    if gpu is None:
+        capability, processors = ASSUMED.capability, ASSUMED.multiprocessors
+        threads = ASSUMED.threads_per_multiprocessor
+        notes = ("kernels are those of an NVIDIA A100 (name yours with --gpu)",)
+    else:
+        capability, processors = gpu.capability, gpu.multiprocessors
+        threads = gpu.threads_per_multiprocessor
+    if plan.precision in ("bf16", "amp-bf16") and capability < _BF16:
+        notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")
+    target = Target(
+        capability=capability,
+        multiprocessors=processors,
+        threads_per_multiprocessor=threads,
+        torch=version,
+        cudnn_attention=plan.cudnn_attention,
+        cudnn=cudnn_enabled(),
+    )
+    return target, notes
+
+
+def _version(text: str | None) -> tuple[int, int]:
+    parts = (text or version("torch")).split("+")[0].split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        raise UsageError(f"--torch {text!r} is not a version: write it like --torch 2.13.")
+    return int(parts[0]), int(parts[1])

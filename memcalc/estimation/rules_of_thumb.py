@@ -1,0 +1,39 @@
+"""The rules of thumb that people know, for comparison with the exact figures.
+
+Sources: transformers documentation, "Methods and tools for efficient training on a single GPU"
+(8, 4 and 2 bytes of optimizer state per parameter) and "Model training anatomy" (18 bytes per
+parameter for mixed-precision training with AdamW, 6 for inference); 24 bytes per parameter for
+fp32 training with AdamW is 16 for weights, gradients and states and half as much again.
+"""
+
+from __future__ import annotations
+
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Rule
+
+_MIXED_TRAINING = 18
+_MIXED_INFERENCE = 6
+_WHOLE = 24
+
+
+def rules_of_thumb(
+    plan: Plan, parameters: int, trainable: int, state_rule: float | None
+) -> tuple[Rule, ...]:
+    """The rules that a model's size lets people compute in their head.
+
+    Args:
+        plan: for the optimizer's name.
+        parameters: number of parameters, tied once.
+        trainable: those of them that train; only they have state.
+        state_rule: bytes of state per parameter that the rule gives this optimizer.
+    """
+    rules: list[tuple[str, int, float]] = []
+    if state_rule is not None:
+        rules.append((f"{plan.optim} state", trainable, state_rule))
+    rules.append(("mixed-precision AdamW training", parameters, _MIXED_TRAINING))
+    rules.append(("mixed-precision inference", parameters, _MIXED_INFERENCE))
+    rules.append(("fp32 AdamW training, all told", parameters, _WHOLE))
+    return tuple(
+        Rule(name=name, bytes_per_parameter=each, bytes=round(count * each))
+        for name, count, each in rules
+    )

@@ -1,0 +1,128 @@
+"""A trace in a file: the names once as JSON, every storage and event as a number, compressed.
+
+A trace of a large model has hundreds of thousands of events; this takes a few bytes of each. The
+file is only ever read by the memcalc that wrote it or a later one, and holds nothing executable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import json
+import struct
+import sys
+import zlib
+from array import array
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from memcalc.files.artifact import decode, encode, write_bytes
+from memcalc.records.trace import Component, Phase, Storage, Trace
+
+MAGIC = b"memcalc trace 2\n"
+_LENGTH = struct.Struct("<Q")
+_COLUMNS = ("bytes", "kind", "step", "events")
+
+
+class DamagedTraceError(Exception):
+    """The file does not hold a whole trace."""
+
+
+def write(path: Path, trace: Trace) -> None:
+    """Write a trace whole or not at all.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    kinds: dict[tuple[str, ...], int] = {}
+    columns = {name: array("q") for name in _COLUMNS}
+    for storage in trace.storages:
+        kind = (
+            *(storage.component, storage.phase, storage.module),
+            *(storage.op, storage.dtype, storage.until),
+        )
+        columns["bytes"].append(storage.bytes)
+        columns["kind"].append(kinds.setdefault(kind, len(kinds)))
+        columns["step"].append(storage.step)
+    columns["events"].extend(trace.events)
+    bare = dataclasses.replace(trace, storages=(), events=())
+    header = json.dumps({"trace": encode(bare), "kinds": [list(kind) for kind in kinds]}).encode()
+    raw = io.BytesIO()
+    with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) as file:
+        file.write(MAGIC + _LENGTH.pack(len(header)) + header)
+        for column in columns.values():
+            if sys.byteorder == "big":
+                column.byteswap()
+            file.write(_LENGTH.pack(len(column)) + column.tobytes())
+    write_bytes(path, raw.getvalue())
+
+
+def read(path: Path) -> Trace:
+    """Read what ``write`` wrote.
+
+    Raises:
+        DamagedTraceError: not such a file, or cut short.
+        OSError: the file cannot be read.
+    """
+    try:
+        with gzip.open(path, "rb") as file:
+            return _read(file)  # type: ignore[arg-type]
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, KeyError, TypeError) as error:
+        raise DamagedTraceError(f"{path}: {error}") from None
+
+
+def _read(file: BinaryIO) -> Trace:
+    if file.read(len(MAGIC)) != MAGIC:
+        raise ValueError("not a trace of memcalc")
+    header = json.loads(_take(file, _length(file)))
+    columns: dict[str, Any] = {}
+    for name in _COLUMNS:
+        column = array("q")
+        column.frombytes(_take(file, _length(file) * column.itemsize))
+        if sys.byteorder == "big":
+            column.byteswap()
+        columns[name] = column
+    if file.read(1):
+        raise ValueError("more than a trace")
+    kinds = [
+        (Component(component), Phase(phase), module, op, dtype, until)
+        for component, phase, module, op, dtype, until in header["kinds"]
+    ]
+    bare: Trace = decode(Trace, header["trace"])
+    return dataclasses.replace(
+        bare,
+        storages=tuple(
+            _storage(size, kinds[kind], step)
+            for size, kind, step in zip(
+                columns["bytes"], columns["kind"], columns["step"], strict=True
+            )
+        ),
+        events=tuple(columns["events"]),
+    )
+
+
+def _storage(size: int, kind: tuple[Component, Phase, str, str, str, str], step: int) -> Storage:
+    component, phase, module, op, dtype, until = kind
+    return Storage(
+        bytes=size,
+        component=component,
+        phase=phase,
+        step=step,
+        module=module,
+        op=op,
+        dtype=dtype,
+        until=until,
+    )
+
+
+def _length(file: BinaryIO) -> int:
+    length: int = _LENGTH.unpack(_take(file, _LENGTH.size))[0]
+    return length
+
+
+def _take(file: BinaryIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
+        raise ValueError("the file is cut short")
+    return data

@@ -1,0 +1,1 @@
+"""Attention kernels: which one runs, and what it takes beside its outputs."""

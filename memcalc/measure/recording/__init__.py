@@ -1,0 +1,1 @@
+"""Recording somebody's own training loop."""

@@ -1,0 +1,77 @@
+"""Records a run of transformers' Trainer: ``Trainer(callbacks=[memcalc.MemoryCallback()])``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from memcalc.measure.recording.recorder import Recorder
+from memcalc.records.measurement import Measurement
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class MemoryCallback(TrainerCallback):  # type: ignore[misc]
+    """Writes what the training cost when it ends, also when it ends out of memory.
+
+    Args:
+        output: file to add the result to; ``None``: none, read ``measurement`` instead.
+        plan: fields of ``Plan`` that the Trainer's arguments do not tell, such as ``model``.
+    """
+
+    measurement: Measurement | None = None
+
+    def __init__(
+        self,
+        output: str | os.PathLike[str] | None = "memory.json",
+        plan: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._output = output
+        self._plan = dict(plan or {})
+        self._recorder: Recorder | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to record."""
+        model = kwargs["model"]
+        plan = {**_plan_of(args, model), **self._plan}
+        self._recorder = Recorder(model, output=self._output, plan=plan)
+        self._recorder.__enter__()
+        atexit.register(self._at_exit)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write what was recorded."""
+        self._end(None)
+
+    def _at_exit(self) -> None:
+        # The Trainer tells its callbacks nothing of an error.
+        self._end(getattr(sys, "last_value", None))
+
+    def _end(self, error: BaseException | None) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            atexit.unregister(self._at_exit)
+            recorder.close(error)
+            self.measurement = recorder.measurement
+
+
+def _plan_of(args: Any, model: torch.nn.Module) -> dict[str, Any]:
+    """What the Trainer's arguments say of the run (transformers 5.23)."""
+    config = getattr(model, "config", None)
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    precision = "amp-bf16" if args.bf16 else "amp-fp16" if args.fp16 else _DTYPES.get(dtype, "fp32")
+    return {
+        "model": getattr(config, "_name_or_path", "") or type(model).__name__,
+        "optim": getattr(args.optim, "value", str(args.optim)),
+        "precision": precision,
+        "batch": args.per_device_train_batch_size,
+        "grad_accum": args.gradient_accumulation_steps,
+        "checkpointing": args.gradient_checkpointing,
+        "max_grad_norm": args.max_grad_norm or None,
+        "loop": "trainer",
+    }

@@ -1,0 +1,197 @@
+"""Records what somebody's own training loop costs, in the form ``memcalc measure`` writes."""
+
+from __future__ import annotations
+
+import os
+import time
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.files import results
+from memcalc.measure import oom, process
+from memcalc.measure.gpu.sampler import Sampler
+from memcalc.measure.recording.book import Book, CpuBook
+from memcalc.measure.recording.phases import Hooks
+from memcalc.measure.state import read_state, storage_bytes
+from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
+from memcalc.records.trace import Phase
+
+
+class Recorder:
+    """A context manager around a training loop; ``measurement`` holds the result afterwards.
+
+    Args:
+        model: whose calls are the forward phase; ``None``: whatever module is outermost.
+        optimizer: whose steps end a step; ``None``: any.
+        output: file to add the result to; ``None``: none.
+        plan: fields of ``Plan`` that are known of the run, so that it can be estimated too.
+
+    Raises:
+        UsageError: ``output`` cannot be written or holds something else, or ``plan`` makes no
+            sense.
+    """
+
+    measurement: Measurement | None = None
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        output: str | os.PathLike[str] | None = None,
+        plan: Mapping[str, Any] | None = None,
+    ) -> None:
+        # Of several processes of one training, the first one writes.
+        first = os.environ.get("RANK", "0") == "0"
+        self._output = Path(output) if output is not None and first else None
+        if self._output is not None:
+            results.append(self._output, None)
+        self._settings = dict(plan or {})
+        make({"model": "unnamed", **self._settings})
+        self._hooks = Hooks(self, model, optimizer)
+        self._model = model
+        self._optimizer = optimizer
+        self._cuda = torch.cuda.is_available()
+        self._book: Book | CpuBook = Book() if self._cuda else CpuBook()
+        self._seen: dict[str, int] = {}
+        self._gradients: int | None = None
+        self._state: StateReading | None = None
+        self._ends: list[float] = []
+        self._noticed: oom.Noticed | None = None
+
+    def __enter__(self) -> Recorder:
+        self._sampler = Sampler() if self._cuda else None
+        if self._sampler is not None and not torch.cuda.is_initialized():
+            self._sampler.moment("before", {}, os.getpid())
+        if self._cuda:
+            torch.cuda.init()
+            self._noticed = oom.observe()
+        self._began = time.perf_counter()
+        self._book.open()
+        self._hooks.attach()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: types.TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the recording; an error that ended the loop is recorded if memory ran out."""
+        self._hooks.detach()
+        failure = None
+        if error is not None and oom.ran_out(error):
+            failure = oom.read(error, self._book.at, self._noticed)
+        self._book.close(whole=error is None)
+        gpu, reason = self._look()
+        self.measurement = self._measurement(failure, gpu, reason)
+        if self._output is not None:
+            results.append(
+                self._output, results.Run(plan=self.measurement.plan, measurement=self.measurement)
+            )
+
+    def enters(self, phase: Phase) -> None:
+        """The loop goes on to this phase."""
+        self._book.turn(phase)
+
+    def called(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
+        """The outermost module is called."""
+        self._model = self._model or model
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                self._seen.setdefault("batch", value.shape[0])
+                if name == "input_ids" and value.dim() == 2:
+                    self._seen["seq"] = max(self._seen.get("seq", 0), value.shape[1])
+
+    def updates(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer begins its step; all gradients are there."""
+        self._optimizer = optimizer
+        groups = optimizer.param_groups
+        self._gradients = storage_bytes(p.grad for group in groups for p in group["params"])
+
+    def updated(self) -> None:
+        """An optimizer has ended its step."""
+        self._book.turn(Phase.ZERO_GRAD)
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._ends.append(time.perf_counter())
+
+    def _look(self) -> tuple[GpuReading | None, str]:
+        if self._sampler is None:
+            return None, "a CPU run has no CUDA allocator"
+        self._sampler.moment("trained", process.facts(), os.getpid())
+        reading, failure = self._sampler.reading(), self._sampler.failure
+        self._sampler.close()
+        return reading, failure or "NVML listed no process of the run"
+
+    def _measurement(
+        self, failure: OutOfMemory | None, gpu: GpuReading | None, reason: str
+    ) -> Measurement:
+        model, optimizer = self._model, self._optimizer
+        steps = self._ends[1:] if len(self._ends) > 2 else self._ends
+        seconds = (steps[-1] - steps[0]) / (len(steps) - 1) if len(steps) > 1 else None
+        unknown: dict[str, str] = {}
+        if not self._cuda:
+            seconds, unknown["seconds_per_step"] = None, "the profiler that reads memory slows it"
+            unknown["level"] = "what was there when the recording began is not counted"
+        used = gpu.peak_process if gpu is not None else None
+        if used is None:
+            unknown["process_used"] = reason
+        parameters = list(model.parameters()) if model is not None else None
+        plan = make(
+            {
+                "model": type(model).__name__ if model is not None else "unnamed",
+                "optim": type(optimizer).__name__.lower() if optimizer is not None else "adamw",
+                "target": "cuda" if self._cuda else "cpu",
+                **self._seen,
+                **self._settings,
+            }
+        )
+        counters = process.counters() if self._cuda else {}
+        samples = plan.batch * plan.grad_accum
+        return Measurement(
+            plan=plan,
+            device=torch.cuda.get_device_name() if self._cuda else "cpu",
+            head=type(model).__name__ if model is not None else "",
+            seq=plan.seq,
+            parameters=sum(p.numel() for p in parameters) if parameters is not None else None,
+            weights=storage_bytes(parameters) if parameters is not None else None,
+            buffers=storage_bytes(model.buffers()) if model is not None else None,
+            gradients=self._gradients,
+            state=read_state(optimizer) if optimizer is not None and failure is None else None,
+            phases=tuple(self._book.readings()),
+            seconds_per_step=seconds,
+            samples_per_second=samples / seconds if seconds else None,
+            retries=counters.get("num_alloc_retries"),
+            ooms=counters.get("num_ooms"),
+            process_used=used,
+            peak_rss=process.peak_rss(),
+            gpu=gpu,
+            out_of_memory=failure,
+            seconds=time.perf_counter() - self._began,
+            unknown=unknown,
+            versions=process.versions(),
+            settings=process.settings(),
+        )
+
+
+def record(
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    plan: Mapping[str, Any] | None = None,
+) -> Recorder:
+    """Record the training inside a ``with`` block; see ``Recorder``."""
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise UsageError("memcalc.record takes the model itself; settings go into plan={...}.")
+    return Recorder(model, optimizer, output=output, plan=plan)

@@ -1,0 +1,1 @@
+"""Runs of our own: children that train and say what they see."""

@@ -1,0 +1,51 @@
+"""From a plan to a program, an optimizer and a job on a real device."""
+
+from __future__ import annotations
+
+import torch
+
+from memcalc import registry
+from memcalc.measure.runs import loading
+from memcalc.records.plan import Plan
+from memcalc.registry.build import build as build_optimizer
+from memcalc.workload.in_backward import InBackward
+from memcalc.workload.job import job_for
+from memcalc.workload.loop import Job
+from memcalc.workload.place import parameters_on_meta
+from memcalc.workload.program import Program, prepare, program_of
+from memcalc.workload.resume import restore, saved_state
+
+
+def program(plan: Plan, *, weights: bool) -> Program:
+    """Build what a plan names; with real weights they are on the CPU, else there are none yet."""
+    choice = registry.find(plan.optim, dict(plan.optim_args))
+    if weights:
+        model, task = loading.load(plan)
+        return program_of(plan, choice, model, task)
+    with parameters_on_meta():
+        return prepare(plan, choice, device="cpu")
+
+
+def optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Make the optimizer over a model that is on its device."""
+    choice, loop = program.choice, program.plan.loop
+    if not program.in_backward:
+        return build_optimizer(choice, model, loop=loop)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return InBackward(trained, lambda p: build_optimizer(choice, model, loop=loop, only=p))
+
+
+def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
+    """Put together what the loop runs; a run that resumes gets a checkpoint to load."""
+    saved = saved_state(optimizer) if program.plan.resume else {}
+    if device == "cuda":
+        # A run that resumes has not taken the step whose state stands for the checkpoint's.
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    return job_for(
+        program,
+        optimizer,
+        device=device,
+        batch=lambda: program.batch(device),
+        restore=lambda: restore(optimizer, saved),
+    )

@@ -1,0 +1,231 @@
+"""Trains one plan in this process and reads what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from memcalc.errors import MeasureError
+from memcalc.measure import oom, process
+from memcalc.measure.meters import Meter, meter_for
+from memcalc.measure.runs import build
+from memcalc.measure.state import read_state, storage_bytes
+from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Phase
+from memcalc.workload.loop import run
+from memcalc.workload.place import to_device
+from memcalc.workload.program import Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to measure."""
+
+    device: str
+    """``cuda`` or ``cpu``."""
+    steps: int = 4
+    weights: bool = False
+    """Load real weights instead of random ones."""
+    snapshot: str | None = None
+    """File for ``torch.cuda.memory._dump_snapshot`` of the whole run."""
+
+
+class Listener(Protocol):
+    """Somebody who follows a run."""
+
+    def said(self, reading: PhaseReading) -> None:
+        """A phase has ended."""
+        ...
+
+    def moment(self, name: str, facts: dict[str, Any]) -> None:
+        """The run is at a quiet point, and goes on when this returns."""
+        ...
+
+
+class Nobody:
+    """Follows nothing."""
+
+    def said(self, reading: PhaseReading) -> None:
+        """A phase has ended."""
+
+    def moment(self, name: str, facts: dict[str, Any]) -> None:
+        """The run is at a quiet point."""
+
+
+def measure(plan: Plan, options: Options, listener: Listener | None = None) -> Measurement:
+    """Train for real.
+
+    Args:
+        plan: what to train.
+        options: where and how long.
+        listener: told of every reading as it is made, and asked to wait at quiet points.
+
+    Raises:
+        MeasureError: there is no such device, or the weights cannot be loaded.
+        UsageError: the plan cannot be built.
+    """
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise MeasureError("PyTorch sees no CUDA GPU here: memcalc doctor says why.")
+    started = time.perf_counter()
+    process.configure(plan)
+    program = build.program(plan, weights=options.weights)
+    watch = _Watch(meter_for(options.device, options.snapshot), listener or Nobody())
+    found: dict[str, Any] = {}
+    noticed = None
+    try:
+        watch.moment("before")
+        noticed = _open(options.device)
+        watch.moment("context")
+        _train(program, options, watch, found)
+    except (RuntimeError, MemoryError) as error:
+        if not oom.ran_out(error):
+            raise
+        found["out_of_memory"] = oom.read(error, watch.at, noticed)
+    watch.close()
+    found["seconds"] = time.perf_counter() - started
+    measurement = _measurement(program, watch, options, found)
+    del program
+    _free(options.device)
+    watch.moment("freed")
+    return measurement
+
+
+def _open(device: str) -> oom.Noticed | None:
+    """Make the CUDA context, and nothing else yet."""
+    if device != "cuda":
+        return None
+    torch.cuda.init()
+    torch.cuda.synchronize()
+    return oom.observe()
+
+
+def _train(program: Program, options: Options, watch: _Watch, found: dict[str, Any]) -> None:
+    """Train for some steps under the meter and a few more under the clock; fills ``found``."""
+    plan, device = program.plan, options.device
+    with watch.phase(Phase.LOAD, 0):
+        model = to_device(program.model, device).train()
+        optimizer = build.optimizer(program, model)
+    parameters = list(model.parameters())
+    found["weights"] = storage_bytes(parameters)
+    found["buffers"] = storage_bytes(model.buffers())
+    if not program.in_backward:
+        watch.before_clearing = lambda: storage_bytes(p.grad for p in parameters)
+    job = build.job(program, optimizer, device)
+    run(job, watch, loop=plan.loop, steps=options.steps)
+    found["gradients"], found["state"] = watch.gradients, read_state(optimizer)
+    watch.moment("trained")
+    clock = _Clock(device)
+    clock.tick()
+    # Reading a meter stops the device at every phase; a step's time is taken without it.
+    bare = dataclasses.replace(job, restore=None, eval_batches=0)
+    run(bare, clock, loop=plan.loop, steps=max(2, options.steps - 2))
+    seconds = (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1)
+    found["seconds_per_step"] = seconds
+    found["samples_per_second"] = plan.batch * plan.grad_accum / seconds
+
+
+class _Watch:
+    """Reads the meter around every phase."""
+
+    def __init__(self, meter: Meter, listener: Listener) -> None:
+        self.meter = meter
+        self.listener = listener
+        self.readings: list[PhaseReading] = []
+        self.at = (0, Phase.LOAD)
+        self.gradients: int | None = None
+        self.before_clearing: Callable[[], int] | None = None
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        self.at = (step, phase)
+        if phase is Phase.ZERO_GRAD and self.before_clearing is not None:
+            self.gradients = self.before_clearing()
+        self.meter.begin()
+        yield
+        reading = self.meter.end(phase, step)
+        self.readings.append(reading)
+        self.listener.said(reading)
+
+    def close(self) -> None:
+        """Let go of everything that trained."""
+        self.before_clearing = None
+        self.meter.close()
+
+    def moment(self, name: str) -> None:
+        self.listener.moment(name, process.facts())
+
+
+def _synchronize() -> None:
+    torch.cuda.synchronize()
+
+
+class _Clock:
+    """Takes the time of steps, the device having finished each."""
+
+    def __init__(self, device: str) -> None:
+        self.finish: Callable[[], None] = _synchronize if device == "cuda" else lambda: None
+        self.ends: list[float] = []
+
+    def tick(self) -> None:
+        self.finish()
+        self.ends.append(time.perf_counter())
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        yield
+        if phase is Phase.ZERO_GRAD:
+            self.tick()
+
+
+def _free(device: str) -> None:
+    if device == "cuda":
+        gc.collect()
+        # After a failure that the device does not survive there is nothing left to empty.
+        with contextlib.suppress(RuntimeError):
+            torch.cuda.empty_cache()
+
+
+def _measurement(
+    program: Program, watch: _Watch, options: Options, found: dict[str, Any]
+) -> Measurement:
+    inventory = program.inventory
+    cuda = options.device == "cuda"
+    failure: OutOfMemory | None = found.get("out_of_memory")
+    wanted = ("weights", "buffers", "gradients", "state", "seconds_per_step", "samples_per_second")
+    unknown = {name: "the run ended out of memory" for name in wanted if found.get(name) is None}
+    if program.in_backward:
+        unknown["gradients"] = "each is used and freed in backward"
+    counters = process.counters() if cuda else {}
+    if not cuda:
+        reason = "a CPU run has no CUDA allocator"
+        unknown |= dict.fromkeys(("allocated", "reserved", "process_used", "retries"), reason)
+    return Measurement(
+        plan=program.plan,
+        device=torch.cuda.get_device_name() if cuda else "cpu",
+        head=inventory.head,
+        seq=program.seq,
+        parameters=inventory.numel,
+        weights=found.get("weights"),
+        buffers=found.get("buffers"),
+        gradients=found.get("gradients"),
+        state=found.get("state"),
+        phases=tuple(watch.readings),
+        seconds_per_step=found.get("seconds_per_step"),
+        samples_per_second=found.get("samples_per_second"),
+        retries=counters.get("num_alloc_retries"),
+        ooms=counters.get("num_ooms"),
+        peak_rss=process.peak_rss(),
+        out_of_memory=failure,
+        seconds=found["seconds"],
+        unknown=unknown,
+        versions=process.versions(),
+        settings=process.settings(),
+    )

@@ -1,0 +1,170 @@
+"""What a real run showed: the data of measurements, on one page.
+
+Sizes are unrounded bytes. What could not be read is ``None``, and ``Measurement.unknown`` says
+why, under the field's name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseReading:
+    """What PyTorch's allocator counted in one phase of one step: its peak, and where it ended.
+
+    On the CPU there is no caching allocator: only the requested bytes are known.
+    """
+
+    step: int
+    phase: Phase
+    requested: int
+    allocated: int | None
+    active: int | None
+    reserved: int | None
+    requested_after: int
+    """Level when the phase ended."""
+    allocated_after: int | None = None
+    active_after: int | None = None
+    reserved_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateReading:
+    """The optimizer's state as the real optimizer holds it."""
+
+    device: int
+    """Bytes of unique storages on the device."""
+    host: int
+    managed: int
+    tutorial_elements: int
+    """Elements by the well-known sum over ``optimizer.state.values()``."""
+    tutorial_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """A run that did not fit: a result, not an error."""
+
+    step: int
+    phase: Phase
+    asked: int | None
+    """Bytes of the request that failed."""
+    free: int | None
+    """Free on the device at that moment."""
+    message: str
+    total: int | None = None
+    """Size of the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """GPU memory at a quiet point of a run, while the run waits for the reading."""
+
+    name: str
+    """``before`` the context, with the ``context``, ``trained`` (after the last step), ``freed``
+    (after all tensors are gone and the cache is emptied)."""
+    device: int | None = None
+    """In use on the whole device, by NVML."""
+    process: int | None = None
+    """Held by the run, by NVML."""
+    cuda_used: int | None = None
+    """In use on the whole device, by ``cudaMemGetInfo``: needs a context, so never ``before``."""
+    reserved: int | None = None
+    """Held by PyTorch's allocator at that moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherProcess:
+    """Somebody else on the same GPU."""
+
+    pid: int
+    name: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """What NVML said of the GPU, read by the parent while the child trained."""
+
+    uuid: str
+    name: str
+    driver: str
+    total: int | None
+    """By NVML, which counts what the driver keeps; ``cuda_total`` is what a program can have."""
+    memory_info: str
+    """``v2`` (driver memory apart) or ``v1`` (driver memory inside ``used``)."""
+    driver_reserved: int | None
+    source: str
+    """Where the figures of the process are from: ``process`` (NVML's own), ``appeared`` (the one
+    process that NVML listed after the context was made, and not before), ``difference`` (device
+    now less device before, others' growth subtracted), or ``unknown`` (several appeared)."""
+    moments: tuple[Moment, ...]
+    peak_device: int | None
+    """Highest of all samples."""
+    peak_process: int | None
+    samples: int
+    interval: float
+    """Seconds between samples."""
+    cuda_total: int | None = None
+    others: tuple[OtherProcess, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def moment(self, name: str) -> Moment | None:
+        """The quiet point of this name, if it was reached."""
+        return next((moment for moment in self.moments if moment.name == name), None)
+
+    @property
+    def context(self) -> int | None:
+        """Bytes of the bare CUDA context: what the process held before its first tensor."""
+        made = self.moment("context")
+        return made.process if made is not None else None
+
+    @property
+    def outside_allocator(self) -> int | None:
+        """Bytes of the trained process that PyTorch's allocator does not hold, context included."""
+        end = self.moment("trained")
+        if end is None or end.process is None or end.reserved is None:
+            return None
+        return end.process - end.reserved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a real run of one plan showed."""
+
+    plan: Plan
+    device: str
+    """Name of the GPU, or ``cpu``."""
+    head: str
+    seq: int | None
+    parameters: int | None
+    weights: int | None
+    """Bytes of the unique storages of all parameters."""
+    gradients: int | None
+    """Bytes of the unique storages of all gradients, before they are cleared."""
+    state: StateReading | None
+    phases: tuple[PhaseReading, ...]
+    seconds_per_step: float | None
+    """Mean of all steps after the first."""
+    samples_per_second: float | None
+    buffers: int | None = None
+    retries: int | None = None
+    """How often the allocator had to empty its cache (``num_alloc_retries``)."""
+    ooms: int | None = None
+    """How often it gave up (``num_ooms``)."""
+    process_used: int | None = None
+    """GPU memory that the process occupied at its most; see ``gpu.source``."""
+    peak_rss: int | None = None
+    """Largest resident set of the process (or, from outside, of all its processes together)."""
+    gpu: GpuReading | None = None
+    out_of_memory: OutOfMemory | None = None
+    seconds: float | None = None
+    """Wall clock of the whole run."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    """Environment that changes memory, such as ``PYTORCH_ALLOC_CONF``."""

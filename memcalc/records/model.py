@@ -1,0 +1,118 @@
+"""What a model is made of, and what an optimizer keeps for it: every tensor, each storage once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+DTYPE_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "complex64": 8,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter or buffer of the model; tied ones are listed once, under the first name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool = True
+    module: str = ""
+    """Class name of the module that owns it, such as ``Embedding``."""
+    buffer: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Unrounded bytes of the storage."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """Every parameter and buffer of a model, each storage once."""
+
+    model: str
+    task: str
+    head: str
+    """Class that was built, such as ``DistilBertForSequenceClassification``."""
+    tensors: tuple[Parameter, ...]
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Without the buffers."""
+        return tuple(tensor for tensor in self.tensors if not tensor.buffer)
+
+    @property
+    def trainable(self) -> tuple[Parameter, ...]:
+        """The parameters that receive gradients."""
+        return tuple(tensor for tensor in self.tensors if tensor.trainable and not tensor.buffer)
+
+    @property
+    def numel(self) -> int:
+        """Number of parameters, tied ones once."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def trainable_numel(self) -> int:
+        """Number of parameters that receive gradients."""
+        return sum(parameter.numel for parameter in self.trainable)
+
+
+class Place(StrEnum):
+    """Where a piece of optimizer state lives."""
+
+    DEVICE = "device"
+    HOST = "host"
+    MANAGED = "managed"
+    """CUDA managed memory: pages move between host and device, outside PyTorch's allocator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTensor:
+    """One tensor an optimizer keeps, for one parameter or (``parameter`` empty) shared by all."""
+
+    parameter: str
+    name: str
+    dtype: str
+    numel: int
+    place: Place = Place.DEVICE
+
+    @property
+    def bytes(self) -> int:
+        """Unrounded bytes of the storage."""
+        return self.numel * DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """All state of one optimizer over one inventory, each storage once."""
+
+    optimizer: str
+    implementation: str
+    """Full name of the class and the version the layout was checked against."""
+    tensors: tuple[StateTensor, ...]
+    notes: tuple[str, ...] = ()
+    """What the user should know, such as which tensors stay in 32 bit and why."""
+
+    def total(self, place: Place) -> int:
+        """Bytes that live in one place."""
+        return sum(tensor.bytes for tensor in self.tensors if tensor.place is place)

@@ -1,0 +1,127 @@
+"""What is answered: the ladder of memory by phase, and whether it fits a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from memcalc.records import display
+from memcalc.records.model import OptimizerState
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Component, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePeak:
+    """The highest level inside one phase of the steady step, rung by rung."""
+
+    phase: Phase
+    requested: int
+    allocated: int | None = None
+    reserved: int | None = None
+    first_step_allocated: int | None = None
+    """The same phase in the first step, where optimizer state may not exist yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A figure known only within limits."""
+
+    low: int
+    likely: int | None
+    high: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The ladder at the peak: each rung at least the one before.
+
+    Raises:
+        ValueError: the rungs are out of order.
+    """
+
+    phase: Phase
+    requested: int
+    allocated: int | None
+    reserved: int | None
+    process_used: int | None
+
+    def __post_init__(self) -> None:
+        known = [r for r in (self.requested, self.allocated, self.reserved, self.process_used) if r]
+        if known != sorted(known):
+            raise ValueError(f"ladder out of order: {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A well-known rule of thumb, shown beside the exact figure and never instead of it."""
+
+    name: str
+    bytes_per_parameter: float
+    bytes: int
+
+
+class Verdict(StrEnum):
+    """Does a run fit a GPU? Decided by replaying it at the device's real size."""
+
+    FITS = "fits"
+    TOO_CLOSE = "too close to call"
+    """It fits with the smallest context that is likely, and not with the largest."""
+    DOES_NOT_FIT = "does not fit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Does the peak fit a GPU, and by how much."""
+
+    gpu: str
+    capacity: int
+    needed: int
+    metric: str
+    """The rung that was compared: ``process_used``, or ``allocated`` where no more is known."""
+    verdict: Verdict | None = None
+    """``None`` in files of earlier versions."""
+    needed_high: int | None = None
+    """``needed`` with the largest context."""
+    retries: int = 0
+    """How often the allocator gives its cache back to go on (``num_alloc_retries``)."""
+
+    @property
+    def margin(self) -> int:
+        """Bytes left over; negative when it does not fit."""
+        return self.capacity - self.needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """The answer to one plan."""
+
+    plan: Plan
+    head: str
+    task: str
+    seq: int | None
+    """Tokens per sample that were settled on; ``None`` where inputs have none."""
+    parameters: int
+    parameter_tensors: int
+    trainable: int
+    components: dict[Component, int]
+    """Bytes at the peak, by component; they sum to the peak's requested bytes."""
+    phases: tuple[PhasePeak, ...]
+    peak: Peak
+    optimizer_state: OptimizerState
+    rules_of_thumb: tuple[Rule, ...]
+    method: str
+    """``trace`` (the real code ran on a simulated GPU) or ``analytic`` (closed form)."""
+    gradients: int | None = None
+    """Bytes of all gradients together, as the optimizer finds them."""
+    context: Span | None = None
+    fit: Fit | None = None
+    assumptions: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Why a figure is ``None``, by its name."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str | None:
+        return display.html(self)

@@ -1,0 +1,130 @@
+"""More steps like the last one, without running them.
+
+After the second step a run repeats itself, but the allocator's cache does not yet: where a block
+is free decides where the next one goes, and segments are still added. So before the steady state
+is read off, the last step's events are replayed again. What it frees of the step before, its copy
+frees of the copy before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+
+from memcalc.records.trace import Mark, Phase
+
+MORE = 2
+"""Steps that are repeated: with the two that are run, the four that ``memcalc measure`` takes."""
+
+
+def continued(
+    events: Sequence[int],
+    marks: Sequence[Mark],
+    kind: Callable[[int], Hashable],
+    *,
+    storages: int,
+    more: int = MORE,
+) -> Iterator[int | Mark]:
+    """The events of a run with its last step repeated, each phase's mark before its events.
+
+    Args:
+        events: ``n``: storage ``n`` is born; ``~n``: it dies.
+        marks: phases of the run.
+        kind: what must be equal for two storages to have the same part in two steps.
+        storages: their number; copy ``k`` of storage ``n`` is storage ``n + k * storages``.
+        more: how often the last step is repeated.
+    """
+    begin, end = last_step(events, marks)
+    final = max(mark.step for mark in marks)
+    after = [mark for mark in marks if mark.phase is Phase.EVAL]
+    step = [mark for mark in marks if mark.step == final and mark.phase is not Phase.EVAL]
+    yield from _between(events, [mark for mark in marks if mark not in after], 0, end)
+    held = _partners(events, kind, begin, end)
+    before: dict[int, int] = {}
+    """Of what an earlier step made and this one frees: the copy that stands for it now."""
+    for copy in range(1, more + 1):
+        shift = copy * storages
+        made: dict[int, int] = {}
+        for event in _between(events, step, begin, end):
+            if isinstance(event, Mark):
+                yield Mark(index=event.index, phase=event.phase, step=final + copy)
+            elif event >= 0 and event not in held.kept:
+                made[event] = event + shift
+                yield event + shift
+            elif event < 0 and ~event in made:
+                yield ~made[~event]
+            elif event < 0 and ~event in held.successor:
+                last = held.successor[~event]
+                yield ~before.get(last, last)
+        before = made
+    for event in _between(events, after, end, len(events)):
+        if isinstance(event, Mark):
+            yield Mark(index=event.index, phase=event.phase, step=final + more)
+        elif event < 0:
+            yield ~before.get(~event, ~event)
+        else:
+            yield event
+
+
+def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
+    """Where the last step begins and where it ends; after that comes evaluation, or the end.
+
+    The last zero_grad is as long as the one before it; what dies after it, dies with the program.
+    """
+    final = max(mark.step for mark in marks)
+    begin = next(m.index for m in marks if m.step == final and m.phase is Phase.FORWARD)
+    for mark in marks:
+        if mark.phase is Phase.EVAL:
+            return begin, mark.index
+    clearing = [0] * (final + 1)
+    ends = [*(mark.index for mark in marks[1:]), len(events)]
+    for mark, end in zip(marks, ends, strict=True):
+        if mark.phase is Phase.ZERO_GRAD:
+            clearing[mark.step] += end - mark.index
+    surplus = clearing[-1] - clearing[-2] if final else 0
+    return begin, len(events) - max(0, surplus)
+
+
+class _Held:
+    """How one step hands over to the next."""
+
+    __slots__ = ("kept", "successor")
+
+    def __init__(self) -> None:
+        self.kept: set[int] = set()
+        """Storages that the last step makes and no step would free: made once."""
+        self.successor: dict[int, int] = {}
+        """Of each storage that the last step found and freed: what it left in its place."""
+
+
+def _partners(
+    events: Sequence[int], kind: Callable[[int], Hashable], begin: int, end: int
+) -> _Held:
+    born = [event for event in events[begin:end] if event >= 0]
+    died = {~event for event in events[begin:end] if event < 0}
+    here = set(born)
+    freed: dict[Hashable, list[int]] = defaultdict(list)
+    for storage in sorted(died - here):
+        freed[kind(storage)].append(storage)
+    held = _Held()
+    for storage in born:
+        if storage in died:
+            continue
+        waiting = freed.get(kind(storage))
+        if waiting:
+            held.successor[waiting.pop(0)] = storage
+        else:
+            held.kept.add(storage)
+    return held
+
+
+def _between(
+    events: Sequence[int], marks: Sequence[Mark], begin: int, end: int
+) -> Iterator[int | Mark]:
+    """Events from one place to another, each of these marks before its first event."""
+    position = begin
+    for mark in marks:
+        yield from events[position : mark.index]
+        position = mark.index
+        yield mark
+    yield from events[position:end]

@@ -1,0 +1,84 @@
+"""What a simulated run shows: the birth and death of every storage, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from memcalc.records.model import Inventory
+
+
+class Component(StrEnum):
+    """Why a storage exists. Each live storage belongs to exactly one component."""
+
+    WEIGHTS = "weights"
+    MASTER_WEIGHTS = "master_weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    """Saved for backward."""
+    TEMPORARIES = "temporaries"
+    """Dies inside the phase that made it and is not needed by backward."""
+    INPUTS = "inputs"
+    BUFFERS = "buffers"
+    WORKSPACES = "workspaces"
+    """Scratch of kernels and libraries that no tensor of the program shows."""
+
+
+class Phase(StrEnum):
+    """The parts of a training run, in the order they happen."""
+
+    LOAD = "load"
+    RESUME = "resume"
+    """Loading the optimizer's state of a checkpoint, before the first forward."""
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
+    """Unscaling, clipping and the optimizer's update."""
+    ZERO_GRAD = "zero_grad"
+    EVAL = "eval"
+    """Evaluation after the last step, with logits kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """One piece of device memory and why it was there."""
+
+    bytes: int
+    component: Component
+    phase: Phase
+    """The phase it was born in."""
+    step: int
+    module: str = ""
+    op: str = ""
+    dtype: str = ""
+    """Of the first tensor that used it; empty for scratch, which is plain bytes."""
+    until: str = ""
+    """What autograd was running when it died, such as ``MulBackward0``; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """From event ``index`` on, this phase of this step runs."""
+
+    index: int
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """A simulated run of some optimizer steps: every storage's birth and death, in order."""
+
+    storages: tuple[Storage, ...]
+    events: tuple[int, ...]
+    """``n``: storage ``n`` is born; ``~n``: it dies."""
+    marks: tuple[Mark, ...]
+    inventory: Inventory
+    steps: int
+    seq: int | None = None
+    flops: int | None = None
+    """Floating-point operations of products, convolutions and attention in the last step."""
+    assumptions: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)

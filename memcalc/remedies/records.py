@@ -1,0 +1,86 @@
+"""What can be changed about a plan, and what a change was seen to buy. Sizes are unrounded bytes.
+
+A remedy's saving is the difference of two full estimates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.records.plan import Plan, Scalar
+from memcalc.records.prediction import Fit, Peak, Span
+
+Change = tuple[str, Scalar | tuple[tuple[str, Scalar], ...]]
+"""A field of the plan, and its new value."""
+RUNGS = ("requested", "allocated", "reserved")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one full estimate said."""
+
+    plan: Plan
+    peak: Peak
+    context: Span | None
+    fit: Fit | None
+    flops: int | None
+    """Of one step; ``None``: not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change of the plan that may need less memory, and what it costs."""
+
+    key: str
+    title: str
+    changes: tuple[Change, ...]
+    cost: str
+    source: str
+    """Where the statement about the cost is from."""
+    rank: int
+    """Cheap ones first: 0 costs nothing, the highest trains something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Some remedies together, estimated in full."""
+
+    remedies: tuple[str, ...]
+    """Their keys, in words a person can read where they repeat (``accumulate x4``)."""
+    figures: Figures | None
+    error: str | None = None
+    """Why there are no figures."""
+
+    def saved(self, before: Figures, rung: str) -> int | None:
+        """Bytes this needs less than the plan as it was; negative: more."""
+        if self.figures is None:
+            return None
+        old, new = getattr(before.peak, rung), getattr(self.figures.peak, rung)
+        return old - new if old is not None and new is not None else None
+
+    def more_flops(self, before: Figures) -> float | None:
+        """Operations a step needs more, as a share of what it needed; half a batch is half."""
+        if self.figures is None or not before.flops or self.figures.flops is None:
+            return None
+        return self.figures.flops / before.flops - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A remedy and what it buys by itself."""
+
+    remedy: Remedy
+    trial: Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The way to a plan that needs no more than ``limit`` bytes."""
+
+    limit: int
+    rung: str
+    """The rung that was held against the limit; ``process_used`` counts the context's high end."""
+    trials: tuple[Trial, ...]
+    """What was estimated, in order."""
+    best: Trial | None
+    """The cheapest found that holds; ``None``: nothing did."""

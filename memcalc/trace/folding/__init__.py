@@ -1,0 +1,1 @@
+"""Deep models traced through a few of their layers, and continued."""

@@ -1,0 +1,80 @@
+"""Traces a deep model through a few of its layers, and proves on the spot that this is enough.
+
+Three repetitions of the layers are traced; continued to four, the result must equal a trace of
+four, event by event. Where only sizes differ (a list with one entry a tensor grows), what each
+repetition adds is learnt from the pair, and the proof is made on five. Only then it is continued
+to the full depth. Otherwise the model is traced whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from memcalc.errors import MemcalcError
+from memcalc.growth.records import SYMBOLIC
+from memcalc.trace.folding.layers import Stack, cut, find
+from memcalc.trace.folding.raw import Raw, canonical
+from memcalc.trace.folding.unfold import BASE, CannotUnfoldError, unfold
+
+LEAST_REPEATS = 16
+"""Below this, three traces of three to five repetitions cost as much as a whole one."""
+
+Run = Callable[[Sequence[Stack], int], Raw]
+"""Traces the model with its stacks cut to a number of repetitions (0: not cut)."""
+
+
+def trace_folded(model: torch.nn.Module, run: Run) -> tuple[Raw, bool]:
+    """Trace a model, folding its repeated layers where that is proven.
+
+    Args:
+        model: on the meta device.
+        run: traces it as it is at that moment.
+
+    Returns:
+        The trace of the whole model, and whether it was folded.
+    """
+    stacks = find(model, LEAST_REPEATS)
+    if stacks:
+        try:
+            return _folded(model, stacks, run), True
+        except MemcalcError:
+            raise
+        except Exception:
+            # Either the proof fails, or the model does not run without all of its layers. Traced
+            # whole it is always right; what is wrong with the model itself shows there again.
+            pass
+    return run([], 0), False
+
+
+def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> Raw:
+    def cut_to(repeats: int) -> Raw:
+        with cut(model, stacks, repeats):
+            return run(stacks, repeats)
+
+    base, one_more = cut_to(BASE), cut_to(BASE + 1)
+    foretold = unfold(base, stacks, BASE + 1, {})
+    growth: dict[int, int] = {}
+    if canonical(foretold) != canonical(one_more):
+        growth = _growth(foretold, one_more)
+        if canonical(unfold(base, stacks, BASE + 2, growth)) != canonical(cut_to(BASE + 2)):
+            raise CannotUnfoldError("five repetitions are not what three and four foretell")
+    each = one_more.flops - base.flops
+    whole = unfold(base, stacks, stacks[0].repeats, growth)
+    flops = base.flops + each * (stacks[0].repeats - BASE)
+    return dataclasses.replace(whole, flops=flops)
+
+
+def _growth(foretold: Raw, real: Raw) -> dict[int, int]:
+    """Storages of the base trace whose size differs in a trace one repetition deeper."""
+    if len(foretold.storages) != len(real.storages) or foretold.origins is None:
+        raise CannotUnfoldError("one more repetition makes other storages than foretold")
+    growth = {}
+    for base, guess, true in zip(foretold.origins, foretold.storages, real.storages, strict=True):
+        if true.bytes != guess.bytes:
+            if max(true.bytes, guess.bytes) >= SYMBOLIC:
+                raise CannotUnfoldError("one more repetition changes a size that has symbols")
+            growth[base] = true.bytes - guess.bytes
+    return growth

@@ -1,0 +1,73 @@
+"""A trace as recorded: like ``records.Trace``, with the repetition each event happened in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.records.trace import Mark, Storage, Trace
+
+NOWHERE = -1
+_BITS = 12
+
+
+def tag(stack: int, unit: int) -> int:
+    """Name repetition ``unit`` of the model's stack number ``stack``."""
+    return stack << _BITS | unit
+
+
+def unit_of(tagged: int) -> int:
+    """The repetition a tag names; ``NOWHERE`` stays ``NOWHERE``."""
+    return tagged if tagged == NOWHERE else tagged & ((1 << _BITS) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raw:
+    """Storages, their births (``n``) and deaths (``~n``), and where in the stacks each happened."""
+
+    storages: list[Storage]
+    homes: list[int]
+    """The tag of each storage's birth."""
+    events: list[int]
+    tags: list[int]
+    """The tag of each event."""
+    marks: list[Mark]
+    flops: int = 0
+    """Of the last step."""
+    origins: list[int] | None = None
+    """In an unfolded trace: the storage of the base trace that each is, or is a copy of."""
+
+
+def canonical(raw: Raw) -> list[object]:
+    """A form in which two traces of the same run are equal.
+
+    Storages that die one right after the other do so in any order: it changes neither a peak nor
+    what the allocator makes of them.
+    """
+    form: list[object] = []
+    deaths: list[int] = []
+    for event in raw.events:
+        if event < 0:
+            deaths.append(~event)
+            continue
+        if deaths:
+            form.append(tuple(sorted(deaths)))
+            deaths = []
+        form.append(raw.storages[event])
+    form.append(tuple(sorted(deaths)))
+    form.extend((mark.phase, mark.step) for mark in raw.marks)
+    return form
+
+
+def same(one: Trace, other: Trace) -> bool:
+    """Are these traces of the same run, storage by storage and event by event?"""
+    return canonical(_bare(one)) == canonical(_bare(other))
+
+
+def _bare(trace: Trace) -> Raw:
+    return Raw(
+        storages=list(trace.storages),
+        homes=[],
+        events=list(trace.events),
+        tags=[],
+        marks=list(trace.marks),
+    )

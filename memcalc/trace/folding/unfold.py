@@ -1,0 +1,260 @@
+"""From a trace with three repetitions of each stack to one with any number.
+
+The first and the last repetition stay as they are, the middle one is copied. Within the copies a
+death of a storage of a neighbouring repetition is the death of the neighbouring copy's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memcalc.records.trace import Mark, Storage
+from memcalc.trace.folding.layers import Stack
+from memcalc.trace.folding.raw import NOWHERE, Raw, unit_of
+
+BASE = 3
+_MIDDLE = 1
+
+
+class CannotUnfoldError(Exception):
+    """The trace does not repeat in a way that can be continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Neighbouring events of one phase with one tag."""
+
+    start: int
+    end: int
+    tag: int
+    segment: int
+    """Number of the phase among the marks."""
+
+
+def unfold(raw: Raw, stacks: Sequence[Stack], repeats: int, growth: dict[int, int]) -> Raw:
+    """Continue a trace of ``BASE`` repetitions to ``repeats``.
+
+    Args:
+        raw: the trace with three repetitions.
+        stacks: what repeats; the index of a stack is the upper part of a tag.
+        repeats: wanted.
+        growth: storages (by number) whose size grows with each repetition, and by how much.
+
+    Raises:
+        CannotUnfoldError: a copy would free what it does not own.
+    """
+    return _Unfolding(raw, stacks, repeats, growth).result()
+
+
+@dataclass(slots=True)
+class _Unfolding:
+    raw: Raw
+    stacks: Sequence[Stack]
+    repeats: int
+    growth: dict[int, int]
+    storages: list[Storage] = field(default_factory=list)
+    homes: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    tags: list[int] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    origins: list[int] = field(default_factory=list)
+    places: dict[str, tuple[Stack, int, str] | None] = field(default_factory=dict)
+    neighbourly: set[int] = field(default_factory=set)
+    """Storages of the middle that the repetition beside it frees."""
+    alive: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Of each storage of the base trace: the copies that live, by repetition."""
+
+    def result(self) -> Raw:
+        runs = _runs(self.raw)
+        for index, run in enumerate(runs):
+            if unit_of(run.tag) == _MIDDLE:
+                self._find_neighbourly(runs, index)
+        marked = 0
+        for index, run in enumerate(runs):
+            marked = self._mark(run.segment, marked)
+            if unit_of(run.tag) == _MIDDLE:
+                self._copy(runs, index)
+            else:
+                self._keep(run)
+        self._mark(len(self.raw.marks) - 1, marked)
+        return Raw(
+            storages=self.storages,
+            homes=self.homes,
+            events=self.events,
+            tags=self.tags,
+            marks=self.marks,
+            origins=self.origins,
+        )
+
+    def _find_neighbourly(self, runs: list[_Run], index: int) -> None:
+        """Note the middle's storages that the next repetition frees, not the middle itself."""
+        run = runs[index]
+        lower, upper = _sides(runs, index)
+        for offset, event in enumerate(self.raw.events[run.start : run.end]):
+            if event >= 0 or self.raw.homes[~event] >> 12 != run.tag >> 12:
+                continue
+            shift = unit_of(self.raw.homes[~event]) - _MIDDLE
+            if shift:
+                peer = upper if shift < 0 else lower
+                self.neighbourly.add(self._counterpart(run, offset, peer))
+
+    def _mark(self, segment: int, marked: int) -> int:
+        for mark in self.raw.marks[marked : segment + 1]:
+            self.marks.append(dataclasses.replace(mark, index=len(self.events)))
+        return max(marked, segment + 1)
+
+    def _keep(self, run: _Run) -> None:
+        for event in self.raw.events[run.start : run.end]:
+            if event >= 0:
+                home = self.raw.homes[event]
+                layer = self._last() if unit_of(home) == BASE - 1 else max(unit_of(home), 0)
+                self._birth(event, layer, run.tag)
+            else:
+                self._end(~event, run)
+
+    def _end(self, storage: int, run: _Run) -> None:
+        """Outside of the copies: all of them die, unless each is freed by its neighbour."""
+        copies = self.alive.get(storage, {})
+        owners = list(copies)
+        if storage in self.neighbourly:
+            owners = [self._last() - 1 if unit_of(run.tag) == BASE - 1 else _MIDDLE]
+        if not owners or any(owner not in copies for owner in owners):
+            raise CannotUnfoldError("a storage dies twice")
+        for owner in owners:
+            self._append(~copies.pop(owner), run.tag)
+
+    def _copy(self, runs: list[_Run], index: int) -> None:
+        run = runs[index]
+        lower, upper = _sides(runs, index)
+        order = range(1, self._last())
+        for layer in order if _ascends(run, lower, upper) else reversed(order):
+            for offset, event in enumerate(self.raw.events[run.start : run.end]):
+                if event >= 0:
+                    self._birth(event, layer, run.tag)
+                else:
+                    self._free(run, layer, offset, lower, upper)
+
+    def _free(
+        self, run: _Run, layer: int, offset: int, lower: _Run | None, upper: _Run | None
+    ) -> None:
+        storage = ~self.raw.events[run.start + offset]
+        home = self.raw.homes[storage]
+        if home == NOWHERE or home >> 12 != run.tag >> 12:
+            raise CannotUnfoldError("a repetition frees what was made outside of its stack")
+        shift = unit_of(home) - _MIDDLE
+        owner = layer + shift
+        if shift and 0 < owner < self._last():
+            # The copy's neighbour is a copy too: what it made is what the middle one makes.
+            storage = self._counterpart(run, offset, upper if shift < 0 else lower)
+        number = self.alive.get(storage, {}).pop(owner, None)
+        if number is None:
+            raise CannotUnfoldError("a repetition frees what its neighbour does not hold")
+        self._append(~number, run.tag)
+
+    def _counterpart(self, run: _Run, offset: int, peer: _Run | None) -> int:
+        """The storage of the middle that the repetition beside it frees at the same place.
+
+        The place is found by what the storage is, and by how many of its like died before it.
+        """
+        storage = ~self.raw.events[run.start + offset]
+        kind, home = self._kind(storage), self.raw.homes[storage]
+        earlier = self._deaths(run.start, run.start + offset, kind, home)
+        middle = run.tag
+        found = self._deaths(peer.start, peer.end, kind, middle) if peer is not None else []
+        if len(found) <= len(earlier):
+            raise CannotUnfoldError("neighbouring repetitions differ")
+        return found[len(earlier)]
+
+    def _deaths(self, start: int, end: int, kind: object, home: int) -> list[int]:
+        return [
+            ~event
+            for event in self.raw.events[start:end]
+            if event < 0 and self.raw.homes[~event] == home and self._kind(~event) == kind
+        ]
+
+    def _kind(self, storage: int) -> object:
+        known = self.raw.storages[storage]
+        inside = re.sub(r"\.\d+", "", known.module, count=1)
+        return known.bytes, known.op, known.phase, known.step, known.component, inside
+
+    def _birth(self, base: int, layer: int, tag: int) -> None:
+        number = len(self.storages)
+        storage = self.raw.storages[base]
+        grown = self.growth.get(base, 0) * (self.repeats - BASE)
+        module = self._rename(storage.module, layer)
+        if grown or module != storage.module:
+            storage = dataclasses.replace(storage, bytes=storage.bytes + grown, module=module)
+        self.storages.append(storage)
+        self.homes.append(self.raw.homes[base])
+        self.origins.append(base)
+        self.alive.setdefault(base, {})[layer] = number
+        self._append(number, tag)
+
+    def _rename(self, module: str, layer: int) -> str:
+        """Give a module of the short stack its name in the long one."""
+        if module not in self.places:
+            self.places[module] = _place(module, self.stacks)
+        place = self.places[module]
+        if place is None:
+            return module
+        stack, index, rest = place
+        unit = stack.unit(index, BASE)
+        if unit is not None:
+            shift = layer - unit
+        else:
+            shift = self.repeats - BASE if index >= stack.prefix else 0
+        return f"{stack.path}.{index + shift * stack.period}{rest}"
+
+    def _append(self, event: int, tag: int) -> None:
+        self.events.append(event)
+        self.tags.append(tag)
+
+    def _last(self) -> int:
+        return self.repeats - 1
+
+
+def _place(module: str, stacks: Sequence[Stack]) -> tuple[Stack, int, str] | None:
+    """Stack, index of the layer and the name inside it; ``None`` outside of all stacks."""
+    for stack in stacks:
+        match = re.match(rf"{re.escape(stack.path)}\.(\d+)(.*)", module)
+        if match:
+            return stack, int(match[1]), match[2]
+    return None
+
+
+def _sides(runs: list[_Run], index: int) -> tuple[_Run | None, _Run | None]:
+    """The runs of the first and of the last repetition beside a run of the middle one."""
+    near = [_neighbour(runs, index, step) for step in (-1, 1)]
+    by_unit = {unit_of(run.tag): run for run in near if run is not None}
+    return by_unit.get(0), by_unit.get(BASE - 1)
+
+
+def _ascends(run: _Run, lower: _Run | None, upper: _Run | None) -> bool:
+    if lower is not None:
+        return lower.start < run.start
+    return upper is None or upper.start > run.start
+
+
+def _neighbour(runs: list[_Run], index: int, step: int) -> _Run | None:
+    """The run before or after, if it is of the same phase and stack."""
+    other = index + step
+    if not 0 <= other < len(runs):
+        return None
+    run, near = runs[index], runs[other]
+    same = near.segment == run.segment and near.tag >> 12 == run.tag >> 12
+    return near if same else None
+
+
+def _runs(raw: Raw) -> list[_Run]:
+    starts = [mark.index for mark in raw.marks]
+    runs: list[_Run] = []
+    for segment, begin in enumerate(starts):
+        end = starts[segment + 1] if segment + 1 < len(starts) else len(raw.tags)
+        for tagged, group in itertools.groupby(range(begin, end), key=raw.tags.__getitem__):
+            inside = list(group)
+            runs.append(_Run(inside[0], inside[-1] + 1, tagged, segment))
+    return runs

@@ -1,0 +1,200 @@
+"""Scaled dot-product attention on the simulated device: the target GPU's choice of kernel.
+
+PyTorch's own composite code would ask a device-specific stub that the simulated device lacks and
+fall back to the math kernel, so it is replaced for this device (dispatch key
+``AutogradPrivateUse1``) by the same steps with the target's choice: mask conversion, padding,
+then the very operator CUDA calls, whose autograd formula saves what CUDA saves.
+Source of the steps: aten/src/ATen/native/transformers/attention.cpp, PyTorch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from memcalc.kernels.attention.choice import Backend, Call, choose
+from memcalc.kernels.target import Target
+
+_aten = torch.ops.aten
+_libraries: list[torch.library.Library] = []
+_ALIGNMENT = 8
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+Chooser = Callable[[Call, Target, frozenset[Backend] | None], Backend]
+
+
+def install(
+    target: Target, allowed: frozenset[Backend] | None = None, choose: Chooser = choose
+) -> None:
+    """Route attention on the simulated device by this target's rules, until the next call."""
+    _libraries.clear()
+    library = torch.library.Library("aten", "IMPL")
+
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        call = _describe(query, key, value, attn_mask)
+        call = _with(call, dropout=dropout_p, causal=is_causal, grouped=enable_gqa)
+        backend = Backend.MATH if query.dim() != 4 else choose(call, target, allowed)
+        options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        mask = _float_mask(attn_mask, query.dtype)
+        if backend is Backend.FLASH:
+            return _flash(query, key, value, options)
+        if backend is Backend.EFFICIENT:
+            return _efficient(query, key, value, mask, options)
+        if backend is Backend.CUDNN:
+            return _cudnn(query, key, value, mask, options)
+        return _math(query, key, value, mask, {**options, "grouped": enable_gqa})
+
+    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    _libraries.append(library)
+
+
+def _describe(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
+) -> Call:
+    return Call(
+        heads=query.shape[-3] if query.dim() > 3 else 1,
+        kv_heads=key.shape[-3] if key.dim() > 3 else 1,
+        q_len=query.shape[-2],
+        k_len=key.shape[-2],
+        head_dim=query.shape[-1],
+        value_dim=value.shape[-1],
+        dtype=str(query.dtype).removeprefix("torch."),
+        mask=mask is not None,
+        mask_needs_grad=mask is not None and mask.requires_grad,
+        needs_grad=_needs_grad(query, key, value),
+    )
+
+
+def _with(call: Call, **changes: Any) -> Call:
+    import dataclasses
+
+    return dataclasses.replace(call, **changes)
+
+
+def _needs_grad(*tensors: torch.Tensor) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+    """A boolean mask becomes 0 where it allows and minus infinity where it does not."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    forbid = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
+    allow = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
+    return torch.where(mask, allow, forbid)
+
+
+def _flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    width = query.shape[-1]
+    scale = options["scale"] if options["scale"] is not None else width**-0.5
+    query, key, value = (_pad_last(tensor) for tensor in (query, key, value))
+    out: torch.Tensor = _aten._scaled_dot_product_flash_attention(
+        query, key, value, options["dropout_p"], options["is_causal"], False, scale=scale
+    )[0]
+    return out if out.shape[-1] == width else out[..., :width]
+
+
+def _pad_last(tensor: torch.Tensor) -> torch.Tensor:
+    missing = -tensor.shape[-1] % _ALIGNMENT
+    return F.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _efficient(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    if mask is not None:
+        if any(stride % _ALIGNMENT for stride in mask.stride()[:-1]):
+            width = mask.shape[-1]
+            mask = F.pad(mask, (0, _ALIGNMENT - width % _ALIGNMENT))[..., :width]
+        mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    out: torch.Tensor = _aten._scaled_dot_product_efficient_attention(
+        query,
+        key,
+        value,
+        mask,
+        _needs_grad(query, key, value),
+        options["dropout_p"],
+        options["is_causal"],
+        scale=options["scale"],
+    )[0]
+    return out
+
+
+def _cudnn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    out: torch.Tensor = _aten._scaled_dot_product_cudnn_attention(
+        query,
+        key,
+        value,
+        mask,
+        _needs_grad(query, key, value),
+        options["dropout_p"],
+        options["is_causal"],
+        False,
+        scale=options["scale"],
+    )[0]
+    return out
+
+
+def _math(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """``_scaled_dot_product_attention_math``; its C++ adds masks in place, but not to fake tensors.
+
+    Shapes: query (..., L, E), key and value (..., S, E).
+    """
+    dtype = query.dtype
+    # What C++ holds until it returns is held here under names that are not used again.
+    exact = [tensor.float() if dtype in _HALVES else tensor for tensor in (query, key, value)]
+    scale = options["scale"] if options["scale"] is not None else query.shape[-1] ** -0.5
+    root = abs(scale) ** 0.5
+    scaled = exact[0] * (-root if scale < 0 else root)
+    if options["is_causal"]:
+        mask = _float_mask(_lower(query.shape[-2], key.shape[-2], query.device), scaled.dtype)
+    keys, values = exact[1:]
+    if options["grouped"] and query.shape[-3] != key.shape[-3]:
+        times = query.shape[-3] // key.shape[-3]
+        keys, values = keys.repeat_interleave(times, -3), values.repeat_interleave(times, -3)
+    weights = scaled @ (keys.transpose(-2, -1) * root)
+    if mask is not None:
+        weights.add_(mask)
+    weights = _aten._safe_softmax(weights, -1)
+    if options["dropout_p"] > 0:
+        weights = torch.dropout(weights, options["dropout_p"], True)
+    # Returned beside the output, and dropped by the caller; C++ makes it first.
+    beside = weights.to(dtype)
+    out: torch.Tensor = (weights @ values).to(dtype)
+    del beside
+    return out
+
+
+def _lower(rows: int, columns: int, device: Any) -> torch.Tensor:
+    return torch.ones(rows, columns, dtype=torch.bool, device=device).tril()

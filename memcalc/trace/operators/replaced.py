@@ -1,0 +1,219 @@
+"""Operators that fake tensors cannot run, or run otherwise than CUDA does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memcalc.trace import device
+from memcalc.trace.operators import composites, convolution, ctc
+
+_aten = torch.ops.aten
+
+
+def _all_nonzero(tensor: torch.Tensor) -> torch.Tensor:
+    """Without values every element may be nonzero; that is the most there can be."""
+    shape = (tensor.numel(), tensor.dim())
+    return torch.empty(shape, dtype=torch.long, device=tensor.device)
+
+
+def every_position(tensor: torch.Tensor) -> torch.Tensor:
+    """The values that ``_all_nonzero`` stands for."""
+    return torch.ones(tensor.shape).nonzero()
+
+
+def _all_selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Without values every element may be selected; that is the most there can be."""
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    return torch.empty(math.prod(shape), dtype=tensor.dtype, device=tensor.device)
+
+
+def _positions(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    """Turn masks among indices into positions, as CUDA does.
+
+    Source: aten/src/ATen/native/IndexingUtils.h, ``expandTensors`` (2.13).
+    """
+    expanded: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            expanded.extend(index.nonzero().unbind(1))
+        else:
+            expanded.append(index)
+    return _aten.index.Tensor(tensor, expanded)  # type: ignore[no-any-return]
+
+
+def has_mask(indices: Any) -> bool:
+    """Some of the indices are masks."""
+    return isinstance(indices, list | tuple) and any(
+        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+        for index in indices
+    )
+
+
+def _all_alike(
+    tensor: torch.Tensor,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Without values all entries may be alike; programs that count repetitions want that."""
+    like = {"dtype": torch.long, "device": tensor.device}
+    return (
+        torch.empty(1, dtype=tensor.dtype, device=tensor.device),
+        torch.empty(tensor.shape if return_inverse else 0, **like),  # type: ignore[call-overload]
+        torch.empty(1 if return_counts else 0, **like),  # type: ignore[call-overload]
+    )
+
+
+def _grouped_mm(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """CUDA takes every floating type (aten/src/ATen/native/cuda/GroupedBlas.cpp), fakes only bf16.
+
+    Shapes: rows M sorted into G groups; (M, K) x (G, K, N) -> (M, N); (K, M) x (M, N) -> (G, K, N).
+    """
+    if left.dim() == 2 and right.dim() == 2:
+        assert offs is not None
+        shape: tuple[int, ...] = (offs.shape[0], left.shape[0], right.shape[1])
+    elif left.dim() == 2:
+        shape = (left.shape[0], right.shape[-1])
+    elif right.dim() == 2:
+        shape = (left.shape[1], right.shape[1])
+    else:
+        shape = (left.shape[0], left.shape[1], right.shape[-1])
+    return torch.empty(shape, dtype=out_dtype or left.dtype, device=left.device)
+
+
+REPLACED: dict[Any, tuple[Callable[..., Any], str]] = {
+    _aten.unique_consecutive.default: (_all_alike, "all entries are taken to be alike"),
+    _aten.masked_select.default: (_all_selected, "every element is taken to be selected"),
+    _aten.logsumexp.default: (composites.logsumexp, ""),
+    _aten.mse_loss.default: (composites.mean_squares, ""),
+    _aten.smooth_l1_loss.default: (composites.mean_squares, ""),
+    _aten.huber_loss.default: (composites.huber, ""),
+    _aten.roll.default: (composites.roll, ""),
+    _aten.im2col.default: (composites.im2col, ""),
+    _aten.col2im.default: (composites.col2im, ""),
+    _aten._ctc_loss.default: (ctc.forward, ""),
+    _aten._ctc_loss_backward.default: (ctc.backward, ""),
+    _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
+}
+"""What runs instead, and what is assumed by it (empty: nothing).
+
+It may return ``NotImplemented``: the operator itself runs.
+"""
+MEANINGS: dict[Any, Callable[..., torch.Tensor]] = {_aten.nonzero.default: every_position}
+"""How the values of a replaced operator's result are to be read."""
+MASKED: dict[Any, Callable[..., Any]] = {_aten.index.Tensor: _positions}
+"""What runs instead where indices, the second argument, hold a mask."""
+SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
+    _aten.convolution.default: (convolution.copies, convolution.forward),
+    _aten.convolution_backward.default: (convolution.several, convolution.backward),
+}
+"""What CUDA does in several steps, where that is so for these arguments."""
+if hasattr(_aten, "_grouped_mm"):
+    REPLACED[_aten._grouped_mm.default] = (_grouped_mm, "")
+
+
+def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
+    """Row statistics are made only where gradients are wanted; the fake kernel always makes them.
+
+    Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_fprop`` (2.11 and 2.13).
+    """
+    out = _aten._scaled_dot_product_cudnn_attention.default(*args, **kwargs)
+    wanted = args[4]
+    return out if wanted else (out[0], None, *out[2:])
+
+
+AS_ON_CUDA: dict[Any, Callable[..., Any]] = {
+    _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention
+}
+"""Operators whose fake kernel makes other outputs than CUDA's."""
+
+_KERNELS_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+"""Operators that PyTorch composes of others, but for which CUDA has a kernel of its own.
+
+All there are: those with both a CompositeImplicitAutograd and a CUDA kernel in 2.11 and 2.13.
+"""
+_libraries: list[torch.library.Library] = []
+
+
+def install() -> None:
+    """Keep operators whole that are whole on CUDA, once per process.
+
+    That there is a kernel is what counts; the fake mode answers before it would run.
+    """
+    if _libraries:
+        return
+    _leave_unchanged_modules_alone()
+    _format_as_values()
+    _make_on_host_first()
+    ctc.read_lengths()
+    composites.scatter_one_hot()
+    library = torch.library.Library("aten", "IMPL")
+    for name in _KERNELS_ON_CUDA:
+        library.impl(name, _never, "PrivateUse1")
+    _libraries.append(library)
+
+
+def _leave_unchanged_modules_alone() -> None:
+    """``module.to(dtype)`` inside a forward changes nothing where the dtype is right already.
+
+    PyTorch would swap every parameter with itself, which fake tensors in use do not allow.
+    """
+    original: Callable[..., torch.nn.Module] = torch.nn.Module._apply
+
+    def apply(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        tensors = [
+            *module.parameters(recurse=recurse),
+            *module.buffers(recurse=recurse),
+        ]
+        with torch.no_grad():
+            if all(isinstance(t, FakeTensor) and fn(t) is t for t in tensors):
+                return module
+        return original(module, fn, recurse)
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _make_on_host_first() -> None:
+    """``torch.tensor(data, device=gpu)`` makes a host tensor and copies it, with the GIL released.
+
+    In a backward thread that ends the process where the device is simulated, so the same two
+    steps are taken apart.
+    """
+    original: Callable[..., torch.Tensor] = torch.tensor
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        place = options.get("device")
+        if place is None or torch.device(place).type != device.NAME or device.NAME == "cpu":
+            return original(data, **options)
+        needs_grad = options.pop("requires_grad", False)
+        made = original(data, **{**options, "device": "cpu"}).to(place)
+        return made.requires_grad_(needs_grad)
+
+    torch.tensor = tensor  # type: ignore[assignment]
+
+
+def _format_as_values() -> None:
+    """A single number prints as its value, also where that is only assumed."""
+    original: Callable[[Any, str], str] = FakeTensor.__format__
+
+    def formatted(tensor: FakeTensor, spec: str) -> str:
+        if tensor.dim() == 0 and tensor.device.type != "meta":
+            return format(tensor.item(), spec)
+        return original(tensor, spec)
+
+    FakeTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
+
+
+def _never(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("an operator ran outside of the fake mode")

@@ -1,0 +1,48 @@
+"""The optimizer of a simulated run: its own code where that can run, else its state alone."""
+
+from __future__ import annotations
+
+import torch
+
+from memcalc.records.trace import Component
+from memcalc.registry import state_of
+from memcalc.registry.build import build
+from memcalc.trace.ledger import Ledger
+from memcalc.trace.optimizer.stated import StatedOptimizer, bitsandbytes_update
+from memcalc.workload.in_backward import InBackward
+from memcalc.workload.inventory import take
+from memcalc.workload.program import Program
+
+
+def make(program: Program, model: torch.nn.Module, ledger: Ledger) -> torch.optim.Optimizer:
+    """Make the optimizer of a program over a model on the simulated device.
+
+    Args:
+        program: names the optimizer.
+        model: the program's, perhaps with fewer layers.
+        ledger: told what gradients are that die inside backward.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not program.in_backward:
+        return _one(program, model, trained)
+    for parameter in trained.values():
+        parameter.register_post_accumulate_grad_hook(
+            lambda p: ledger.label((p.grad,), Component.GRADIENTS)
+        )
+    names = {parameter: name for name, parameter in trained.items()}
+    return InBackward(names, lambda p: _one(program, model, {names[p]: p}, only=p))
+
+
+def _one(
+    program: Program,
+    model: torch.nn.Module,
+    parameters: dict[str, torch.nn.Parameter],
+    *,
+    only: torch.nn.Parameter | None = None,
+) -> torch.optim.Optimizer:
+    if program.choice.traceable:
+        return build(program.choice, model, loop=program.plan.loop, only=only)
+    inventory = take(model, program.inventory.model, program.inventory.task)
+    state = state_of(program.choice, inventory.parameters, program.plan)
+    bitsandbytes = program.choice.row.package == "bitsandbytes" and program.plan.target == "cuda"
+    return StatedOptimizer(state, parameters, bitsandbytes_update if bitsandbytes else None)

@@ -1,0 +1,70 @@
+"""An optimizer known by its state alone, for those whose code cannot run on the simulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from memcalc.records.model import OptimizerState, Place, StateTensor
+
+Update = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None]
+"""What an update of one parameter does to memory beside its state, given that state."""
+
+
+class StatedOptimizer(torch.optim.Optimizer):
+    """Makes the state that the registry's closed form names, in its order, and updates nothing."""
+
+    def __init__(
+        self,
+        state: OptimizerState,
+        parameters: Mapping[str, torch.nn.Parameter],
+        update: Update | None = None,
+    ) -> None:
+        super().__init__(list(parameters.values()), {})
+        self._stated: dict[str, list[StateTensor]] = {"": []}
+        for stated in state.tensors:
+            self._stated.setdefault(stated.parameter, []).append(stated)
+        self._parameters_by_name = parameters
+        self._update = update
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make state for parameters that have a gradient and no state yet, and update them."""
+        for name, parameter in self._parameters_by_name.items():
+            if parameter.grad is None:
+                continue
+            if any(stated.dtype == "uint8" for stated in self._stated.get(name, ())):
+                self._make("", parameter, "shared")
+            self._make(name, parameter, parameter)
+            if self._update is not None:
+                self._update(parameter, self.state[parameter])
+
+    def restore(self) -> None:
+        """Make all state, as loading a checkpoint does."""
+        first = next(iter(self._parameters_by_name.values()))
+        self._make("", first, "shared")
+        for name, parameter in self._parameters_by_name.items():
+            self._make(name, parameter, parameter)
+
+    def _make(self, name: str, near: torch.Tensor, owner: Any) -> None:
+        """Make what is stated under a name; shared state is kept under a name of its own."""
+        for stated in self._stated.get(name, ()):
+            if stated.place is Place.DEVICE and stated.name not in self.state[owner]:
+                # Made through the parameter, so that the state is known to belong to its layer.
+                dtype = getattr(torch, stated.dtype)
+                self.state[owner][stated.name] = near.new_empty(stated.numel, dtype=dtype)
+
+
+def bitsandbytes_update(parameter: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+    """Parameter and gradient are put in a row for good; LAMB and LARS take a norm.
+
+    Source: bitsandbytes 0.50.2, optim/optimizer.py, ``update_step``, and functional.py,
+    ``optimizer_update_32bit``.
+    """
+    if not parameter.is_contiguous():
+        parameter.data = parameter.data.contiguous()
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad.contiguous()
+    if "unorm_vec" in state:
+        torch.norm(parameter.data.float())

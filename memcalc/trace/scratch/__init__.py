@@ -1,0 +1,1 @@
+"""What kernels take beside their outputs, read off each call."""

@@ -1,0 +1,56 @@
+"""What attention kernels take on CUDA beside their outputs.
+
+Readers as in ``memcalc.trace.scratch.readers``: they find shapes in the arguments of an operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.kernels.formulas import Call
+
+
+def _flash_forward(args: tuple[Any, ...], out: Any) -> Call:
+    # The dispatcher leaves trailing defaults out.
+    query, key = args[:2]
+    dropout = args[3] if len(args) > 3 else 0.0
+    return Call("flash_forward", (tuple(query.shape), key.shape[2], dropout))
+
+
+def _flash_backward(args: tuple[Any, ...], out: Any) -> Call:
+    _, query, key = args[:3]
+    return Call("flash_backward", (tuple(query.shape), tuple(key.shape), query.element_size()))
+
+
+def _efficient_forward(args: tuple[Any, ...], out: Any) -> Call:
+    query, _, value = args[:3]
+    return Call("efficient_forward", (tuple(query.shape), value.shape[-1], query.element_size()))
+
+
+def _efficient_backward(args: tuple[Any, ...], out: Any) -> Call:
+    _, query, key = args[:3]
+    return Call("efficient_backward", (tuple(query.shape), key.shape[2], query.element_size()))
+
+
+def _cudnn_forward(args: tuple[Any, ...], out: Any) -> Call:
+    return Call("cudnn_forward")
+
+
+def _cudnn_backward(args: tuple[Any, ...], out: Any) -> Call:
+    """A gradient whose last dimension is strided is copied first.
+
+    Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_bprop`` (2.11 and 2.13).
+    """
+    grad, query, key, value = args[:4]
+    copied = 0 if grad.stride(-1) == 1 else grad.numel() * grad.element_size()
+    return Call("cudnn_backward", (tuple(query.shape), tuple(key.shape), value.shape[-1], copied))
+
+
+READERS = {
+    "_scaled_dot_product_flash_attention": _flash_forward,
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention": _efficient_forward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_cudnn_attention": _cudnn_forward,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
+}

@@ -1,0 +1,74 @@
+"""What reductions take on CUDA beside their outputs.
+
+Readers as in ``memcalc.trace.scratch.readers``: they find shapes in the arguments of an operator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.kernels.formulas import Call
+
+_PAIR = 16
+"""Bytes of a value and its index, aligned."""
+
+
+def _accumulator(tensor: torch.Tensor) -> int:
+    return max(4, tensor.element_size())
+
+
+def _reduce(args: tuple[Any, ...], out: Any, accumulator: int | None = None) -> Call | None:
+    tensor = args[0]
+    if tensor.dim() == 0:
+        return None
+    dims = args[1] if len(args) > 1 else ()
+    if not isinstance(dims, list | tuple):
+        dims = (dims,) if isinstance(dims, int) and not isinstance(dims, bool) else ()
+    accumulator = accumulator or _accumulator(tensor)
+    return Call(
+        "reduction", (tuple(tensor.shape), tuple(tensor.stride()), tuple(dims), accumulator)
+    )
+
+
+def _sum(args: tuple[Any, ...], out: Any) -> Call | None:
+    """The input is first cast to the output's type; only 16-bit floats are widened as they go.
+
+    Source: aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_out_ty`` (2.13).
+    """
+    tensor = args[0]
+    widened = tensor.dtype.itemsize == 2 and out.dtype == torch.float32
+    if tensor.dim() == 0 or tensor.dtype == out.dtype or widened:
+        return _reduce(args, out)
+    call = _reduce(args, out, _accumulator(out))
+    assert call is not None
+    return Call("reduction", (*call.args, tensor.numel() * out.element_size()))
+
+
+def _extreme(args: tuple[Any, ...], out: Any) -> Call | None:
+    """A value and where it stands, unless only the value is asked for."""
+    return _reduce(args, out, None if isinstance(out, torch.Tensor) else _PAIR)
+
+
+def _place(args: tuple[Any, ...], out: Any) -> Call | None:
+    return _reduce(args, out, _PAIR)
+
+
+def _moments(args: tuple[Any, ...], out: Any) -> Call | None:
+    """Mean, sum of squares and two counts: aten/src/ATen/native/SharedReduceOps.h."""
+    return _reduce(args, out, 32 if args[0].element_size() == 8 else 16)
+
+
+def _truth(args: tuple[Any, ...], out: Any) -> Call | None:
+    return _reduce(args, out, 1)
+
+
+READERS = {
+    **dict.fromkeys(("amax", "amin", "linalg_vector_norm"), _reduce),
+    **dict.fromkeys(("sum", "mean"), _sum),
+    **dict.fromkeys(("max", "min"), _extreme),
+    **dict.fromkeys(("argmax", "argmin"), _place),
+    **dict.fromkeys(("any", "all"), _truth),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _moments),
+}

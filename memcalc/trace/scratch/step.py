@@ -1,0 +1,82 @@
+"""What clipping and memcalc's own optimizers take on CUDA beside their outputs.
+
+Readers as in ``memcalc.trace.scratch.readers``: they find shapes in the arguments of an operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.kernels.formulas import Call
+from memcalc.kernels.scratch import nested
+from memcalc.optim import table
+
+_CHUNK = 65536
+"""Elements of a foreach kernel's chunk: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
+
+
+def _foreach_norm(args: tuple[Any, ...], out: Any) -> Call | None:
+    """A partial norm for as many chunks as the largest tensor has, for every tensor.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda`` (2.11 and
+    2.13): partial norms are of the operation's type, float32 for 16-bit gradients. Other
+    norms, and tensors with gaps, are taken one by one.
+    """
+    tensors = args[0]
+    order = args[1] if len(args) > 1 else 2.0
+    alike = len({t.dtype for t in tensors}) == 1 and all(map(_dense, tensors))
+    if order not in (1, 2, math.inf) or not alike:
+        return None
+    chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
+    partial = max(4, tensors[0].element_size())
+    return Call("script", ((len(tensors) * chunks * partial,), (~0,)))
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """From the first to the last element lie no others, and none twice."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return sum((size - 1) * stride for size, stride in pairs) + 1 == tensor.numel()
+
+
+def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], Call]:
+    """The tables of memcalc's own optimizers, one launch after the other.
+
+    Args:
+        parts: lists of tensors, from the first argument on, that decide on wide loads.
+        columns: words of a tensor's row.
+    """
+
+    def read(args: tuple[Any, ...], out: Any) -> Call:
+        script: list[int] = []
+        rows = zip(*args[:parts], strict=True)
+        # The allocator's blocks are aligned: an offset in the storage is all that can break it.
+        evens = (
+            table.is_even(row[0].numel(), (t.storage_offset() * t.element_size() for t in row))
+            for row in rows
+        )
+        for number, (chosen, _) in enumerate(table.split(evens)):
+            script += [table.table_bytes(len(chosen), columns), ~number]
+        return Call("script", (tuple(script), ()))
+
+    return read
+
+
+_PROBED = nested(64, 64, 64, 64, table.table_bytes(1, 5))
+_OWN = {
+    "memcalc_optim::adam_32bit_": _launches(4, 5),
+    "memcalc_optim::adam_8bit_": _launches(4, 7),
+    "memcalc_optim::adamw_bf16_": _launches(5, 7),
+}
+PROBES = dict.fromkeys(_OWN, _PROBED)
+"""What an operator takes and gives back once per process, before it first runs.
+
+memcalc's optimizers try Triton on four tensors of 16 float32: ``optim/launch.py``, ``probe``.
+"""
+READERS: dict[str, Callable[[tuple[Any, ...], Any], Call | None]] = {
+    **_OWN,
+    "_foreach_norm": _foreach_norm,
+}

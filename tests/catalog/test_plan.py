@@ -1,0 +1,97 @@
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalc import units
+from memcalc.catalog.plan import make, parse_args
+from memcalc.errors import UsageError
+from memcalc.files import artifact
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Peak
+from memcalc.records.trace import Phase
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "Which model"),
+        ({"model": "gpt2", "batsh": 3}, "did you mean batch"),
+        ({"model": "gpt2", "batch": 0}, "batch = 0"),
+        ({"model": "gpt2", "batch": True}, "batch = True"),
+        ({"model": "gpt2", "batch": 10**30}, "whole number"),
+        ({"model": "gpt2", "precision": "fp31"}, "did you mean fp32"),
+        ({"model": "gpt2", "max_grad_norm": float("nan")}, "positive number"),
+        ({"model": "gpt2", "checkpointing": "yes"}, "true or false"),
+        ({"model": 7}, "not a text"),
+    ],
+)
+def test_a_bad_setting_is_named(settings, words):
+    with pytest.raises(UsageError, match=words):
+        make(settings)
+
+
+def test_optimizer_arguments_are_read_as_what_they_look_like():
+    pairs = ["a=1", "b=0.5", "c=true", "d=none", "e=word", "f=1e-3"]
+    parsed = dict(parse_args(pairs))
+    assert parsed == {"a": 1, "b": 0.5, "c": True, "d": None, "e": "word", "f": 1e-3}
+    with pytest.raises(UsageError, match="key=value"):
+        parse_args(["a"])
+
+
+@given(st.integers(0, 1 << 60))
+def test_exact_bytes_survive_the_trip_through_text(count):
+    assert units.parse_bytes(f"{count} B") == count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1 KiB", 1024), ("1kB", 1000), ("14.5 GiB", 15569256448), ("0.1 GB", 100_000_000)],
+)
+def test_sizes_are_read_in_both_bases(text, count):
+    assert units.parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "12", "GiB", "1.5.2 GiB", "-1 GiB", "1 GiBs"])
+def test_a_size_without_sense_is_refused(text):
+    with pytest.raises(UsageError, match="not a size"):
+        units.parse_bytes(text)
+
+
+def test_a_footprint_out_of_ladder_order_cannot_be_made():
+    with pytest.raises(ValueError, match="ladder"):
+        Peak(phase=Phase.STEP, requested=10, allocated=5, reserved=None, process_used=None)
+
+
+def test_a_plan_survives_the_trip_through_json():
+    plan = make({"model": "gpt2", "optim_args": {"foreach": False}, "freeze": ["a*"], "seq": 9})
+    assert artifact.decode(Plan, json.loads(json.dumps(artifact.encode(plan)))) == plan
+
+
+def test_a_file_of_a_later_version_with_more_keys_can_be_read():
+    data = {**artifact.encode(Plan(model="gpt2")), "new_key": 1}
+    assert artifact.decode(Plan, data) == Plan(model="gpt2")
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    with pytest.raises(UsageError, match="Cannot write"):
+        artifact.write(tmp_path / "missing" / "x.json", "text")
+    artifact.write(tmp_path / "x.json", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_every_field_of_a_plan_has_an_option_on_the_command_line():
+    from memcalc.cli.options import _RENAMED, OPTIONS
+
+    options = {_RENAMED.get(name, name) for name in OPTIONS} | {"model"}
+    assert options - {"plan_file"} == {field.name for field in dataclasses.fields(Plan)}
+
+
+@pytest.mark.parametrize(
+    "against", [{"grad_accum": 2}, {"max_grad_norm": 1.0}, {"precision": "amp-fp16"}]
+)
+def test_updates_in_backward_are_refused_where_pytorch_cannot_do_them(against):
+    with pytest.raises(UsageError, match="optim_in_backward"):
+        make({"model": "gpt2", "optim_in_backward": True, **against})

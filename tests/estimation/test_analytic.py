@@ -1,0 +1,156 @@
+"""Known answers of the closed forms."""
+
+import pytest
+
+from memcalc.catalog.plan import make
+from memcalc.estimation.activations import Blocks, Setting, saved
+from memcalc.estimation.estimate import answers, estimate
+from memcalc.estimation.rules_of_thumb import rules_of_thumb
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Component, Phase
+from memcalc.units import GIB, MIB
+
+DISTILBERT = 65_783_042
+T5_3B = 2_851_598_336
+
+
+def rule(optim: str, parameters: int, each: float) -> int:
+    return rules_of_thumb(Plan(model="m", optim=optim), parameters, parameters, each)[0].bytes
+
+
+def test_distilbert_holds_502_mib_of_adamw_state_by_rule_and_by_count():
+    prediction = estimate("distilbert-base-cased", method="analytic", optim="adamw")
+    state = sum(tensor.bytes for tensor in prediction.optimizer_state.tensors)
+    assert round(rule("adamw", DISTILBERT, 8) / MIB) == round(state / MIB) == 502
+    assert sum(tensor.numel for tensor in prediction.optimizer_state.tensors) == 131_566_188
+
+
+def test_distilbert_holds_128_mib_of_8_bit_state_where_the_rule_says_125():
+    prediction = estimate("distilbert-base-cased", method="analytic", optim="adam8bit")
+    assert prediction.components[Component.OPTIMIZER_STATE] == 134_004_336
+    assert int(prediction.rules_of_thumb[0].bytes / MIB) == 125
+
+
+@pytest.mark.parametrize(("each", "gigabytes"), [(8, 24), (4, 12), (2, 6)])
+def test_t5_3b_by_the_rules_that_people_quote(each, gigabytes):
+    # The quoted figures are for three billion parameters; the model has 2.85.
+    assert rule("x", 3_000_000_000, each) == gigabytes * 10**9
+    assert 0.9 * gigabytes < rule("x", T5_3B, each) / 10**9 <= gigabytes
+
+
+@pytest.mark.parametrize(
+    ("precision", "each"), [("fp32", 4), ("tf32", 4), ("amp-bf16", 4), ("bf16", 2), ("fp16", 2)]
+)
+def test_weights_follow_the_precision(precision, each):
+    prediction = estimate("distilbert-base-cased", method="analytic", precision=precision)
+    assert prediction.components[Component.WEIGHTS] == each * DISTILBERT
+
+
+def test_the_closed_form_is_korthikantis_for_16_bit_blocks_with_dropout():
+    blocks = Blocks(
+        layers=1, hidden=1024, mlp=4096, heads=16, kv_heads=16, head_dim=64, vocabulary=0,
+        dropout=True, gated=False, unfused=False, cached=False,
+    )  # fmt: skip
+    setting = Setting(
+        batch=2, seq=256, element=2, stored_scores=True, checkpointing=False, logits=False
+    )
+    s, b, h, a = 256, 2, 1024, 16
+    assert saved(blocks, setting) == s * b * h * 34 + 5 * a * s * s * b
+
+
+def test_accumulated_gradients_are_alive_in_forward():
+    once = estimate("gpt2", method="analytic", batch=1, seq=8)
+    thrice = estimate("gpt2", method="analytic", batch=1, seq=8, grad_accum=3)
+    gradients = 4 * once.trainable
+    levels = [{p.phase: p.requested for p in x.phases} for x in (once, thrice)]
+    assert levels[1][Phase.FORWARD] - levels[0][Phase.FORWARD] == gradients
+
+
+@pytest.mark.parametrize("model", ["distilbert-base-cased", "gpt2", "Qwen/Qwen3-0.6B"])
+@pytest.mark.parametrize("optim", ["adamw", "adam8bit"])
+def test_exact_parts_are_those_of_the_trace(model, optim):
+    traced = estimate(model, optim=optim, batch=1, seq=16, use_cache=False)
+    closed = estimate(model, optim=optim, batch=1, seq=16, method="analytic")
+    for part in (Component.WEIGHTS, Component.OPTIMIZER_STATE, Component.BUFFERS):
+        assert traced.components[part] == closed.components[part]
+    assert max(traced.phases, key=lambda p: p.requested).requested < 2 * GIB * 8
+
+
+BLAS_WORKSPACES = 17 * MIB
+"""cuBLAS's share of what a trace has and no closed form counts (8.1 to 16.2 MiB here)."""
+SHORT = [
+    make({"model": model, "batch": 2, "seq": 128, "precision": precision})
+    for model in ("gpt2", "bert-base-cased", "Qwen/Qwen3-0.6B")
+    for precision in ("fp32", "bf16")
+]
+LONG = [
+    make(settings)
+    for settings in (
+        {"model": "distilbert-base-cased"},
+        {"model": "distilbert-base-cased", "precision": "amp-bf16"},
+        {"model": "gpt2"},
+        {"model": "gpt2", "precision": "bf16"},
+        {"model": "gpt2", "checkpointing": True},
+        {"model": "Qwen/Qwen3-0.6B", "precision": "bf16", "batch": 2},
+    )
+]
+
+
+def levels(method):
+    """Every plan's peaks by phase; one worker traces them all."""
+    plans = [*SHORT, *LONG]
+    found = answers(plans, method=method, use_cache=False)
+    return {
+        plan: {p.phase: p.requested for p in answer.phases}
+        for plan, answer in zip(plans, found, strict=True)
+    }
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return levels("trace")
+
+
+@pytest.fixture(scope="module")
+def closed():
+    return levels("analytic")
+
+
+@pytest.mark.parametrize("plan", SHORT, ids=lambda plan: f"{plan.model}-{plan.precision}")
+def test_step_and_zero_grad_differ_from_the_trace_by_workspaces_alone(plan, traced, closed):
+    """Held outputs included: a causal model's logits, keys and values."""
+    for phase in (Phase.STEP, Phase.ZERO_GRAD):
+        assert 0 <= traced[plan][phase] - closed[plan][phase] <= BLAS_WORKSPACES
+
+
+@pytest.mark.parametrize("plan", LONG, ids=lambda plan: f"{plan.model}-{plan.precision}")
+def test_the_activations_of_plain_blocks_come_near_those_of_the_trace(plan, traced, closed):
+    """Seen in forward and backward: 1 to 14% apart. Nothing is tuned, so room is left."""
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert closed[plan][phase] == pytest.approx(traced[plan][phase], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "microsoft/resnet-50",
+        "google/vit-base-patch16-224",
+        "t5-small",
+        "mistralai/Mixtral-8x7B-v0.1",
+    ],
+)
+def test_phases_without_a_closed_form_count_what_is_known_and_say_so(model):
+    prediction = estimate(model, method="analytic")
+    assert Component.ACTIVATIONS not in prediction.components
+    assert "closed form" in prediction.unknown["activations"]
+    assert "left out" in prediction.assumptions[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16"])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_components_sum_to_the_peak(precision, accumulate):
+    prediction = estimate(
+        "gpt2", method="analytic", precision=precision, grad_accum=accumulate, batch=2
+    )
+    assert sum(prediction.components.values()) == prediction.peak.requested
+    assert prediction.peak.requested == max(p.requested for p in prediction.phases)
