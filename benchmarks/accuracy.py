@@ -12,6 +12,8 @@ import pathlib
 import statistics
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from memcalc.estimation.client import trace_all
 from memcalc.files.artifact import decode
 from memcalc.records.plan import Plan
@@ -24,10 +26,7 @@ RUNGS = ("requested", "allocated", "reserved")
 def plans_of(recording: dict) -> list[Plan]:
     gpu = GPU[recording["environment"]["capability"]]
     version = recording["environment"]["torch"].split("+")[0]
-    return [
-        dataclasses.replace(decode(Plan, run["plan"]), gpu=gpu, torch=version)
-        for run in recording["runs"]
-    ]
+    return [replace(decode(Plan, run["plan"]), gpu=gpu, torch=version) for run in recording["runs"]]
 
 
 def steady(run: dict) -> dict[str, tuple[int, int, int]]:
@@ -56,9 +55,9 @@ def label(plan: Plan) -> str:
     default = Plan(model=plan.model)
     skip = ("model", "gpu", "torch", "batch", "seq", "cudnn_attention")
     changed = [
-        f"{f.name}={_plain(getattr(plan, f.name))}"
-        for f in dataclasses.fields(Plan)
-        if f.name not in skip and getattr(plan, f.name) != getattr(default, f.name)
+        f"{name}={_plain(getattr(plan, name))}"
+        for name in Plan.__struct_fields__
+        if name not in skip and getattr(plan, name) != getattr(default, name)
     ]
     return " ".join((plan.model, *changed))
 

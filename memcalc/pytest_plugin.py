@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import msgspec
 import pytest
 
 from memcalc.errors import MemcalcError, UsageError
@@ -26,8 +26,7 @@ METRICS = ("allocated", "requested", "reserved")
 _KEYWORDS = ("device", "metric")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TestBudget:
+class TestBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What a marker asks for."""
 
     __test__ = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.errors import MemcalcError, UsageError
@@ -17,8 +18,7 @@ from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class How(msgspec.Struct, frozen=True, kw_only=True):
     """How to measure all plans."""
 
     steps: int = 4
@@ -101,7 +101,7 @@ def estimate_all(runs: Sequence[Run], watcher: Watcher) -> Iterator[tuple[int, R
         if isinstance(answer, MemcalcError):
             watcher.note(f"no estimate of {runs[number].plan.model}: {answer}")
         else:
-            yield number, dataclasses.replace(runs[number], prediction=answer)
+            yield number, replace(runs[number], prediction=answer)
 
 
 def _asked(measured: Measurement, watcher: Watcher) -> Plan | None:
@@ -109,10 +109,10 @@ def _asked(measured: Measurement, watcher: Watcher) -> Plan | None:
     plan = measured.plan
     version = measured.versions.get("torch", "").split("+")[0] or None
     if plan.target == "cpu":
-        return dataclasses.replace(plan, gpu=None, torch=version)
+        return replace(plan, gpu=None, torch=version)
     try:
         gpu = plan.gpu or gpus.find(measured.device).name
     except UsageError as error:
         watcher.note(f"no estimate of {plan.model}: {error}")
         return None
-    return dataclasses.replace(plan, gpu=gpu, torch=version)
+    return replace(plan, gpu=gpu, torch=version)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.model import Place
@@ -13,8 +14,7 @@ from memcalc.records.trace import Component, Phase
 RUNGS = ("requested", "allocated", "reserved")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One figure, predicted and measured, in bytes."""
 
     name: str

@@ -8,7 +8,8 @@ backend, without private pools (CUDA graphs, ``MemPool``).
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+
+import msgspec
 
 from memcalc.allocator import expandable, release
 from memcalc.allocator.blocks import Block, Pool
@@ -24,8 +25,7 @@ from memcalc.allocator.device import Device
 from memcalc.allocator.settings import AllocatorSettings, round_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request could not be served. All in bytes."""
 
     requested: int

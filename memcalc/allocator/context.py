@@ -7,11 +7,12 @@ of multiprocessors does.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog import contexts, gpus
 from memcalc.catalog.contexts import Moment, Reading
@@ -25,8 +26,7 @@ _MODEL = frozenset({Moment.LOADING, Moment.INFERENCE, Moment.TRAINING})
 _BARE = frozenset({Moment.CONTEXT})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class Outside(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of what is outside the allocator."""
 
     context: Span
@@ -65,7 +65,7 @@ def _at_least(total: Span, gpu: Gpu | None) -> Span:
         return total
     least = min(r.low for r in (*bare, *_of_kind(gpu, comparable(_MODEL))))
     likely = max(total.likely, least) if total.likely is not None else None
-    return dataclasses.replace(total, low=max(total.low, least), likely=likely)
+    return replace(total, low=max(total.low, least), likely=likely)
 
 
 def _within(context: Span, total: Span) -> Span:
@@ -74,7 +74,7 @@ def _within(context: Span, total: Span) -> Span:
     if likely is not None and total.likely is not None:
         likely = min(likely, total.likely)
     low, high = min(context.low, total.low), min(context.high, total.high)
-    return dataclasses.replace(context, low=low, likely=likely, high=high)
+    return replace(context, low=low, likely=likely, high=high)
 
 
 def comparable(moments: frozenset[Moment]) -> tuple[Reading, ...]:

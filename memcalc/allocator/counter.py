@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Levels:
+class Levels(msgspec.Struct, frozen=True, kw_only=True):
     """Four rungs of the ladder at one moment, or the peak of each, in bytes."""
 
     requested: int

@@ -17,9 +17,10 @@ An event is a plain tuple, so that a million of them cost little:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.books import TraceEntry
@@ -40,8 +41,7 @@ class Op(Enum):
     EMPTY_CACHE = "empty_cache"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, kw_only=True):
     """What happened from one mark to the next."""
 
     name: Hashable
@@ -52,8 +52,7 @@ class Span:
     end: Levels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Where a replay ran out of memory; it ends there."""
 
     event: int
@@ -64,8 +63,7 @@ class Failure:
     why: OutOfMemory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """What the caching allocator made of the events. All in bytes."""
 
     settings: AllocatorSettings

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.books import Books
@@ -19,8 +20,7 @@ class State(StrEnum):
     INACTIVE = "inactive"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockRecord:
+class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One block. Sizes in bytes."""
 
     address: int
@@ -30,8 +30,7 @@ class BlockRecord:
     state: State
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Memory without a gap, taken from the device; its blocks tile it in order of address."""
 
     address: int

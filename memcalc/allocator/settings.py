@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.allocator.constants import (
     DIVISION_INTERVALS,
@@ -30,8 +32,7 @@ _DIVISIONS_FROM_NEXT: Final[Version] = (2, 10)
 """``>`` overwrote the last interval named in 2.4, 2.6 and 2.9; it does not in 2.11 and 2.13."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatorSettings:
+class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the caching allocator that change how many bytes it holds. Sizes in bytes."""
 
     max_split: int = UNLIMITED

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import msgspec
 
 from memcalc.allocator.counter import Levels
 from memcalc.errors import UsageError
@@ -48,8 +49,7 @@ def read_snapshot(path: Path) -> dict[str, Any]:
     return snapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class Site(msgspec.Struct, frozen=True, kw_only=True):
     """Live storages that came from the same line."""
 
     name: str
@@ -58,8 +58,7 @@ class Site:
     """Sum of the blocks' sizes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot shows of one device at its end. Sizes in bytes."""
 
     levels: Levels

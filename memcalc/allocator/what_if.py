@@ -8,9 +8,11 @@ of ``empty_cache`` in the question what other settings would have done.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.allocator import expandable, release
 from memcalc.allocator.blocks import Block
@@ -35,8 +37,7 @@ class HistoryError(Exception):
     """The model and the recording part here; the message says at which entry, and how."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot's trace says, as events of ``memcalc.allocator.replay``."""
 
     events: tuple[Event, ...]

@@ -7,13 +7,14 @@ by name, each with its ``plan`` (what differs from the defaults), ``source``, ``
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc.budgets.metrics import METRICS, figures, parameters
 from memcalc.budgets.read import rebase
@@ -103,7 +104,7 @@ def source(evidence: Evidence) -> str:
 
 def brief(plan: Plan, folder: Path) -> dict[str, object]:
     """What a plan sets, with files named from this folder."""
-    moved = dataclasses.replace(plan, model=rebase(plan.model, Path(), folder))
+    moved = replace(plan, model=rebase(plan.model, Path(), folder))
     data: dict[str, Any] = artifact.encode(moved)
     plain: dict[str, Any] = artifact.encode(Plan(model=""))
     return {key: value for key, value in data.items() if value != plain[key]}

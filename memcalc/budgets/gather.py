@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from memcalc import registry
 from memcalc.budgets.records import BudgetedRun, Evidence
@@ -19,8 +19,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """How to find out."""
 
     use_cache: bool = True
@@ -156,7 +155,7 @@ def _key(plan: Plan) -> str:
 
 
 def _absent(plan: Plan, others: Sequence[Plan], names: str) -> Evidence:
-    fields = [field.name for field in dataclasses.fields(Plan)]
+    fields = list(Plan.__struct_fields__)
     unlike = [[f for f in fields if getattr(o, f) != getattr(plan, f)] for o in others]
     closest = min(unlike, key=len, default=[])
     beside = f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""

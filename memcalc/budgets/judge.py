@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from memcalc.budgets import metrics
 from memcalc.budgets.baseline import source
@@ -47,7 +48,7 @@ def judge(
         verdict = _one(budget, evidence, before)
         if verdict.status is Status.OVER and verdict.difference is not None:
             advice = remedy(budget, evidence, verdict.difference)
-            verdict = dataclasses.replace(verdict, remedy=advice)
+            verdict = replace(verdict, remedy=advice)
         found.append(verdict)
     return found
 
@@ -129,7 +130,7 @@ def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | 
         return nothing
     if before.source != source(evidence):
         reason = f"the baseline is by {before.source}, this by {source(evidence)}"
-        return dataclasses.replace(nothing, reason=f"{reason}: growth is not checked")
+        return replace(nothing, reason=f"{reason}: growth is not checked")
     known = before.figures[budget.metric]
     limit = known + budget.amount.of(known)
     return Verdict(
@@ -164,7 +165,7 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     )
     if _too_close(prediction, fit, capacity):
         reason = f"too close to call: {_spread(prediction)}"
-        return dataclasses.replace(verdict, status=Status.UNKNOWN, reason=reason)
+        return replace(verdict, status=Status.UNKNOWN, reason=reason)
     return verdict
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc.budgets import amounts
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, RUNGS
@@ -38,10 +39,9 @@ def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[
                     continue
                 budget = _budget(run, path, value, default)
                 place = source.where((*table, *path))
-                found[budget.rule, budget.metric] = dataclasses.replace(budget, where=place)
+                found[budget.rule, budget.metric] = replace(budget, where=place)
     return tuple(
-        dataclasses.replace(budget, margin=margin) if _has_room(budget) else budget
-        for budget in found.values()
+        replace(budget, margin=margin) if _has_room(budget) else budget for budget in found.values()
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc.budgets.limits import budgets
 from memcalc.budgets.metrics import default_peak
@@ -18,7 +19,7 @@ from memcalc.records.plan import Plan
 
 TOP = ("defaults", "runs", "baseline")
 METHODS = ("trace", "analytic")
-PLAN_KEYS = tuple(field.name for field in dataclasses.fields(Plan))
+PLAN_KEYS = Plan.__struct_fields__
 RUN_KEYS = (*PLAN_KEYS, "method", "limits")
 DEFAULT_BASELINE = "memcalc-baseline.json"
 _LONGEST_NAME = 100
@@ -88,7 +89,7 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     plan = _on_gpu(source, plan, found)
     return BudgetedRun(
         name=name,
-        plan=dataclasses.replace(plan, model=rebase(plan.model, folder, Path())),
+        plan=replace(plan, model=rebase(plan.model, folder, Path())),
         method=method,
         budgets=found,
         lines={key: source.where(place).line for key, place in places.items()},
@@ -133,5 +134,5 @@ def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:
                 if own != budget.gpu:
                     message = f"the run is on {own} but must fit {budget.gpu}: name one of them."
                     raise UsageError(f"{budget.where}: {message}")
-            return dataclasses.replace(plan, gpu=budget.gpu)
+            return replace(plan, gpu=budget.gpu)
     return plan

@@ -6,10 +6,11 @@ budget) -> Report. All sizes are unrounded bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -38,8 +39,7 @@ class Status(StrEnum):
     HOLDS = "holds"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class Where(msgspec.Struct, frozen=True, kw_only=True):
     """A place in a budget file."""
 
     file: str
@@ -49,8 +49,7 @@ class Where:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Amount:
+class Amount(msgspec.Struct, frozen=True, kw_only=True):
     """A limit as it was written; exactly one of the other fields is known."""
 
     text: str
@@ -66,8 +65,7 @@ class Amount:
         return self.bytes or 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """One promise about one run."""
 
     run: str
@@ -89,21 +87,19 @@ class Budget:
         return f"{self.metric} growth" if self.rule is Rule.GROWTH else self.metric
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetedRun:
+class BudgetedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A training run and what it may cost."""
 
     name: str
     plan: Plan
     method: str = "trace"
     budgets: tuple[Budget, ...]
-    lines: dict[str, int] = field(default_factory=dict)
+    lines: dict[str, int] = msgspec.field(default_factory=dict)
     """Line of each key of the plan, also where it comes from the defaults."""
     where: Where
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetFile:
+class BudgetFile(msgspec.Struct, frozen=True, kw_only=True):
     """All budgets of one file."""
 
     path: str
@@ -112,8 +108,7 @@ class BudgetFile:
     """Where the baseline is, or would be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one run. At least one field is set."""
 
     prediction: Prediction | None = None
@@ -121,8 +116,7 @@ class Evidence:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of one run, in bytes; ``None`` with the reason."""
 
     bytes: int | None
@@ -131,8 +125,7 @@ class Figure:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(msgspec.Struct, frozen=True, kw_only=True):
     """What a run cost when its baseline was written."""
 
     plan: dict[str, object]
@@ -142,8 +135,7 @@ class Known:
     parameters: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """The committed figures that growth is judged against."""
 
     path: str
@@ -151,8 +143,7 @@ class Baseline:
     runs: dict[str, Known]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One budget, judged."""
 
     budget: Budget
@@ -178,15 +169,14 @@ class Verdict:
         return self.value - self.limit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a check; verdicts are worst first."""
 
     verdicts: tuple[Verdict, ...]
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What was understood and done, such as sizes that were written in GB."""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def count(self, status: Status) -> int:
         """How many verdicts are of this kind."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.budgets import amounts, baseline, gather, reasons
 from memcalc.budgets.judge import judge, worst_first
@@ -24,11 +25,10 @@ from memcalc.errors import EstimateError, OverBudgetError, UsageError
 from memcalc.units import format_mib
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(msgspec.Struct, frozen=True, kw_only=True):
     """How to check."""
 
-    effort: gather.Effort = field(default_factory=gather.Effort)
+    effort: gather.Effort = msgspec.field(default_factory=gather.Effort)
     saved: tuple[Path, ...] = ()
     """Results to judge instead of finding out."""
     baseline: Path | None = None
@@ -38,8 +38,7 @@ class Question:
     remedy: reasons.Remedy = reasons.no_remedy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A report and the evidence behind it."""
 
     report: Report
@@ -143,7 +142,7 @@ def _with_plan_changes(
         return verdict
     changes = reasons.plan_changes(known.plan, baseline.brief(run.plan, path.parent))
     parts = [part for part in (changes, verdict.reason) if part]
-    return dataclasses.replace(verdict, reason="; ".join(parts))
+    return replace(verdict, reason="; ".join(parts))
 
 
 def _understood(runs: Sequence[BudgetedRun]) -> list[str]:

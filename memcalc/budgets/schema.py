@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, RUNGS
@@ -83,14 +82,14 @@ def schema() -> dict[str, Any]:
 
 def _plan() -> dict[str, Any]:
     found = {}
-    for field in dataclasses.fields(Plan):
-        described = {"description": _WORDS[field.name]} if field.name in _WORDS else {}
-        if field.name in _CHOICES:
-            found[field.name] = {"enum": list(_CHOICES[field.name]), **described}
-        elif field.name == "optim_args":
-            found[field.name] = {"type": "object", **described}
+    for name, kind in Plan.__annotations__.items():
+        described = {"description": _WORDS[name]} if name in _WORDS else {}
+        if name in _CHOICES:
+            found[name] = {"enum": list(_CHOICES[name]), **described}
+        elif name == "optim_args":
+            found[name] = {"type": "object", **described}
         else:
-            found[field.name] = {**_typed(str(field.type)), **described}
+            found[name] = {**_typed(kind), **described}
     return found
 
 

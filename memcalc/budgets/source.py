@@ -6,9 +6,10 @@ import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from memcalc.budgets.records import Where
 from memcalc.budgets.toml_lines import line_of, locate
@@ -19,15 +20,14 @@ SECTION = ("tool", "memcalc")
 _LARGEST = 4 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a file that is ours."""
 
     path: str
     data: dict[str, Any]
     prefix: Key = ()
     """Where it begins: ``tool.memcalc`` in a pyproject.toml."""
-    lines: dict[tuple[str | int, ...], int] = field(default_factory=dict)
+    lines: dict[tuple[str | int, ...], int] = msgspec.field(default_factory=dict)
 
     def where(self, key: Key) -> Where:
         """The line of a key, or of what is around it."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+
+import msgspec
 
 from memcalc.budgets.metrics import default_peak
 from memcalc.records.model import Place
@@ -18,8 +18,7 @@ from memcalc.units import GIB, KIB, MIB, format_mib
 SCHEMA_FILE = "memcalc.schema.json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Starter:
+class Starter(msgspec.Struct, frozen=True, kw_only=True):
     """What goes into a starter file."""
 
     prediction: Prediction
@@ -81,9 +80,9 @@ def _settings(prediction: Prediction) -> dict[str, Any]:
     """What the plan sets; a GPU that it fits is said by ``fits``."""
     plan, plain = prediction.plan, Plan(model="")
     found = {
-        field.name: getattr(plan, field.name)
-        for field in dataclasses.fields(Plan)
-        if getattr(plan, field.name) != getattr(plain, field.name)
+        name: getattr(plan, name)
+        for name in Plan.__struct_fields__
+        if getattr(plan, name) != getattr(plain, name)
     }
     if "optim_args" in found:
         found["optim_args"] = dict(found["optim_args"])

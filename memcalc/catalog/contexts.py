@@ -10,9 +10,10 @@ import functools
 import json
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from memcalc.catalog.paths import configs
 from memcalc.files import artifact
@@ -35,8 +36,7 @@ class Moment(Enum):
     TRAINING = "training"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """One process on one GPU: bytes outside the allocator, as far as the figures were printed."""
 
     gpu: str

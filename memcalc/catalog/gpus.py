@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from memcalc.catalog.paths import configs
 from memcalc.errors import UsageError, unknown
 from memcalc.units import GIB, MIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU model. Sizes in bytes."""
 
     name: str

@@ -6,9 +6,10 @@ import functools
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from memcalc.catalog import hub
 from memcalc.catalog.paths import configs
@@ -29,8 +30,7 @@ _FORMER_ORGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSource:
+class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """A model that was found."""
 
     name: str

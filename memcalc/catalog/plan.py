@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +27,7 @@ _LIMITS = {
     "eval": 1 << 16,
     "loss_chunks": 1 << 16,
 }
-_FIELDS = {field.name: field for field in dataclasses.fields(Plan)}
+_FIELDS = Plan.__annotations__
 
 
 def make(settings: Mapping[str, Any]) -> Plan:
@@ -116,7 +115,7 @@ def _check(name: str, value: Any) -> Any:
             hint = f"choose one of {', '.join(_CHOICES[name])}."
             raise unknown(name, str(value), _CHOICES[name], hint=hint)
         return value
-    kind = str(_FIELDS[name].type)
+    kind = _FIELDS[name]
     if name == "optim_args":
         items = value.items() if isinstance(value, Mapping) else value
         return tuple((str(key), item) for key, item in items)

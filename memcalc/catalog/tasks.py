@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from memcalc.catalog import architectures
 from memcalc.catalog.models import ModelSource
@@ -40,8 +40,7 @@ _AUTO = (
 NUM_LABELS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A task and the class that has its head."""
 
     name: str

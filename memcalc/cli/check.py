@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from msgspec.structs import replace
 
 from memcalc.budgets import formats
 from memcalc.budgets.formats import github, markdown, table
@@ -79,8 +79,7 @@ Jobs = Annotated[
 Cache = Annotated[bool, typer.Option(help="Keep and reuse answers on disk.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Delivery:
+class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """How and where to tell."""
 
     format: str
@@ -132,7 +131,7 @@ def command(
         effort=effort, saved=tuple(saved or ()), baseline=baseline, update=update_baseline
     )
     with _adviser(suggest, cache) as remedy:
-        question = dataclasses.replace(question, remedy=remedy)
+        question = replace(question, remedy=remedy)
         code = _run(files or [discover(Path.cwd())], question, delivery, exit_zero, save)
     raise typer.Exit(code)
 

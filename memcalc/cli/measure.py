@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
 from memcalc.catalog.plan import TARGETS
@@ -118,7 +118,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
             given = ", ".join(settings)
             raise UsageError(f"--suite says all there is: write {given} into {suite} instead.")
         plans = load_suite(suite)
-    return [dataclasses.replace(plan, target=device or plan.target) for plan in plans]
+    return [replace(plan, target=device or plan.target) for plan in plans]
 
 
 @guarded

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from memcalc.cli.options import guarded
@@ -69,8 +69,7 @@ def _measurements(file: Path, format: str | None, output: Path | None) -> None:
     sys.stdout.write(measured.render(load(file), width()))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Question:
+class _Question(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot is asked."""
 
     confs: tuple[str, ...]

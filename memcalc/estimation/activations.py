@@ -12,8 +12,9 @@ L layers, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 _FLOAT = 4
 _GATED = (
@@ -31,8 +32,7 @@ NO_FORM = "no published closed form for the activations of this architecture"
 NO_FORM_ADAPTERS = "no published closed form for the activations beside LoRA adapters"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a plain stack of transformer blocks."""
 
     layers: int
@@ -50,8 +50,7 @@ class Blocks:
     """A causal model that returns its keys and values unless it is told not to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """How the blocks are run."""
 
     batch: int

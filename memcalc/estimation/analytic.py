@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError
@@ -92,8 +94,7 @@ def estimate(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class Live(msgspec.Struct, frozen=True, kw_only=True):
     """What a run over one micro-batch keeps, in bytes; zero where ``unknown`` says why."""
 
     seq: int | None
@@ -105,8 +106,7 @@ class Live:
     unknown: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """What does not depend on the batch, in bytes."""
 
     weights: int
@@ -225,7 +225,7 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
     for pattern in plan.freeze:
         if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):
             raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
-    planned = dataclasses.replace(
+    planned = replace(
         inventory, tensors=tuple(_planned(tensor, dtype, plan) for tensor in inventory.tensors)
     )
     if not planned.trainable:
@@ -238,7 +238,7 @@ def _planned(tensor: Parameter, dtype: str, plan: Plan) -> Parameter:
     floating = tensor.dtype in ("float32", "float16", "bfloat16")
     if (dtype == tensor.dtype or not floating) and not frozen:
         return tensor
-    return dataclasses.replace(
+    return replace(
         tensor,
         dtype=dtype if floating else tensor.dtype,
         trainable=tensor.trainable and not frozen,

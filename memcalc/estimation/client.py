@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -13,6 +12,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec.structs import replace
 
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.files.artifact import decode, encode
@@ -82,7 +83,7 @@ class Client:
             return answer
         growth: Growth = decode(Growth, answer["growth"])
         try:
-            return dataclasses.replace(growth, trace=read(file))
+            return replace(growth, trace=read(file))
         except (OSError, DamagedTraceError) as error:
             return EstimateError(f"What the simulated run wrote cannot be read: {error}.")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.catalog import gpus, inventory, models, tasks
@@ -86,8 +87,7 @@ def answers(
     yield from _in_order(plans, known, names, workers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class Traced(msgspec.Struct, frozen=True, kw_only=True):
     """A prediction and the events it was read from."""
 
     prediction: Prediction
@@ -223,4 +223,4 @@ def _fall_back(plan: Plan, error: EstimateError) -> Answer:
     answer = _analytic(plan)
     if isinstance(answer, MemcalcError):
         return error
-    return dataclasses.replace(answer, assumptions=(f"no trace: {error}", *answer.assumptions))
+    return replace(answer, assumptions=(f"no trace: {error}", *answer.assumptions))

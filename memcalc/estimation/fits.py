@@ -9,8 +9,9 @@ c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13; the model is ``memcalc.allocato
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Replay, replay
@@ -18,8 +19,7 @@ from memcalc.allocator.settings import AllocatorSettings
 from memcalc.records.prediction import Fit, Span, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run should fit. Sizes in bytes."""
 
     name: str

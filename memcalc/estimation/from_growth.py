@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.estimation.predict import predict
@@ -70,7 +71,7 @@ def predict_from(evaluator: Evaluator, question: Asked) -> Prediction:
     state = registry.state_of(question.choice, trace.inventory.parameters, plan)
     return predict(
         plan,
-        dataclasses.replace(trace, assumptions=(*trace.assumptions, note)),
+        replace(trace, assumptions=(*trace.assumptions, note)),
         state,
         rule=question.choice.rule_bytes_per_parameter,
         gpu=question.gpu,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
+
+from msgspec.structs import replace
 
 from memcalc.allocator.context import context_span
 from memcalc.allocator.replay import Op, Replay, replay
@@ -84,17 +85,17 @@ def predict(
         return answer
     device = device_of(gpu, context_span(gpu), state)
     fit = judge(lambda: tuples(trace, MORE), settings, device, replayed.peaks)
-    return dataclasses.replace(answer, fit=fit)
+    return replace(answer, fit=fit)
 
 
 def _requested_only(phase: PhasePeak) -> PhasePeak:
-    return dataclasses.replace(phase, allocated=None, reserved=None, first_step_allocated=None)
+    return replace(phase, allocated=None, reserved=None, first_step_allocated=None)
 
 
 def _on_cpu(answer: Prediction) -> Prediction:
     """The CPU has no caching allocator: what is requested is all there is to say."""
     reason = "a CPU run has no CUDA allocator"
-    return dataclasses.replace(
+    return replace(
         answer,
         uncounted=("scratch of CPU kernels", "the Python process itself"),
         unknown=dict.fromkeys(("allocated", "reserved", "process_used"), reason),
@@ -105,9 +106,9 @@ def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) 
     """The rungs above requested, as far as they are known."""
     context = context_span(gpu)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
-    return dataclasses.replace(
+    return replace(
         answer,
-        peak=dataclasses.replace(
+        peak=replace(
             answer.peak,
             allocated=top.allocated,
             reserved=reserved,

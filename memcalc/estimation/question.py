@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.metadata import version
+
+import msgspec
 
 from memcalc import registry
 from memcalc.catalog import gpus
@@ -22,8 +23,7 @@ _BF16 = (8, 0)
 ``is_bf16_supported``, 2.13)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a plan that does not change with batch and sequence."""
 
     plan: Plan

@@ -10,13 +10,14 @@ the process dies without a word.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.question import asked
@@ -98,8 +99,8 @@ class Desk:
 
     def grow(self, plan: Plan) -> Growth:
         """Learn how the trace of a plan grows."""
+        from memcalc.trace.grow import grow
         from memcalc.trace.run import trace
-        from memcalc.trace.symbolic.grow import grow
 
         question = asked(plan)
         program = self._prepared(plan, question.choice)
@@ -114,7 +115,7 @@ class Desk:
             self._program = known = (plan.program, prepare(plan, choice))
         if known[1].inputs is None:
             return known[1]
-        return dataclasses.replace(known[1].resized(plan.batch, plan.seq), plan=plan)
+        return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
 
 
 def _sentence(error: Exception, breadcrumbs: str) -> str:

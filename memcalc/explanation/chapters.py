@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import Traced, Tracer
@@ -13,8 +13,7 @@ from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
+class Chapter(msgspec.Struct, frozen=True, kw_only=True):
     """One plan in a report."""
 
     prediction: Prediction
@@ -24,8 +23,7 @@ class Chapter:
     """What a reader must know, such as that the trace is newer than the figures."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a report shows."""
 
     chapters: tuple[Chapter, ...] = ()

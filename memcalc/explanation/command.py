@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from typing import Any
 
@@ -12,11 +11,12 @@ from memcalc.records.plan import Plan
 def options(plan: Plan) -> str:
     """The model and the batch, and every option that is not left at its default."""
     parts = [plan.model]
-    for field in dataclasses.fields(Plan):
-        value = getattr(plan, field.name)
-        told = field.name == "batch" and not plan.inputs
-        if field.name != "model" and (told or value != field.default):
-            parts += _option(field.name.replace("_", "-"), value)
+    plain = Plan(model=plan.model)
+    for name in Plan.__struct_fields__:
+        value = getattr(plan, name)
+        told = name == "batch" and not plan.inputs
+        if told or value != getattr(plain, name):
+            parts += _option(name.replace("_", "-"), value)
     return shlex.join(parts)
 
 

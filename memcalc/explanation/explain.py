@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
@@ -18,8 +19,7 @@ from memcalc.remedies.trials import Laboratory, figures
 from memcalc.units import parse_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What an explanation shall hold."""
 
     depth: int | None = None

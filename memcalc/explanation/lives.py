@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from memcalc.records.steady import last_step
 from memcalc.records.trace import Component, Mark, Phase, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class Death(msgspec.Struct, frozen=True, kw_only=True):
     """How a storage ended."""
 
     event: int

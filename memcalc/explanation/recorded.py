@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Replay
@@ -17,8 +18,7 @@ from memcalc.estimation.predict import UNLIMITED
 from memcalc.units import MIB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """The recorded requests under one ``PYTORCH_ALLOC_CONF``."""
 
     conf: str
@@ -29,8 +29,7 @@ class WhatIf:
     out_of_memory: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """One device of a snapshot."""
 
     conf: str

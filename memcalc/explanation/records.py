@@ -5,7 +5,7 @@ The peak's groups sum to the peak's requested bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from memcalc.records import display
 from memcalc.records.prediction import Prediction
@@ -13,8 +13,7 @@ from memcalc.records.trace import Component, Phase
 from memcalc.remedies.records import Figures, Option, Search
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Storages alive at one moment that are of one kind."""
 
     component: Component
@@ -29,8 +28,7 @@ class Group:
     """What keeps them alive, and until when."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """The highest moment of one phase of the steady step."""
 
     phase: Phase
@@ -42,8 +40,7 @@ class Moment:
     """Everything alive, largest first; they sum to ``requested``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """Why a plan needs what it needs, and what would need less."""
 
     prediction: Prediction

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc.allocator.replay import Op
 from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
@@ -50,7 +51,7 @@ def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
     """As replayed, with the marks in words."""
     trace = traced.trace
     # As if dumped after the last step, with the model and the optimizer still there.
-    alive = dataclasses.replace(trace, events=trace.events[: end(trace)])
+    alive = replace(trace, events=trace.events[: end(trace)])
     for event in tuples(alive):
         if event[0] is Op.MARK:
             step, phase = event[1]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.device import Device
@@ -17,8 +18,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Trace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """A phase between two moments, the second one not included."""
 
     phase: Phase
@@ -26,8 +26,7 @@ class Stretch:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Levels right after each event of one step, in bytes; all lists are of the same length."""
 
     components: dict[Component, tuple[int, ...]]
@@ -52,7 +51,7 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
     bands: dict[Component, list[int]] = {component: [] for component in Component}
     rungs: list[tuple[int, int]] = []
     stretches: list[Stretch] = []
-    whole = dataclasses.replace(trace, events=trace.events[: end(trace)])
+    whole = replace(trace, events=trace.events[: end(trace)])
     for (mark, event), rung in zip(walk(whole), _rungs(whole, plan), strict=True):
         storage = trace.storages[event if event >= 0 else ~event]
         levels[storage.component] += storage.bytes if event >= 0 else -storage.bytes
@@ -60,7 +59,7 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
             continue
         here = len(rungs)
         if stretches and stretches[-1].phase is mark.phase:
-            stretches[-1] = dataclasses.replace(stretches[-1], end=here + 1)
+            stretches[-1] = replace(stretches[-1], end=here + 1)
         else:
             stretches.append(Stretch(phase=mark.phase, begin=here, end=here + 1))
         rungs.append(rung)

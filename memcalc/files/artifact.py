@@ -3,83 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import json
 import os
 import tempfile
-import types
-import typing
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from memcalc.errors import UsageError
 
 SCHEMA = 1
+T = TypeVar("T")
 
 
 def encode(value: Any) -> Any:
     """Turn a record into plain JSON values."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(encode(key)): encode(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [encode(item) for item in value]
-    return value
+    return msgspec.to_builtins(value, str_keys=True)
 
 
-def decode(kind: Any, data: Any) -> Any:
-    """Turn plain JSON values back into a record of this type.
+def decode(kind: type[T], data: Any) -> T:
+    """Turn plain JSON values back into a record of this type, every value checked.
 
     Unknown keys are left out, so that a file of a later version can be read; missing keys take
     the record's defaults, so that a file of an earlier version can.
 
     Raises:
-        TypeError: the data does not have the shape of the record.
+        ValueError: the data does not have the shape of the record; says where.
     """
-    origin = typing.get_origin(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        known = {f.name for f in dataclasses.fields(kind) if f.init} & data.keys()
-        return kind(**{name: decode(hints[name], data[name]) for name in known})
-    if origin in (types.UnionType, typing.Union):
-        if data is None:
-            return None
-        for option in typing.get_args(kind):
-            if option is not type(None) and _matches(option, data):
-                return decode(option, data)
-        return data
-    if origin is tuple:
-        args = typing.get_args(kind)
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(decode(args[0], item) for item in data)
-        return tuple(decode(arg, item) for arg, item in zip(args, data, strict=True))
-    if origin is dict:
-        key, item = typing.get_args(kind)
-        return {decode(key, k): decode(item, v) for k, v in data.items()}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind(data)
-    return data
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Types of a record's fields; looking them up takes longer than all else in decoding."""
-    return typing.get_type_hints(kind)
-
-
-def _matches(option: Any, data: Any) -> bool:
-    if dataclasses.is_dataclass(option):
-        return isinstance(data, dict)
-    if isinstance(option, type) and issubclass(option, Enum):
-        return isinstance(data, str | int)
-    if isinstance(option, type):
-        return isinstance(data, option)
-    return isinstance(data, list | dict)
+    try:
+        return msgspec.convert(data, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
 
 
 def write(path: Path, text: str) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.files import artifact, lock
@@ -17,8 +18,7 @@ from memcalc.records.prediction import Prediction
 from memcalc.version import __version__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One plan: what was predicted, and what was measured or why not."""
 
     plan: Plan

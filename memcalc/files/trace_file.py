@@ -6,7 +6,6 @@ file is only ever read by the memcalc that wrote it or a later one, and holds no
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import io
 import json
@@ -16,6 +15,8 @@ import zlib
 from array import array
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from msgspec.structs import replace
 
 from memcalc.files.artifact import decode, encode, write_bytes
 from memcalc.records.trace import Component, Phase, Storage, Trace
@@ -46,7 +47,7 @@ def write(path: Path, trace: Trace) -> None:
         columns["kind"].append(kinds.setdefault(kind, len(kinds)))
         columns["step"].append(storage.step)
     columns["events"].extend(trace.events)
-    bare = dataclasses.replace(trace, storages=(), events=())
+    bare = replace(trace, storages=(), events=())
     header = json.dumps({"trace": encode(bare), "kinds": [list(kind) for kind in kinds]}).encode()
     raw = io.BytesIO()
     with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1) as file:
@@ -90,7 +91,7 @@ def _read(file: BinaryIO) -> Trace:
         for component, phase, module, op, dtype, until in header["kinds"]
     ]
     bare: Trace = decode(Trace, header["trace"])
-    return dataclasses.replace(
+    return replace(
         bare,
         storages=tuple(
             _storage(size, kinds[kind], step)

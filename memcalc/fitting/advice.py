@@ -8,7 +8,8 @@ transformer the dimension that batch and sequence decide is their product, the t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+import msgspec
 
 from memcalc.fitting.records import Limit
 from memcalc.records.plan import Plan
@@ -17,8 +18,7 @@ _ELEMENT = {"amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2, "tf32": 4}
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """A size, and why."""
 
     size: int

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog import gpus as catalog
 from memcalc.catalog.plan import make
@@ -34,8 +35,7 @@ _GRID_SEQS += (1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _GRID_SIZE = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(msgspec.Struct, frozen=True, kw_only=True):
     """What shall be found beside the plan's own verdict."""
 
     memory: int | None = None
@@ -111,11 +111,11 @@ def _answer(plan: Plan, question: Question, oracle: Oracle) -> FitAnswer:
     if plan.gpu is not None or question.memory is not None:
         found = _on_device(found, question, oracle)
     if question.gpus:
-        found = dataclasses.replace(found, gpus=gpus_that_fit(plan, oracle))
+        found = replace(found, gpus=gpus_that_fit(plan, oracle))
     if question.settings:
         device = device_for(plan, question.memory)
-        found = dataclasses.replace(found, settings=settings_that_fit(plan, device, oracle))
-    return dataclasses.replace(
+        found = replace(found, settings=settings_that_fit(plan, device, oracle))
+    return replace(
         found,
         traces=oracle.traces,
         assumptions=(*oracle.assumptions, *oracle.notes),
@@ -127,7 +127,7 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
     plan, device = found.plan, device_for(found.plan, question.memory)
     if question.grid:
         # A batch of one is learnt for itself; a grid holds it and larger ones.
-        oracle.learn((plan, dataclasses.replace(plan, batch=2 if plan.batch == 1 else 1)))
+        oracle.learn((plan, replace(plan, batch=2 if plan.batch == 1 else 1)))
     here = oracle.probe(plan, device)
     limits, unknown = [], {}
     if question.batch:
@@ -139,7 +139,7 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
             # Some models take sequences of one length only.
             unknown["seq"] = str(error)
     grid = _grid(plan, here.seq, device, oracle) if question.grid else None
-    return dataclasses.replace(
+    return replace(
         found,
         device=device.name,
         capacity=device.capacity,
@@ -157,8 +157,8 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
 
     def at(size: int) -> Plan:
         if axis == "batch":
-            return dataclasses.replace(plan, batch=size)
-        return dataclasses.replace(plan, seq=size * step)
+            return replace(plan, batch=size)
+        return replace(plan, seq=size * step)
 
     start = max((here.batch if axis == "batch" else here.seq or step) // step, 1)
 
@@ -198,7 +198,7 @@ def _advised(limit: Limit, plan: Plan, here: Probe) -> Limit:
     advised = advice.advise(limit, plan, here.seq, capability)
     if advised is None:
         return limit
-    return dataclasses.replace(limit, suggested=advised.size, advice=advised.reason)
+    return replace(limit, suggested=advised.size, advice=advised.reason)
 
 
 def _too_close(probe: Probe | None) -> bool:
@@ -211,9 +211,7 @@ def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
     if seq is not None:
         seqs = tuple(size for size in _GRID_SEQS if size <= longest)[-_GRID_SIZE:]
     batches = tuple(1 << power for power in range(_GRID_SIZE))
-    plans = [
-        dataclasses.replace(plan, batch=batch, seq=length) for length in seqs for batch in batches
-    ]
+    plans = [replace(plan, batch=batch, seq=length) for length in seqs for batch in batches]
     probes = iter(oracle.table(plans, device))
     cells = tuple(tuple(itertools.islice(probes, len(batches))) for _ in seqs)
     return Grid(batches=batches, seqs=seqs, cells=cells)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.allocator.replay import replay
@@ -203,7 +204,7 @@ class _Traced:
 def _judged(events: _Events | _Traced, question: Asked, trace: Trace, device: Device) -> Fit:
     settings = _settings(question)
     state = registry.state_of(question.choice, trace.inventory.parameters, question.plan)
-    device = dataclasses.replace(device, others=state.total(Place.MANAGED))
+    device = replace(device, others=state.total(Place.MANAGED))
     return judge(events, settings, device, replay(events(), settings, UNLIMITED).peaks)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError
@@ -36,7 +37,7 @@ def _fits(row: GpuFit) -> bool:
 
 
 def _on(gpu: catalog.Gpu, plan: Plan, ask: Callable[[Plan, Device], Probe]) -> GpuFit:
-    there = dataclasses.replace(plan, gpu=gpu.name)
+    there = replace(plan, gpu=gpu.name)
     try:
         found = ask(there, device_for(there, None)).fit
     except MemcalcError as error:
@@ -44,8 +45,7 @@ def _on(gpu: catalog.Gpu, plan: Plan, ask: Callable[[Plan, Device], Probe]) -> G
     return GpuFit(name=gpu.name, capacity=gpu.memory, fit=found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(msgspec.Struct, frozen=True):
     options: str
     fields: dict[str, Any]
     rank: int
@@ -126,10 +126,10 @@ def settings_that_fit(plan: Plan, device: Device, oracle: Oracle) -> tuple[Setti
 def _tried(change: _Change, plan: Plan, base: Fit, device: Device, oracle: Oracle) -> Setting:
     row = Setting(options=change.options, cost=change.cost, rank=change.rank, fit=None, saved=None)
     try:
-        found = oracle.verify(dataclasses.replace(plan, **change.fields), device).fit
+        found = oracle.verify(replace(plan, **change.fields), device).fit
     except MemcalcError as error:
-        return dataclasses.replace(row, reason=str(error))
-    return dataclasses.replace(row, fit=found, saved=base.needed - found.needed)
+        return replace(row, reason=str(error))
+    return replace(row, fit=found, saved=base.needed - found.needed)
 
 
 def _order(row: Setting) -> tuple[int, int, int]:

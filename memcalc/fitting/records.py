@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Span, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """One batch and sequence, and whether it fits."""
 
     batch: int
@@ -24,8 +23,7 @@ class Probe:
         return self.fit.verdict is Verdict.FITS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """The largest batch (or sequence) that fits."""
 
     axis: str
@@ -52,8 +50,7 @@ class Limit:
         return probe.batch if self.axis == "batch" else probe.seq
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """Batches by sequences; ``cells[i][j]`` is sequence ``i`` with batch ``j``."""
 
     batches: tuple[int, ...]
@@ -61,8 +58,7 @@ class Grid:
     cells: tuple[tuple[Probe, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFit:
+class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU of the catalogue; ``fit`` is ``None`` where it could not be estimated."""
 
     name: str
@@ -71,8 +67,7 @@ class GpuFit:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """The plan with one change (or a few), really estimated."""
 
     options: str
@@ -88,8 +83,7 @@ class Setting:
     """Why it could not be estimated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitAnswer:
+class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What fits, for one plan and one device."""
 
     plan: Plan
@@ -107,5 +101,5 @@ class FitAnswer:
     """Plain traces that were made for this answer."""
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = msgspec.field(default_factory=dict)
     """Why something asked for is missing, by its name."""

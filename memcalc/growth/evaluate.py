@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.growth.expression import FormulaError, compiled
 from memcalc.growth.records import SYMBOLIC, AttentionChoice, Growth, Kind, Point, entry
@@ -18,8 +19,7 @@ _NO_SEQ = 0
 """What ``s`` is where inputs have no tokens; no formula uses it then."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True):
     """The storages and events of one point; the order is that of a trace."""
 
     sizes: list[int]
@@ -63,7 +63,7 @@ class Evaluator:
             loaded = self._load()
             if loaded is None:
                 raise FormulaError("the growth's trace is lost")
-            self.growth = dataclasses.replace(self.growth, trace=loaded)
+            self.growth = replace(self.growth, trace=loaded)
             self._load = None
         return self.growth.trace
 
@@ -106,7 +106,7 @@ class Evaluator:
         """The trace at a point where the growth holds; ``notes`` were assumed of the target."""
         stream = self.stream(point, target)
         known = self.whole
-        return dataclasses.replace(
+        return replace(
             known,
             storages=tuple(
                 _storage(known.storages[origin], size)
@@ -124,8 +124,7 @@ def _values(point: Point) -> tuple[int, int]:
     return point.batch, point.seq if point.seq is not None else _NO_SEQ
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(msgspec.Struct, frozen=True):
     number: int
 
 
@@ -158,7 +157,7 @@ def _chosen(choice: AttentionChoice, fields: dict[str, Any], target: Target) -> 
 
 
 def _storage(known: Storage, size: int) -> Storage:
-    return known if known.bytes == size else dataclasses.replace(known, bytes=size)
+    return known if known.bytes == size else replace(known, bytes=size)
 
 
 class _Layout:
@@ -209,7 +208,7 @@ def _expand(trace: Trace, plain: list[int], scripts: list[Any]) -> Stream:
                 kernels.end(~event)
         position = until
         if mark is not None:
-            stream.marks.append(dataclasses.replace(mark, index=len(events)))
+            stream.marks.append(replace(mark, index=len(events)))
     return stream
 
 

@@ -8,10 +8,11 @@ any batch and sequence can be written down without running anything.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.records.trace import Trace
 
@@ -43,24 +44,21 @@ def entry(bytes_: int) -> tuple[Kind, int]:
     return Kind(kind), number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class Point(msgspec.Struct, frozen=True, kw_only=True):
     """A batch size and a sequence length (``None`` where inputs have none)."""
 
     batch: int
     seq: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelCall:
+class KernelCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a formula of ``memcalc.kernels``; texts among its arguments are formulas."""
 
     name: str
     args: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionChoice:
+class AttentionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which attention kernel ran; elsewhere the same one must be chosen."""
 
     call: dict[str, Any]
@@ -70,8 +68,7 @@ class AttentionChoice:
     chosen: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """A symbolic trace and where it holds."""
 
     trace: Trace
@@ -91,5 +88,5 @@ class Growth:
     @property
     def without_events(self) -> Growth:
         """The same without what makes it large; a file of its trace holds that."""
-        bare = dataclasses.replace(self.trace, storages=(), events=(), marks=())
-        return dataclasses.replace(self, trace=bare)
+        bare = replace(self.trace, storages=(), events=(), marks=())
+        return replace(self, trace=bare)

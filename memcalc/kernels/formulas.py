@@ -6,8 +6,9 @@ A call holds whole numbers read from shapes; with a target it becomes the bytes 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from memcalc.kernels import blas, convolution, cub, indexing, reduction
 from memcalc.kernels.attention import cudnn as cudnn_attention
@@ -16,8 +17,7 @@ from memcalc.kernels.scratch import Script, nested
 from memcalc.kernels.target import Target
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One kernel call: a formula's name and its arguments but for the target."""
 
     name: str
@@ -25,8 +25,7 @@ class Call:
     """Numbers and (nested) tuples of numbers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scratch:
+class Scratch(msgspec.Struct, frozen=True):
     """Scripts that run before and after the outputs are allocated; indices count through both."""
 
     before: Script = ()

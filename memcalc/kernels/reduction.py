@@ -8,7 +8,7 @@ global_memory_size`` and ``semaphore_size``; the same from PyTorch 2.6 to 2.15.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from memcalc.kernels.scratch import Script, ceil_div, nested
 from memcalc.kernels.target import Target
@@ -18,8 +18,7 @@ _WARP = 32
 _INPUT_VECTOR = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
+class Reduction(msgspec.Struct, frozen=True, kw_only=True):
     """A reduction as the tensor iterator sees it, after merging neighbouring dimensions."""
 
     outputs: int

@@ -8,10 +8,11 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
@@ -32,8 +33,7 @@ _PACKAGES = (
 _PATIENCE = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
     """One thing about this machine."""
 
     name: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from memcalc.records.measurement import OutOfMemory
@@ -23,8 +23,7 @@ _LIBRARIES = (
 """What PyTorch's other errors say when memory ran out below its allocator."""
 
 
-@dataclass(slots=True)
-class Noticed:
+class Noticed(msgspec.Struct):
     """The last request that PyTorch's CUDA allocator had to refuse."""
 
     asked: int | None = None

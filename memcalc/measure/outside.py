@@ -9,7 +9,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.measure import tree
@@ -20,8 +21,7 @@ from memcalc.records.plan import Plan
 INTERVAL = 0.1
 
 
-@dataclass(slots=True)
-class _Watched:
+class _Watched(msgspec.Struct):
     """One card and what was seen of it."""
 
     card: Card
@@ -32,11 +32,10 @@ class _Watched:
     peak_device: int = 0
     peak_process: int = 0
     samples: int = 0
-    others: dict[int, User] = field(default_factory=dict)
+    others: dict[int, User] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a command ended, and what it held."""
 
     code: int

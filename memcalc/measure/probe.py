@@ -24,7 +24,8 @@ def main() -> None:
 def _torch() -> dict[str, Any]:
     import torch
 
-    found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "gpus": []}
+    found: dict[str, Any] = {"torch": str(torch.__version__), "gpus": []}
+    found["cuda"] = torch.version.cuda
     found["available"] = torch.cuda.is_available()
     for index in range(torch.cuda.device_count() if found["available"] else 0):
         properties = torch.cuda.get_device_properties(index)

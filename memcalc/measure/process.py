@@ -72,7 +72,7 @@ def settings() -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Versions of the code that ran, and of the device."""
-    found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    found: dict[str, Any] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
     for package in ("transformers", "bitsandbytes", "memcalc"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)

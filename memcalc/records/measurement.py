@@ -6,14 +6,13 @@ why, under the field's name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseReading:
+class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
     """What PyTorch's allocator counted in one phase of one step: its peak, and where it ended.
 
     On the CPU there is no caching allocator: only the requested bytes are known.
@@ -32,8 +31,7 @@ class PhaseReading:
     reserved_after: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateReading:
+class StateReading(msgspec.Struct, frozen=True, kw_only=True):
     """The optimizer's state as the real optimizer holds it."""
 
     device: int
@@ -45,8 +43,7 @@ class StateReading:
     tutorial_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
     """A run that did not fit: a result, not an error."""
 
     step: int
@@ -60,8 +57,7 @@ class OutOfMemory:
     """Size of the device."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
     """GPU memory at a quiet point of a run, while the run waits for the reading."""
 
     name: str
@@ -77,8 +73,7 @@ class Moment:
     """Held by PyTorch's allocator at that moment."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherProcess:
+class OtherProcess(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody else on the same GPU."""
 
     pid: int
@@ -86,8 +81,7 @@ class OtherProcess:
     bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuReading:
+class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
     """What NVML said of the GPU, read by the parent while the child trained."""
 
     uuid: str
@@ -132,8 +126,7 @@ class GpuReading:
         return end.process - end.reserved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """What a real run of one plan showed."""
 
     plan: Plan
@@ -164,7 +157,7 @@ class Measurement:
     out_of_memory: OutOfMemory | None = None
     seconds: float | None = None
     """Wall clock of the whole run."""
-    unknown: dict[str, str] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    settings: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = msgspec.field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
+    settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment that changes memory, such as ``PYTORCH_ALLOC_CONF``."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
+
+import msgspec
 
 DTYPE_BYTES = {
     "float64": 8,
@@ -23,8 +24,7 @@ DTYPE_BYTES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """One parameter or buffer of the model; tied ones are listed once, under the first name."""
 
     name: str
@@ -46,8 +46,7 @@ class Parameter:
         return self.numel * DTYPE_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Every parameter and buffer of a model, each storage once."""
 
     model: str
@@ -86,8 +85,7 @@ class Place(StrEnum):
     """CUDA managed memory: pages move between host and device, outside PyTorch's allocator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTensor:
+class StateTensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor an optimizer keeps, for one parameter or (``parameter`` empty) shared by all."""
 
     parameter: str
@@ -102,8 +100,7 @@ class StateTensor:
         return self.numel * DTYPE_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerState:
+class OptimizerState(msgspec.Struct, frozen=True, kw_only=True):
     """All state of one optimizer over one inventory, each storage once."""
 
     optimizer: str

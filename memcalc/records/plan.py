@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+import msgspec
+from msgspec.structs import replace
 
 Scalar = str | int | float | bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to train and how; everything that changes a byte."""
 
     model: str
@@ -58,4 +57,4 @@ class Plan:
     @property
     def program(self) -> Plan:
         """What plans have in common that run the same model and loop on other sizes and GPUs."""
-        return dataclasses.replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
+        return replace(self, batch=1, seq=None, gpu=None, alloc_conf="")

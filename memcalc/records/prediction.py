@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from memcalc.records import display
 from memcalc.records.model import OptimizerState
@@ -11,8 +12,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhasePeak:
+class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """The highest level inside one phase of the steady step, rung by rung."""
 
     phase: Phase
@@ -23,8 +23,7 @@ class PhasePeak:
     """The same phase in the first step, where optimizer state may not exist yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A figure known only within limits."""
 
     low: int
@@ -33,8 +32,7 @@ class Span:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """The ladder at the peak: each rung at least the one before.
 
     Raises:
@@ -53,8 +51,7 @@ class Peak:
             raise ValueError(f"ladder out of order: {self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """A well-known rule of thumb, shown beside the exact figure and never instead of it."""
 
     name: str
@@ -71,8 +68,7 @@ class Verdict(StrEnum):
     DOES_NOT_FIT = "does not fit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Does the peak fit a GPU, and by how much."""
 
     gpu: str
@@ -93,8 +89,7 @@ class Fit:
         return self.capacity - self.needed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one plan."""
 
     plan: Plan
@@ -119,9 +114,9 @@ class Prediction:
     fit: Fit | None = None
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
-    unknown: dict[str, str] = field(default_factory=dict)
+    unknown: dict[str, str] = msgspec.field(default_factory=dict)
     """Why a figure is ``None``, by its name."""
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def _repr_html_(self) -> str | None:
         return display.html(self)

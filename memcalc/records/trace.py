@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from memcalc.records.model import Inventory
 
@@ -40,8 +41,7 @@ class Phase(StrEnum):
     """Evaluation after the last step, with logits kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class Storage(msgspec.Struct, frozen=True, kw_only=True):
     """One piece of device memory and why it was there."""
 
     bytes: int
@@ -57,8 +57,7 @@ class Storage:
     """What autograd was running when it died, such as ``MulBackward0``; empty: nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """From event ``index`` on, this phase of this step runs."""
 
     index: int
@@ -66,8 +65,7 @@ class Mark:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """A simulated run of some optimizer steps: every storage's birth and death, in order."""
 
     storages: tuple[Storage, ...]
@@ -81,4 +79,4 @@ class Trace:
     """Floating-point operations of products, convolutions and attention in the last step."""
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)

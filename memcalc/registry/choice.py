@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
@@ -21,8 +22,7 @@ _PER_PARAMETER_8BIT = 0.05
 """Scales and shared maps make the exact figure larger than the rule by less than this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer with its arguments settled."""
 
     name: str
@@ -102,8 +102,7 @@ class Choice:
         tensors[:0] = self._shared(trained, args, each=own_maps or copies)
         if copies:
             tensors = [
-                dataclasses.replace(t, place=Place.DEVICE) if t.place is Place.MANAGED else t
-                for t in tensors
+                replace(t, place=Place.DEVICE) if t.place is Place.MANAGED else t for t in tensors
             ]
         return OptimizerState(
             optimizer=self.name,

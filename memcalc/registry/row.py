@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from memcalc.records.model import Parameter, Place
 from memcalc.records.plan import Scalar
@@ -20,8 +21,7 @@ COMMON = ("lr", "betas", "eps", "weight_decay", "maximize")
 """Arguments that change no byte and that nearly every optimizer takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One optimizer."""
 
     name: str
@@ -31,9 +31,9 @@ class Row:
     layout: Layout | None
     """State of one parameter in order of allocation; ``None``: no closed form."""
     aliases: tuple[str, ...] = ()
-    defaults: Args = field(default_factory=dict)
+    defaults: Args = msgspec.field(default_factory=dict)
     """Arguments that change state or the shape of the step, with their defaults."""
-    fixed: Args = field(default_factory=dict)
+    fixed: Args = msgspec.field(default_factory=dict)
     """Arguments that the class is always built with."""
     takes: tuple[str, ...] = COMMON
     """Further arguments that are accepted and change no byte."""

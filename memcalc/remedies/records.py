@@ -5,7 +5,7 @@ A remedy's saving is the difference of two full estimates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from memcalc.records.plan import Plan, Scalar
 from memcalc.records.prediction import Fit, Peak, Span
@@ -15,8 +15,7 @@ Change = tuple[str, Scalar | tuple[tuple[str, Scalar], ...]]
 RUNGS = ("requested", "allocated", "reserved")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What one full estimate said."""
 
     plan: Plan
@@ -27,8 +26,7 @@ class Figures:
     """Of one step; ``None``: not counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
+class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the plan that may need less memory, and what it costs."""
 
     key: str
@@ -41,8 +39,7 @@ class Remedy:
     """Cheap ones first: 0 costs nothing, the highest trains something else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Some remedies together, estimated in full."""
 
     remedies: tuple[str, ...]
@@ -65,16 +62,14 @@ class Trial:
         return self.figures.flops / before.flops - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A remedy and what it buys by itself."""
 
     remedy: Remedy
     trial: Trial
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class Search(msgspec.Struct, frozen=True, kw_only=True):
     """The way to a plan that needs no more than ``limit`` bytes."""
 
     limit: int

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+
+import msgspec
 
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
@@ -57,7 +58,7 @@ def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
     Raises:
         UsageError: the changes do not go together.
     """
-    settings = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    settings = msgspec.structs.asdict(plan)
     for remedy in remedies:
         settings.update(remedy.changes)
     return make(settings)

@@ -6,13 +6,12 @@ colours); grey is added for the ninth component, and every component has a hatch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from memcalc.records.trace import Component
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Style:
+class Style(msgspec.Struct, frozen=True, kw_only=True):
     """How one component is drawn."""
 
     color: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.target import Target
@@ -60,7 +60,7 @@ def trace(
     if folded:
         said["repeated layers are traced a few times and continued, proven on one more"] = None
     known = as_trace(raw, program, (*notes, *program.assumptions, *said))
-    return dataclasses.replace(known, uncounted=tuple(missing))
+    return replace(known, uncounted=tuple(missing))
 
 
 def tracer(
@@ -124,7 +124,7 @@ def as_trace(raw: Raw, program: Program, assumptions: tuple[str, ...]) -> Trace:
         seq=program.seq,
         flops=raw.flops,
         assumptions=assumptions,
-        versions={"torch": torch.__version__},
+        versions={"torch": str(torch.__version__)},
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import torch
 
 from memcalc.records.trace import Phase
@@ -28,8 +28,7 @@ class Watch(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a loop needs; model and optimizer are already on the device."""
 
     model: torch.nn.Module

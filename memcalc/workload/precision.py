@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """How weights are stored and in what the forward computes."""
 
     weights: torch.dtype

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
+from msgspec.structs import replace
 
 from memcalc.catalog import models, tasks
 from memcalc.errors import UsageError
@@ -25,8 +25,7 @@ TRAINER_MAX_GRAD_NORM = 1.0
 """Default of ``TrainingArguments.max_grad_norm`` (transformers 5.23)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class Program(msgspec.Struct, frozen=True, kw_only=True):
     """What to run; the model is not on the device yet."""
 
     plan: Plan
@@ -55,9 +54,9 @@ class Program:
                 "name a model that memcalc makes batches for."
             )
         inputs = self.inputs.resized(batch, seq)
-        return dataclasses.replace(
+        return replace(
             self,
-            plan=dataclasses.replace(self.plan, batch=batch, seq=seq),
+            plan=replace(self.plan, batch=batch, seq=seq),
             batch=inputs.make,
             seq=inputs.seq if inputs.has_tokens else None,
             inputs=inputs,

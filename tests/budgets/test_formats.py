@@ -1,6 +1,5 @@
 """Every format says the same, and is what its readers take it for."""
 
-import dataclasses
 import io
 import json
 import pathlib
@@ -12,6 +11,7 @@ import xmlschema
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from msgspec.structs import replace
 
 from memcalc.budgets.figures import change, writer
 from memcalc.budgets.formats import github, junit, markdown, render, sarif, table, words
@@ -89,7 +89,7 @@ def test_sarif_is_valid_and_names_the_line_of_every_failure(found, code):
 def test_one_alert_is_the_same_when_its_line_moves():
     first = verdict()
     where = Where(file="conf/memcalc.toml", line=99)
-    moved = dataclasses.replace(first, budget=dataclasses.replace(first.budget, where=where))
+    moved = replace(first, budget=replace(first.budget, where=where))
     prints = [
         json.loads(sarif.render(report(v), code=1))["runs"][0]["results"][0]["partialFingerprints"]
         for v in (first, moved)

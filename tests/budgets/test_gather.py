@@ -1,10 +1,9 @@
 """Evidence: estimated, or looked up in what was saved; and who shares a worker."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memcalc import report
 from memcalc.budgets import gather
@@ -53,7 +52,7 @@ def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = gather.estimate([run], effort)
     save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=known.prediction)])
-    traced = dataclasses.replace(run, method="trace")
+    traced = replace(run, method="trace")
     (evidence,) = gather.saved([traced], [tmp_path / "saved.json"])
     assert evidence.error
 
@@ -66,7 +65,7 @@ def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monk
 
     monkeypatch.setattr(pool, "trace_parallel", fails)
     (run,) = runs()
-    (evidence,) = gather.estimate([dataclasses.replace(run, method="trace")], effort)
+    (evidence,) = gather.estimate([replace(run, method="trace")], effort)
     assert evidence == Evidence(error="the model's code stopped")
 
 

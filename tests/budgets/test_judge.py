@@ -1,11 +1,11 @@
 """What is over, what holds, and what could not be told; figures held against hand arithmetic."""
 
-import dataclasses
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import memcalc
 from memcalc.budgets.judge import judge, worst_first
@@ -74,7 +74,7 @@ def test_a_margin_takes_its_share_off_the_limit(prediction, limit, margin):
 
 
 def test_without_a_count_of_parameters_nothing_is_told_per_parameter(prediction):
-    evidence = Evidence(prediction=dataclasses.replace(prediction, parameters=0))
+    evidence = Evidence(prediction=replace(prediction, parameters=0))
     amount = Amount(text="", per_parameter=Fraction(1 << 40))
     found = verdict(budget("bytes_per_parameter", amount=amount), evidence)
     assert found.status is Status.UNKNOWN
@@ -101,8 +101,8 @@ def known(prediction, figures):
 
 @given(before=st.integers(1, 1 << 40), percent=st.fractions(0, 50), now=st.integers(0, 1 << 41))
 def test_growth_is_allowed_up_to_its_share_of_the_baseline(prediction, before, percent, now):
-    peak = dataclasses.replace(prediction.peak, requested=now)
-    evidence = Evidence(prediction=dataclasses.replace(prediction, peak=peak))
+    peak = replace(prediction.peak, requested=now)
+    evidence = Evidence(prediction=replace(prediction, peak=peak))
     growth = budget("peak.requested", Rule.GROWTH, amount=Amount(text="", percent=percent))
     found = verdict(growth, evidence, known(prediction, {"peak.requested": before}))
     assert (found.status is Status.OVER) == (now > before + before * percent / 100)
@@ -149,7 +149,7 @@ CAPACITY = 1000
 def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, bare, status):
     context = Span(low=51, likely=100, high=200, source="")
     fit = Fit(gpu="T4", capacity=CAPACITY, needed=bare + 100, metric="process_used")
-    evidence = Evidence(prediction=dataclasses.replace(prediction, context=context, fit=fit))
+    evidence = Evidence(prediction=replace(prediction, context=context, fit=fit))
     assert verdict(budget("fits", Rule.FITS, gpu="T4"), evidence).status is status
 
 
@@ -177,8 +177,9 @@ def test_a_measurement_goes_before_the_estimate_where_it_tells(prediction):
 
 
 def test_a_rung_that_was_not_measured_is_not_taken_from_the_estimate(prediction):
-    traced = dataclasses.replace(
-        prediction, peak=dataclasses.replace(prediction.peak, reserved=1 << 62, allocated=1 << 61)
+    traced = replace(
+        prediction,
+        peak=replace(prediction.peak, reserved=1 << 62, allocated=1 << 61),
     )
     evidence = Evidence(prediction=traced, measurement=measurement(prediction, "cpu"))
     for metric in ("peak.reserved", "peak.process_used"):
@@ -211,7 +212,7 @@ STATUSES = st.lists(st.sampled_from(list(Status)), min_size=1, max_size=6)
 @given(statuses=STATUSES, exit_zero=st.booleans())
 def test_green_means_that_nothing_failed(prediction, statuses, exit_zero):
     shown = verdict(budget("weights", amount=size(1)), Evidence(prediction=prediction))
-    report = Report(verdicts=tuple(dataclasses.replace(shown, status=s) for s in statuses))
+    report = Report(verdicts=tuple(replace(shown, status=s) for s in statuses))
     code = exit_code(report, exit_zero=exit_zero)
     assert (code == 1) == (Status.OVER in statuses and not exit_zero)
     if code == 0:

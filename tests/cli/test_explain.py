@@ -1,10 +1,10 @@
 """memcalc explain, report and show as commands."""
 
-import dataclasses
 import json
 import pickle
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from memcalc.catalog import models
@@ -78,7 +78,7 @@ def test_bad_input_gets_one_sentence_and_exit_code_2(tmp_path, monkeypatch, argu
 
 def test_a_limit_that_nothing_meets_ends_with_1(monkeypatch, explained):
     nothing = Search(limit=1 << 20, rung="reserved", trials=(), best=None)
-    failed = dataclasses.replace(explained, search=nothing)
+    failed = replace(explained, search=nothing)
     monkeypatch.setattr(explain, "explain_plan", lambda plan, wish: failed)
     done = CliRunner().invoke(app.app, ["explain", "gpt2", "--under", "1 MiB"])
     assert done.exit_code == 1

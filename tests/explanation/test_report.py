@@ -1,7 +1,6 @@
 """Pictures, pages, notebooks and snapshots of a traced plan."""
 
 import base64
-import dataclasses
 import io
 import pickle
 import re
@@ -12,6 +11,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 
 from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
 from memcalc.errors import UsageError
@@ -128,9 +128,7 @@ def test_a_picture_of_measured_runs_has_a_bar_as_long_as_each_side(traced):
 
 
 def test_several_plans_stand_side_by_side(traced):
-    other = dataclasses.replace(
-        traced.prediction, plan=dataclasses.replace(traced.prediction.plan, optim="sgd")
-    )
+    other = replace(traced.prediction, plan=replace(traced.prediction.plan, optim="sgd"))
     html = page.render(Document(chapters=tuple(chapter(traced) for _ in range(2))))
     assert "Side by side" in html
     figure = plots.optimizers([traced.prediction, other])
@@ -170,11 +168,9 @@ def test_a_notebook_shows_tables_and_a_picture(traced, explained):
 def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(cached))
     saved = traced.prediction
-    older = dataclasses.replace(saved, versions={"torch": "2.11.0"})
-    changed = dataclasses.replace(
-        older, peak=dataclasses.replace(saved.peak, requested=saved.peak.requested - 1)
-    )
-    closed = dataclasses.replace(saved, method="analytic")
+    older = replace(saved, versions={"torch": "2.11.0"})
+    changed = replace(older, peak=replace(saved.peak, requested=saved.peak.requested - 1))
+    closed = replace(saved, method="analytic")
     with Tracer() as tracer:
         assert again(saved, tracer).line == timeline(traced.trace, saved.plan)
         found = again(older, tracer)

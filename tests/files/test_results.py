@@ -108,7 +108,7 @@ def test_the_steady_step_is_the_last_one_that_was_finished():
 
 
 def _fields(record):
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 def test_comparing_puts_the_worst_first_and_leaves_out_what_one_side_lacks():

@@ -1,9 +1,9 @@
 """``memcalc fit`` on real models: full estimates at the answer and one above agree with it."""
 
-import dataclasses
 import json
 
 import pytest
+from msgspec.structs import replace
 
 import memcalc
 from memcalc.errors import UsageError
@@ -42,7 +42,10 @@ def points(found):
         for limit in answer.limits:
             for probe in (limit.best, limit.above):
                 if probe is not None:
-                    yield dataclasses.replace(answer.plan, batch=probe.batch, seq=probe.seq), probe
+                    yield (
+                        replace(answer.plan, batch=probe.batch, seq=probe.seq),
+                        probe,
+                    )
 
 
 def test_full_estimates_fit_at_the_answer_and_not_one_above(found):
@@ -60,9 +63,9 @@ def test_a_later_estimate_of_any_batch_needs_no_pytorch_and_has_the_traces_bytes
     found, cache, monkeypatch
 ):
     plans = [
-        dataclasses.replace(found["distilbert-base-cased"].plan, batch=13, seq=264),
-        dataclasses.replace(found["gpt2"].plan, batch=3, seq=77),
-        dataclasses.replace(found["gpt2"].plan, batch=2, gpu="V100-16GB", alloc_conf=""),
+        replace(found["distilbert-base-cased"].plan, batch=13, seq=264),
+        replace(found["gpt2"].plan, batch=3, seq=77),
+        replace(found["gpt2"].plan, batch=2, gpu="V100-16GB", alloc_conf=""),
     ]
     fresh = list(api.answers(plans, use_cache=False))
     monkeypatch.setenv("MEMCALC_CACHE", cache)
@@ -71,7 +74,7 @@ def test_a_later_estimate_of_any_batch_needs_no_pytorch_and_has_the_traces_bytes
     for known, answer in zip(fresh, quick, strict=True):
         *same, note = answer.assumptions
         assert "run on symbols" in note
-        assert dataclasses.replace(answer, assumptions=tuple(same)) == known
+        assert replace(answer, assumptions=tuple(same)) == known
 
 
 def test_the_grid_agrees_with_the_limit(found):

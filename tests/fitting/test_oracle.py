@@ -1,8 +1,7 @@
 """An oracle answers by growth while plain traces agree, and by tracing when they do not."""
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
@@ -41,7 +40,7 @@ def trace_of(size):
 
 
 def truth(plan):
-    return dataclasses.replace(trace_of(plan.batch * plan.seq * 512 * KIB), seq=plan.seq)
+    return replace(trace_of(plan.batch * plan.seq * 512 * KIB), seq=plan.seq)
 
 
 def growth_of(formula, conditions=("b >= 2", "s >= 2")):
@@ -88,7 +87,7 @@ def brute_force():
     device = device_for(PLAN, None)
     oracle = Oracle([Client(EstimateError("no"))], None, use_cache=False)
     batches = range(300, 500)
-    plans = [dataclasses.replace(PLAN, batch=batch) for batch in batches]
+    plans = [replace(PLAN, batch=batch) for batch in batches]
     fitting = [b for b, p in zip(batches, plans, strict=True) if oracle.verify(p, device).fits]
     return max(fitting)
 
@@ -127,14 +126,14 @@ def test_a_growth_is_not_used_where_its_conditions_do_not_hold():
 def table(*clients):
     """A table of batches beside and beyond the T4's memory, by these clients."""
     oracle = Oracle(clients, None, use_cache=False)
-    oracle.learn([PLAN, dataclasses.replace(PLAN, batch=1)])
-    plans = [dataclasses.replace(PLAN, batch=1 << power) for power in range(13)]
+    oracle.learn([PLAN, replace(PLAN, batch=1)])
+    plans = [replace(PLAN, batch=1 << power) for power in range(13)]
     return plans, oracle.table(plans, device_for(PLAN, None))
 
 
 def test_a_table_is_answered_by_growths_that_each_client_learns_and_proves():
     one = growth_of(f"{512 * KIB}*s", ("b == 1", "s >= 2"))
-    one = dataclasses.replace(one, learnt_at=Point(batch=1, seq=32))
+    one = replace(one, learnt_at=Point(batch=1, seq=32))
     first, second = Client(growth_of(f"{512 * KIB}*b*s")), Client(one)
     plans, found = table(first, second)
     assert (first.grown, second.grown) == (1, 1)

@@ -16,8 +16,8 @@ from memcalc.estimation.question import resolve
 from memcalc.growth.evaluate import Evaluator
 from memcalc.growth.records import Point
 from memcalc.trace.folding.raw import same
+from memcalc.trace.grow import grow
 from memcalc.trace.run import trace
-from memcalc.trace.symbolic.grow import grow
 from memcalc.workload.program import prepare
 
 

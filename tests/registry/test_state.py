@@ -1,6 +1,5 @@
 """The closed form of every optimizer against the real one, in bytes, after real steps."""
 
-import dataclasses
 import json
 import pathlib
 import warnings
@@ -9,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.errors import EstimateError, UsageError
@@ -226,8 +226,7 @@ def plan_of(precision, **more):
 def test_what_has_no_kernel_on_a_gpu_is_refused_there_and_runs_on_a_cpu(name, precision, words):
     choice, plan = registry.find(name, {}), plan_of(precision)
     parameters = [
-        dataclasses.replace(p, dtype="bfloat16" if precision == "bf16" else "float32")
-        for p in distilbert()
+        replace(p, dtype="bfloat16" if precision == "bf16" else "float32") for p in distilbert()
     ]
     with pytest.raises(UsageError, match=words):
         registry.state_of(choice, parameters, plan)

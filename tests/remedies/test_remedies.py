@@ -1,10 +1,9 @@
 """Remedies are estimates, not guesses; and the combination that is found holds."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import answers
@@ -200,18 +199,16 @@ def test_the_high_end_of_the_context_counts(explained):
     figures = explained.figures
     spread = figures.context.high - figures.context.likely
     assert needed(figures) == figures.peak.process_used + spread
-    bare = dataclasses.replace(
-        figures, peak=dataclasses.replace(figures.peak, process_used=None), context=None
-    )
+    bare = replace(figures, peak=replace(figures.peak, process_used=None), context=None)
     assert needed(bare) == figures.peak.reserved
 
 
 def test_without_an_allocator_remedies_are_compared_by_what_is_requested(explained):
     def bare(peak):
-        return dataclasses.replace(peak, allocated=None, reserved=None, process_used=None)
+        return replace(peak, allocated=None, reserved=None, process_used=None)
 
-    prediction = dataclasses.replace(explained.prediction, peak=bare(explained.prediction.peak))
-    on_cpu = dataclasses.replace(explained, prediction=prediction, search=None)
+    prediction = replace(explained.prediction, peak=bare(explained.prediction.peak))
+    on_cpu = replace(explained, prediction=prediction, search=None)
     text = report.table(on_cpu, top=3)
     head = next(line for line in text.splitlines() if line.startswith(" remedy")).split()
     assert head == ["remedy", "requested", "FLOPs", "cost"]

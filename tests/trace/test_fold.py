@@ -1,9 +1,9 @@
 """A folded trace is the whole trace: storage by storage, event by event, and its FLOPs."""
 
-import dataclasses
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 CASES = [
@@ -67,9 +67,11 @@ def test_stacks_are_found_with_their_prefix_and_period():
 
     only = Stack(path="model.layers", prefix=0, period=1, repeats=126, rest=0)
     assert stacks("meta-llama/Llama-3.1-405B") == [only]
-    assert [dataclasses.astuple(s)[1:] for s in stacks("google/gemma-2-2b")] == [(0, 2, 13, 0)]
-    assert [dataclasses.astuple(s)[1:] for s in stacks("google/gemma-3-1b-pt")] == [(0, 6, 4, 2)]
-    assert [dataclasses.astuple(s)[1:] for s in stacks("deepseek-ai/DeepSeek-V3")] == [
+    assert [msgspec.structs.astuple(s)[1:] for s in stacks("google/gemma-2-2b")] == [(0, 2, 13, 0)]
+    assert [msgspec.structs.astuple(s)[1:] for s in stacks("google/gemma-3-1b-pt")] == [
+        (0, 6, 4, 2)
+    ]
+    assert [msgspec.structs.astuple(s)[1:] for s in stacks("deepseek-ai/DeepSeek-V3")] == [
         (3, 1, 58, 0)
     ]
     assert [s.path for s in stacks("t5-small")] == ["encoder.block", "decoder.block"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc.budgets.detect import accelerate, axolotl, script, trainer
 from memcalc.budgets.detect.records import Detected
@@ -49,7 +50,7 @@ def read(path: Path) -> Detected:
 
 def merge(main: Detected, more: Detected) -> Detected:
     """Add what a second file knows and the first does not."""
-    return dataclasses.replace(
+    return replace(
         main,
         file=f"{main.file} and {more.file}",
         settings={**more.settings, **main.settings},
@@ -102,7 +103,7 @@ def _from_mapping(data: Mapping[str, Any], file: str) -> Detected | None:
 
 def _only_plain(found: Detected) -> Detected:
     """Without values of a kind that no plan has: they are named instead."""
-    wanted = {field.name: str(field.type) for field in dataclasses.fields(Plan)}
+    wanted = Plan.__annotations__
     kept: dict[str, Any] = {}
     left: list[str] = []
     for key, value in found.settings.items():
@@ -111,7 +112,7 @@ def _only_plain(found: Detected) -> Detected:
             left.append(f"{key} = {str(value)[:40]!r} is not read")
         else:
             kept[key] = plain
-    return dataclasses.replace(found, settings=kept, unread=(*found.unread, *left))
+    return replace(found, settings=kept, unread=(*found.unread, *left))
 
 
 def _as(kind: str, value: Any) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detected:
+
+class Detected(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a plan, as a training configuration gives them."""
 
     file: str
     kind: str
     """``TrainingArguments``, ``axolotl`` or ``accelerate``."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
     """Keys of a plan."""
     unread: tuple[str, ...] = ()
     """What changes memory but could not be read or has no place in a plan; one clause each."""

@@ -6,8 +6,9 @@ to 2.13; checked case by case against what PyTorch's own code chooses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from memcalc.kernels.target import Target
 
@@ -21,8 +22,7 @@ class Backend(StrEnum):
     MATH = "math"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One call of attention: query (B, H, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv)."""
 
     heads: int

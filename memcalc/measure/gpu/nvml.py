@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from memcalc.errors import MemcalcError
 
@@ -42,8 +43,7 @@ _CAUSES = {
 _NOT_AVAILABLE = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of a card, in bytes; ``nvidia-smi -q -d MEMORY``."""
 
     total: int
@@ -54,8 +54,7 @@ class Memory:
     version: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class User:
+class User(msgspec.Struct, frozen=True, kw_only=True):
     """A process on a card; ``nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv``.
 
     In a container the number is that of the host.

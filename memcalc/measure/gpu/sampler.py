@@ -11,8 +11,9 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from memcalc.measure.gpu import surroundings
 from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError, User
@@ -23,23 +24,21 @@ from memcalc.units import format_bytes
 INTERVAL = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Level:
+class _Level(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory
     users: tuple[User, ...] | None
     """``None``: the driver does not list processes."""
 
 
-@dataclass(slots=True)
-class _Record:
+class _Record(msgspec.Struct):
     """What has been seen so far."""
 
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[Moment] = msgspec.field(default_factory=list)
     peak_device: int | None = None
     peak_process: int | None = None
     samples: int = 0
-    others: dict[int, User] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    others: dict[int, User] = msgspec.field(default_factory=dict)
+    warnings: list[str] = msgspec.field(default_factory=list)
 
 
 class Sampler:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc.errors import MeasureError, MemcalcError, UsageError
 from memcalc.files.artifact import decode
@@ -89,7 +90,7 @@ class Conversation:
             unknown["process_used"] = failure or "NVML listed no process of the run"
         if gpu is None:
             unknown["gpu"] = failure or "the run never said which card it used"
-        return dataclasses.replace(measured, gpu=gpu, process_used=used, unknown=unknown)
+        return replace(measured, gpu=gpu, process_used=used, unknown=unknown)
 
 
 def _error(answer: dict[str, Any]) -> MemcalcError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from memcalc.files.artifact import encode
 from memcalc.records.plan import Plan
@@ -26,8 +27,7 @@ _KEPT_PREFIXES = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One run to measure."""
 
     plan: Plan

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
 import torch
+from msgspec.structs import replace
 
 from memcalc.errors import MeasureError
 from memcalc.measure import oom, process
@@ -25,8 +25,7 @@ from memcalc.workload.place import to_device
 from memcalc.workload.program import Program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to measure."""
 
     device: str
@@ -125,7 +124,7 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     clock = _Clock(device)
     clock.tick()
     # Reading a meter stops the device at every phase; a step's time is taken without it.
-    bare = dataclasses.replace(job, restore=None, eval_batches=0)
+    bare = replace(job, restore=None, eval_batches=0)
     run(bare, clock, loop=plan.loop, steps=max(2, options.steps - 2))
     seconds = (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1)
     found["seconds_per_step"] = seconds

@@ -8,10 +8,10 @@ to the full depth. Otherwise the model is traced whole.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import torch
+from msgspec.structs import replace
 
 from memcalc.errors import MemcalcError
 from memcalc.growth.records import SYMBOLIC
@@ -64,7 +64,7 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> Raw:
     each = one_more.flops - base.flops
     whole = unfold(base, stacks, stacks[0].repeats, growth)
     flops = base.flops + each * (stacks[0].repeats - BASE)
-    return dataclasses.replace(whole, flops=flops)
+    return replace(whole, flops=flops)
 
 
 def _growth(foretold: Raw, real: Raw) -> dict[int, int]:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 
 LONGEST_PREFIX = 4
 LONGEST_PERIOD = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Stack(msgspec.Struct, frozen=True, kw_only=True):
     """A repeated stack of layers: ``prefix + period * repeats + rest`` of them."""
 
     path: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from memcalc.records.trace import Mark, Storage, Trace
 
@@ -20,8 +20,7 @@ def unit_of(tagged: int) -> int:
     return tagged if tagged == NOWHERE else tagged & ((1 << _BITS) - 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raw:
+class Raw(msgspec.Struct, frozen=True, kw_only=True):
     """Storages, their births (``n``) and deaths (``~n``), and where in the stacks each happened."""
 
     storages: list[Storage]

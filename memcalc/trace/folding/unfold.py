@@ -6,11 +6,12 @@ death of a storage of a neighbouring repetition is the death of the neighbouring
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.records.trace import Mark, Storage
 from memcalc.trace.folding.layers import Stack
@@ -24,8 +25,7 @@ class CannotUnfoldError(Exception):
     """The trace does not repeat in a way that can be continued."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True):
     """Neighbouring events of one phase with one tag."""
 
     start: int
@@ -50,22 +50,21 @@ def unfold(raw: Raw, stacks: Sequence[Stack], repeats: int, growth: dict[int, in
     return _Unfolding(raw, stacks, repeats, growth).result()
 
 
-@dataclass(slots=True)
-class _Unfolding:
+class _Unfolding(msgspec.Struct):
     raw: Raw
     stacks: Sequence[Stack]
     repeats: int
     growth: dict[int, int]
-    storages: list[Storage] = field(default_factory=list)
-    homes: list[int] = field(default_factory=list)
-    events: list[int] = field(default_factory=list)
-    tags: list[int] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    origins: list[int] = field(default_factory=list)
-    places: dict[str, tuple[Stack, int, str] | None] = field(default_factory=dict)
-    neighbourly: set[int] = field(default_factory=set)
+    storages: list[Storage] = msgspec.field(default_factory=list)
+    homes: list[int] = msgspec.field(default_factory=list)
+    events: list[int] = msgspec.field(default_factory=list)
+    tags: list[int] = msgspec.field(default_factory=list)
+    marks: list[Mark] = msgspec.field(default_factory=list)
+    origins: list[int] = msgspec.field(default_factory=list)
+    places: dict[str, tuple[Stack, int, str] | None] = msgspec.field(default_factory=dict)
+    neighbourly: set[int] = msgspec.field(default_factory=set)
     """Storages of the middle that the repetition beside it frees."""
-    alive: dict[int, dict[int, int]] = field(default_factory=dict)
+    alive: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)
     """Of each storage of the base trace: the copies that live, by repetition."""
 
     def result(self) -> Raw:
@@ -104,7 +103,7 @@ class _Unfolding:
 
     def _mark(self, segment: int, marked: int) -> int:
         for mark in self.raw.marks[marked : segment + 1]:
-            self.marks.append(dataclasses.replace(mark, index=len(self.events)))
+            self.marks.append(replace(mark, index=len(self.events)))
         return max(marked, segment + 1)
 
     def _keep(self, run: _Run) -> None:
@@ -187,7 +186,7 @@ class _Unfolding:
         grown = self.growth.get(base, 0) * (self.repeats - BASE)
         module = self._rename(storage.module, layer)
         if grown or module != storage.module:
-            storage = dataclasses.replace(storage, bytes=storage.bytes + grown, module=module)
+            storage = replace(storage, bytes=storage.bytes + grown, module=module)
         self.storages.append(storage)
         self.homes.append(self.raw.homes[base])
         self.origins.append(base)

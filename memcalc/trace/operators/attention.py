@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 
 from memcalc.kernels.attention.choice import Backend, Call, choose
 from memcalc.kernels.target import Target
@@ -79,9 +80,8 @@ def _describe(
 
 
 def _with(call: Call, **changes: Any) -> Call:
-    import dataclasses
 
-    return dataclasses.replace(call, **changes)
+    return replace(call, **changes)
 
 
 def _needs_grad(*tensors: torch.Tensor) -> bool:

@@ -8,11 +8,11 @@ takes the same ones. Sizes 0 and 1 broadcast, so a dimension of one is never a s
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch._dynamo.source import ConstantSource
@@ -89,7 +89,7 @@ class Symbols:
         self, call: attention.Call, target: Target, allowed: frozenset[attention.Backend] | None
     ) -> attention.Backend:
         """Choose an attention kernel at the hint, and write the choice down."""
-        fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call)}
+        fields = msgspec.structs.asdict(call)
         chosen = attention.choose(
             attention.Call(**{name: _hint(value) for name, value in fields.items()}),
             target,

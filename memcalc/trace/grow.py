@@ -7,7 +7,7 @@ by event. Where that fails the whole program runs on symbols, and must pass the 
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from memcalc.errors import EstimateError
 from memcalc.growth.evaluate import Evaluator
@@ -64,7 +64,7 @@ class _Learner:
         assert inputs is not None
         tokens = self.program.seq is not None
         return Growth(
-            trace=dataclasses.replace(as_trace(raw, self.program, self.assumptions), flops=None),
+            trace=replace(as_trace(raw, self.program, self.assumptions), flops=None),
             learnt_at=self.point,
             sizes=symbols.sizes,
             calls=symbols.calls,
