@@ -58,6 +58,14 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     """Sum of the blocks' sizes."""
 
 
+class PoolSize(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes reserved by one pool (``small`` or ``large``) of one stream."""
+
+    pool: str
+    stream: int
+    bytes: int
+
+
 class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot shows of one device at its end. Sizes in bytes."""
 
@@ -65,8 +73,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     segments: int
     largest_free: int
     """Size of the largest block nobody uses."""
-    reserved_by_pool: dict[tuple[str, int], int]
-    """Reserved bytes by pool (``small``, ``large``) and stream."""
+    reserved_by_pool: tuple[PoolSize, ...]
     sites: tuple[Site, ...]
     """Where live storages came from, largest first."""
 
@@ -94,7 +101,10 @@ def breakdown(snapshot: dict[str, Any], *, device: int = 0) -> Breakdown:
         ),
         segments=len(own),
         largest_free=max(free, default=0),
-        reserved_by_pool=dict(reserved),
+        reserved_by_pool=tuple(
+            PoolSize(pool=pool, stream=stream, bytes=size)
+            for (pool, stream), size in reserved.items()
+        ),
         sites=tuple(
             Site(name=name, count=counts[name], bytes=size) for name, size in sizes.most_common()
         ),

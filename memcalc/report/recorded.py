@@ -58,13 +58,8 @@ def markdown(found: Recorded, *, top: int) -> str:
 
 def as_json(found: Recorded) -> str:
     """Everything, in exact bytes."""
-    body = encode(found)
-    pools = found.held.reserved_by_pool.items()
-    body["held"]["reserved_by_pool"] = [
-        {"pool": pool, "stream": stream, "bytes": size} for (pool, stream), size in pools
-    ]
     head = {"schema": SCHEMA, "kind": "snapshot", "memcalc": __version__}
-    return json.dumps({**head, **body}, indent=1) + "\n"
+    return json.dumps({**head, **encode(found)}, indent=1) + "\n"
 
 
 def _lines(found: Recorded) -> list[str]:

@@ -25,7 +25,7 @@ def driver(library, tmp_path):
 READ = """
 import json
 from memcalc.files.artifact import encode
-from memcalc.measure.nvml import Nvml, NvmlError
+from memcalc.measure.gpu.nvml import Nvml, NvmlError
 try:
     nvml = Nvml()
     cards = nvml.cards()
@@ -63,7 +63,7 @@ def test_an_old_driver_is_read_by_version_1_and_that_is_said(old_library, tmp_pa
 def test_versions_are_never_mixed_within_a_run(driver):
     driver.write(card(used=5 * GIB), "fail nvmlDeviceGetMemoryInfo_v2 13 1")
     code = """
-from memcalc.measure.nvml import Nvml, NvmlError
+from memcalc.measure.gpu.nvml import Nvml, NvmlError
 card = Nvml().cards()[0]
 print(card.memory().version)
 try:
@@ -117,8 +117,8 @@ def test_slices_are_cards_of_their_own(driver):
 
 SEEN = """
 import os
-from memcalc.measure.nvml import Nvml, NvmlError
-from memcalc.measure.visible import visible
+from memcalc.measure.gpu.nvml import Nvml, NvmlError
+from memcalc.measure.gpu.visible import visible
 try:
     print(" ".join(card.uuid for card in visible(Nvml().cards(), os.environ)))
 except NvmlError as error:

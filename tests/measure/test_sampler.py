@@ -22,7 +22,7 @@ def driver(library, tmp_path):
 FOLLOW = """
 import json, pathlib, sys
 from memcalc.files.artifact import encode
-from memcalc.measure.sampler import Sampler
+from memcalc.measure.gpu.sampler import Sampler
 worlds, uuid, script = json.loads(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
 names = ["before", "context", "trained", "freed"]
 script.write_text(worlds[0])

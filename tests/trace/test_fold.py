@@ -18,10 +18,10 @@ CODE = """
 import json, sys
 from memcalc import registry
 from memcalc.catalog.plan import make
-from memcalc.trace import fold
-from memcalc.trace.raw import Raw, canonical
+from memcalc.trace.folding import fold
+from memcalc.trace.folding.raw import Raw, canonical
 from memcalc.trace.run import trace
-from memcalc.trace.target import resolve
+from memcalc.estimation.question import resolve
 from memcalc.workload.program import prepare
 
 def form(least):

@@ -6,11 +6,12 @@ import sys
 CODE = """
 import torch
 from memcalc.kernels.target import Target
-from memcalc.trace import device, operators
+from memcalc.trace import device
+from memcalc.trace.operators import replaced
 from memcalc.trace.recorder import Recorder
 
 device.use("cuda")
-operators.install()
+replaced.install()
 recorder = Recorder(None)
 with device.fake_mode(), recorder:
     on = device.NAME
