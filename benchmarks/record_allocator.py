@@ -84,7 +84,7 @@ SCENARIOS = {
 }
 
 
-class Recorder:
+class TraceRecorder:
     """Drives the real allocator with tensors and writes down what happened."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -214,7 +214,7 @@ class Recorder:
 def record(name: str) -> None:
     """Run one scenario in this process and print the recording."""
     warnings.simplefilter("ignore")
-    print(json.dumps(Recorder(SCENARIOS[name]).run(), separators=(",", ":")))
+    print(json.dumps(TraceRecorder(SCENARIOS[name]).run(), separators=(",", ":")))
     sys.stdout.flush()
     os._exit(0)  # a stand-in driver cannot be torn down
 

@@ -29,9 +29,9 @@ def problems(models: list[str]) -> list:
     from memcalc.estimation.worker import Desk
     from memcalc.kernels import convolution
     from memcalc.records.plan import Plan
-    from memcalc.trace.scratch.kernels import TargetKernels
+    from memcalc.trace.scratch.kernels import TargetKernelMemory
 
-    seen, scripts = {}, TargetKernels.scripts
+    seen, scripts = {}, TargetKernelMemory.scripts
 
     def logged(self, call):
         if call.name == "convolution" and len(call.args) > 1:
@@ -39,7 +39,7 @@ def problems(models: list[str]) -> list:
             seen[convolution.text((image, *rest))] = None
         return scripts(self, call)
 
-    TargetKernels.scripts = logged
+    TargetKernelMemory.scripts = logged
     for model in models:
         Desk().estimate(Plan(model=model, batch=2, gpu="H100"))
     return [json.loads(text) for text in seen]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from record_allocator import MIB, SCENARIOS, Recorder, Scenario
+from record_allocator import MIB, SCENARIOS, Scenario, TraceRecorder
 
 SHORT = {"operations": 300, "largest": 300 * MIB}
 RUNS: dict[str, Scenario] = {
@@ -33,7 +33,7 @@ RUNS: dict[str, Scenario] = {
 }
 
 
-class Sampler(Recorder):
+class Sampler(TraceRecorder):
     """A recorder that also reads the levels after every operation."""
 
     def __init__(self, scenario: Scenario) -> None:

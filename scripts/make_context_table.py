@@ -59,7 +59,7 @@ def _row(reading: Reading) -> str:
     link = f"[{name}]({reading.source})" if reading.source.startswith("http") else name
     count = gpus.find(reading.gpu).multiprocessors
     versions = (reading.torch or "", reading.cuda or "", reading.driver or "")
-    cells = (reading.gpu, str(count), reading.moment.value, _mib(reading), *versions, link)
+    cells = (reading.gpu, str(count), reading.stage.value, _mib(reading), *versions, link)
     return f"| {' | '.join(cells)} | {reading.aside or reading.note} |"
 
 

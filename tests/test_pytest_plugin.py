@@ -106,7 +106,7 @@ ERRORS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Outcome, text and properties of every test above."""
+    """CheckResult, text and properties of every test above."""
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "test_it.py").write_text(TESTS)
     done = subprocess.run(

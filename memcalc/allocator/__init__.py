@@ -3,5 +3,5 @@
 ``settings`` reads ``PYTORCH_ALLOC_CONF``, ``replay`` turns storages into what is reserved,
 ``snapshot_writer`` and ``snapshot_reader`` speak the format of PyTorch's memory viewer, and
 ``what_if`` runs a recorded history again. The model itself is ``caching`` with ``release`` and
-``expandable``, on the ``books``.
+``expandable``, on the ``state``.
 """

@@ -1,14 +1,14 @@
-"""The pieces the allocator keeps its books with: blocks, and free lists ordered by size."""
+"""The pieces the allocator keeps its state with: blocks, and free lists ordered by size."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from memcalc.allocator.tally import Tally
+from memcalc.allocator.stats import PoolStats
 
 
-class Expandable:
+class ExpandableSegment:
     """A reserved range of addresses whose pages are mapped as they are needed."""
 
     __slots__ = ("address", "granule", "size")
@@ -49,7 +49,7 @@ class Block:
         self.mapped = True
         self.prev: Block | None = None
         self.next: Block | None = None
-        self.segment: Expandable | None = None
+        self.segment: ExpandableSegment | None = None
         self.used_by: tuple[int, ...] = ()
         """Other streams that used it (``Tensor.record_stream``)."""
         self.waiting = 0
@@ -98,16 +98,16 @@ class FreeList:
 class Pool:
     """The small or the large pool: its free blocks and its holes, by stream."""
 
-    __slots__ = ("free", "is_small", "searches", "tally", "unmapped")
+    __slots__ = ("free", "is_small", "searches", "stats", "unmapped")
 
-    def __init__(self, tally: Tally, *, is_small: bool) -> None:
+    def __init__(self, stats: PoolStats, *, is_small: bool) -> None:
         self.is_small = is_small
         self.free: dict[int, FreeList] = {}
         self.unmapped: dict[int, list[Block]] = {}
         """Address ranges of expandable segments with no memory behind them, by address."""
         self.searches = 0
         """Searches for a free block; counted only when garbage is collected."""
-        self.tally = tally
+        self.stats = stats
 
     def add(self, block: Block) -> None:
         """Put a block among the free ones."""

@@ -13,7 +13,6 @@ import msgspec
 
 from memcalc.allocator import expandable, release
 from memcalc.allocator.blocks import Block, Pool
-from memcalc.allocator.books import Books
 from memcalc.allocator.constants import (
     MIN_BLOCK,
     MIN_OWN_SEGMENT,
@@ -21,11 +20,12 @@ from memcalc.allocator.constants import (
     SMALL_REQUEST,
     SMALL_SEGMENT,
 )
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.settings import AllocatorSettings, round_size
+from memcalc.allocator.state import AllocatorState
 
 
-class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
+class FailedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request could not be served. All in bytes."""
 
     requested: int
@@ -42,12 +42,12 @@ class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceOutOfMemoryError(Exception):
     """The model of ``torch.OutOfMemoryError``; the allocator stays usable, as the real one does."""
 
-    def __init__(self, why: OutOfMemory) -> None:
+    def __init__(self, why: FailedRequest) -> None:
         super().__init__(f"{why.asked} bytes asked of the device, {why.device_free} free")
         self.why = why
 
 
-class CachingAllocator(Books):
+class CachingAllocator(AllocatorState):
     """The caching allocator of one device.
 
     Args:
@@ -58,7 +58,7 @@ class CachingAllocator(Books):
     """
 
     def __init__(
-        self, settings: AllocatorSettings, device: Device, *, streams_lag: bool = False
+        self, settings: AllocatorSettings, device: DeviceMemory, *, streams_lag: bool = False
     ) -> None:
         super().__init__(settings, device)
         self._streams_lag = streams_lag
@@ -86,10 +86,10 @@ class CachingAllocator(Books):
         ):
             block = self.split(pool, block, rounded)
         elif (block.prev is not None or block.next is not None) and block.segment is None:
-            pool.tally.change_split(-1, -block.size)
+            pool.stats.change_split(-1, -block.size)
         block.busy = True
         block.requested = size
-        pool.tally.add(block.size, size)
+        pool.stats.add(block.size, size)
         if self.limited and block.size >= settings.max_split:
             self.oversize_blocks.change(1)
         if self.grew:
@@ -101,13 +101,13 @@ class CachingAllocator(Books):
         if self.limited and block.size >= self.settings.max_split:
             self.oversize_blocks.change(-1)
         if block.used_by:
-            block.pool.tally.wait(block.size)
+            block.pool.stats.wait(block.size)
             block.waiting = len(block.used_by)
             for stream in block.used_by:
                 self.waiting.setdefault(stream, []).append(block)
             block.used_by = ()
         else:
-            block.pool.tally.drop(block.size, block.requested)
+            block.pool.stats.drop(block.size, block.requested)
             self.put_back(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -160,7 +160,7 @@ class CachingAllocator(Books):
         self.trace.append(("oom", self.device.free, rounded, stream))
         held = self.levels()
         raise DeviceOutOfMemoryError(
-            OutOfMemory(
+            FailedRequest(
                 requested=size,
                 asked=self._segment_size(rounded),
                 device_free=self.device.free,
@@ -179,7 +179,7 @@ class CachingAllocator(Books):
 
     def _new_block(self, pool: Pool, rounded: int, stream: int) -> Block | None:
         size = self._segment_size(rounded)
-        reserved = self.statistics.device.reserved.current
+        reserved = self.stats.device.reserved.current
         if self.allowed is not None and reserved + size > self.allowed:
             return None
         if self.settings.expandable:

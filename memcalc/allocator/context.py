@@ -15,15 +15,15 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog import contexts, gpus
-from memcalc.catalog.contexts import Moment, Reading
+from memcalc.catalog.contexts import Reading, Stage
 from memcalc.catalog.gpus import Gpu
 from memcalc.records.prediction import Span
 
 ENOUGH = 3
 """Readings of a kind of GPU that show its spread; with fewer, the spread of all GPUs is taken."""
-_MODEL = frozenset({Moment.LOADING, Moment.INFERENCE, Moment.TRAINING})
+_MODEL = frozenset({Stage.LOADING, Stage.INFERENCE, Stage.TRAINING})
 """With a model there. How far it had come is often not told, and makes no difference to be seen."""
-_BARE = frozenset({Moment.CONTEXT})
+_BARE = frozenset({Stage.CONTEXT})
 
 
 class Outside(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,9 +77,9 @@ def _within(context: Span, total: Span) -> Span:
     return replace(context, low=low, likely=likely, high=high)
 
 
-def comparable(moments: frozenset[Moment]) -> tuple[Reading, ...]:
+def comparable(moments: frozenset[Stage]) -> tuple[Reading, ...]:
     """Readings at these moments that count: kernels loaded lazily, nothing set aside."""
-    return tuple(r for r in contexts.table() if r.moment in moments and r.lazy and not r.aside)
+    return tuple(r for r in contexts.table() if r.stage in moments and r.lazy and not r.aside)
 
 
 def alike(gpu: Gpu, other: Gpu) -> bool:
@@ -91,7 +91,7 @@ def _of_kind(gpu: Gpu | None, readings: Sequence[Reading]) -> list[Reading]:
     return [r for r in readings if gpu is not None and alike(gpu, gpus.find(r.gpu))]
 
 
-def _span(gpu: Gpu | None, moments: frozenset[Moment]) -> Span:
+def _span(gpu: Gpu | None, moments: frozenset[Stage]) -> Span:
     readings = comparable(moments)
     if gpu is None:
         return _any(moments, readings)
@@ -103,7 +103,7 @@ def _span(gpu: Gpu | None, moments: frozenset[Moment]) -> Span:
     return _by_multiprocessors(gpu, readings, len(own))
 
 
-def _any(moments: frozenset[Moment], readings: Sequence[Reading]) -> Span:
+def _any(moments: frozenset[Stage], readings: Sequence[Reading]) -> Span:
     every = [_span(gpu, moments) for gpu in gpus.table()]
     return Span(
         low=min(span.low for span in every),

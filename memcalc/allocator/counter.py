@@ -25,18 +25,18 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
 class Counter:
     """One statistic that changes rarely: its level, its peak, and the sum of its increases."""
 
-    __slots__ = ("current", "peak", "risen")
+    __slots__ = ("current", "peak", "total")
 
     def __init__(self) -> None:
         self.current = 0
         self.peak = 0
-        self.risen = 0
+        self.total = 0
 
     def change(self, amount: int) -> None:
         """Raise the level, or lower it."""
         self.current += amount
         if amount > 0:
-            self.risen += amount
+            self.total += amount
             if self.current > self.peak:
                 self.peak = self.current
 
@@ -49,6 +49,6 @@ class Counter:
         return {
             f"{name}.current": self.current,
             f"{name}.peak": self.peak,
-            f"{name}.allocated": self.risen,
-            f"{name}.freed": self.risen - self.current,
+            f"{name}.allocated": self.total,
+            f"{name}.freed": self.total - self.current,
         }

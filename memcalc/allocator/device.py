@@ -11,7 +11,7 @@ FIRST_ADDRESS = 0x7F00_0000_0000
 """Where made-up addresses begin; they only grow, so that no two segments are ever alike."""
 
 
-class Device:
+class DeviceMemory:
     """A device with so much memory.
 
     Which free block is taken among equals depends on the order of addresses, and that is the

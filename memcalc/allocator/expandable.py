@@ -6,9 +6,9 @@ and ``ExpandableSegment`` in ``c10/cuda/CUDACachingAllocator.cpp``.
 
 from __future__ import annotations
 
-from memcalc.allocator.blocks import Block, Expandable, Pool
-from memcalc.allocator.books import Books
+from memcalc.allocator.blocks import Block, ExpandableSegment, Pool
 from memcalc.allocator.constants import SMALL_SEGMENT
+from memcalc.allocator.state import AllocatorState
 
 
 def best_fit(free: list[Block], at: int) -> int:
@@ -22,21 +22,21 @@ def best_fit(free: list[Block], at: int) -> int:
     return at
 
 
-def allocate(books: Books, pool: Pool, rounded: int, stream: int) -> Block | None:
+def allocate(state: AllocatorState, pool: Pool, rounded: int, stream: int) -> Block | None:
     """Map pages at the lowest address where the request fits; ``None``: the device is full."""
-    block = _find_room(books, pool, rounded, stream)
-    if not block.mapped and not _map(books, block, min(block.size, rounded)):
+    block = _find_room(state, pool, rounded, stream)
+    if not block.mapped and not _map(state, block, min(block.size, rounded)):
         return None
     while block.size < rounded:
         hole = block.next
-        if hole is None or not _map(books, hole, min(rounded - block.size, hole.size)):
+        if hole is None or not _map(state, hole, min(rounded - block.size, hole.size)):
             return None
         block = hole  # it swallowed the free block before it
     pool.remove(block)
     return block
 
 
-def unmap(books: Books, block: Block) -> None:
+def unmap(state: AllocatorState, block: Block) -> None:
     """Give back the whole pages inside a free block; the rest of it stays free."""
     segment = block.segment
     if segment is None:
@@ -52,7 +52,7 @@ def unmap(books: Books, block: Block) -> None:
     if before:
         rest = _piece(block, block.address, before)
         if block.prev is None:
-            books.heads[rest.address] = rest
+            state.heads[rest.address] = rest
         rest.splice(block.prev, block)
         pool.add(rest)
     if after:
@@ -60,15 +60,15 @@ def unmap(books: Books, block: Block) -> None:
         rest.splice(block, block.next)
         pool.add(rest)
     block.address, block.size, block.mapped = start, size, False
-    books.merge(block, block.prev)
-    books.merge(block, block.next)
-    books.device.release(size)
-    books.change_reserved(pool, -size)
-    books.trace.append(("segment_unmap", start, size, block.stream))
+    state.merge(block, block.prev)
+    state.merge(block, block.next)
+    state.device.release(size)
+    state.change_reserved(pool, -size)
+    state.trace.append(("segment_unmap", start, size, block.stream))
     if block.is_split:
         pool.add_hole(block)
     else:
-        del books.heads[block.address]
+        del state.heads[block.address]
 
 
 def _could_grow_to(block: Block) -> int:
@@ -76,7 +76,7 @@ def _could_grow_to(block: Block) -> int:
     return block.size if after is None or after.mapped else block.size + after.size
 
 
-def _find_room(books: Books, pool: Pool, rounded: int, stream: int) -> Block:
+def _find_room(state: AllocatorState, pool: Pool, rounded: int, stream: int) -> Block:
     for hole in pool.unmapped.get(stream, ()):
         before = hole.prev
         first = hole if before is None or before.busy else before
@@ -86,24 +86,24 @@ def _find_room(books: Books, pool: Pool, rounded: int, stream: int) -> Block:
             room, block = room + block.size, block.next
         if room >= rounded:
             return first
-    granule = SMALL_SEGMENT if pool.is_small else books.settings.large_segment
-    total = books.device.total
+    granule = SMALL_SEGMENT if pool.is_small else state.settings.large_segment
+    total = state.device.total
     size = -(-(total + total // 8) // granule) * granule
-    address = books.device.reserve(size)
-    whole = books.heads[address] = Block(pool, stream, address, size)
+    address = state.device.reserve(size)
+    whole = state.heads[address] = Block(pool, stream, address, size)
     whole.mapped = False
-    whole.segment = Expandable(address, size, granule)
+    whole.segment = ExpandableSegment(address, size, granule)
     pool.add_hole(whole)
     return whole
 
 
-def _map(books: Books, hole: Block, size: int) -> bool:
+def _map(state: AllocatorState, hole: Block, size: int) -> bool:
     """Put memory behind the front of a hole, in whole granules; all of it or none."""
     segment = hole.segment
     if segment is None:
         return False
     mapped = -(-size // segment.granule) * segment.granule
-    if not books.device.take(mapped):
+    if not state.device.take(mapped):
         return False
     pool = hole.pool
     pool.remove(hole)
@@ -115,11 +115,11 @@ def _map(books: Books, hole: Block, size: int) -> bool:
         hole.size = mapped
         pool.add_hole(rest)
     start = hole.address
-    books.merge(hole, hole.prev)
-    books.merge(hole, hole.next)
+    state.merge(hole, hole.prev)
+    state.merge(hole, hole.next)
     pool.add(hole)
-    books.change_reserved(pool, mapped)
-    books.trace.append(("segment_map", start, mapped, hole.stream))
+    state.change_reserved(pool, mapped)
+    state.trace.append(("segment_map", start, mapped, hole.stream))
     return True
 
 

@@ -10,41 +10,41 @@ from bisect import bisect_left
 
 from memcalc.allocator import expandable
 from memcalc.allocator.blocks import Block, Pool
-from memcalc.allocator.books import Books
 from memcalc.allocator.constants import UNLIMITED
+from memcalc.allocator.state import AllocatorState
 
 
-def release_cached(books: Books) -> None:
+def release_cached(state: AllocatorState) -> None:
     """Wait for all streams, then give back every segment, and every page, that is free as a whole.
 
     Other streams' segments go too, not only those of the stream that is short of memory.
     """
-    books.syncs += 1
-    books.complete_all()
-    for pool in (books.large, books.small):
+    state.syncs += 1
+    state.complete_all()
+    for pool in (state.large, state.small):
         free = list(pool)
         for block in free:
             if block.segment is None and not block.is_split:
-                release_segment(books, block)
+                release_segment(state, block)
         for block in free:
             if block.segment is not None:
-                expandable.unmap(books, block)
+                expandable.unmap(state, block)
 
 
-def release_oversize(books: Books, pool: Pool, rounded: int, stream: int) -> bool:
+def release_oversize(state: AllocatorState, pool: Pool, rounded: int, stream: int) -> bool:
     """Give back blocks too large to be split, just enough for the request.
 
     Returns:
         Whether as much as the request (or ``max_split``, if that is more) was given back.
     """
-    limit = books.settings.max_split
+    limit = state.settings.max_split
     if limit == UNLIMITED:
         return False
     wanted = max(rounded, limit)
     free = pool.free.get(stream)
     at = bisect_left(free.keys, wanted << 64) if free is not None else 0
     if free is not None and at < len(free.blocks) and free.blocks[at].segment is None:
-        release_segment(books, free.blocks[at])
+        release_segment(state, free.blocks[at])
         return True
     released = 0
     for block in free.blocks[:at][::-1] if free is not None else ():
@@ -52,23 +52,23 @@ def release_oversize(books: Books, pool: Pool, rounded: int, stream: int) -> boo
             break
         if block.segment is None:
             released += block.size
-            release_segment(books, block)
+            release_segment(state, block)
     return released >= wanted
 
 
-def collect_garbage(books: Books) -> None:
+def collect_garbage(state: AllocatorState) -> None:
     """Give back large cached segments that were long not reused, once reserved is over threshold.
 
     A block's age is the number of searches of its pool since it was freed. Every block at least
     as old as the mean goes, even when fewer would do.
     """
-    if books.allowed is None:
+    if state.allowed is None:
         return
-    threshold = int(books.settings.gc_threshold * float(books.allowed))
-    target = books.statistics.device.reserved.current - threshold
+    threshold = int(state.settings.gc_threshold * float(state.allowed))
+    target = state.stats.device.reserved.current - threshold
     if target <= 0:
         return
-    pool = books.large
+    pool = state.large
     ages = {block: pool.searches - block.born for block in pool if not block.is_split}
     count, total, reclaimed, progress = len(ages), sum(ages.values()), 0, True
     while count and progress and reclaimed < target:
@@ -80,15 +80,15 @@ def collect_garbage(books: Books) -> None:
                 total -= age
                 count -= 1
                 del ages[block]
-                release_segment(books, block)
+                release_segment(state, block)
 
 
-def release_segment(books: Books, block: Block) -> None:
+def release_segment(state: AllocatorState, block: Block) -> None:
     """Give the segment that this free block fills back to the device."""
     block.pool.remove(block)
-    del books.heads[block.address]
-    books.device.give_back(block.size)
-    books.change_reserved(block.pool, -block.size, segments=-1)
-    if block.size >= books.settings.max_split:
-        books.oversize_segments.change(-1)
-    books.trace.append(("segment_free", block.address, block.size, block.stream))
+    del state.heads[block.address]
+    state.device.give_back(block.size)
+    state.change_reserved(block.pool, -block.size, segments=-1)
+    if block.size >= state.settings.max_split:
+        state.oversize_segments.change(-1)
+    state.trace.append(("segment_free", block.address, block.size, block.stream))

@@ -6,7 +6,7 @@ An event is a plain tuple, so that a million of them cost little:
 ``(key, size)``, ``size`` > 0          storage ``key`` is born, on the default stream
 ``(key, size, stream)``                the same on another stream
 ``(key, 0)`` or ``(key, None)``        storage ``key`` dies
-``(Op.MARK, name)``                    a span of events begins: a phase, a step
+``(Op.MARK, name)``                    a interval of events begins: a phase, a step
 ``(Op.USED_BY, key, stream)``          another stream uses the storage (``Tensor.record_stream``)
 ``(Op.PASSED, key)``                   the other streams are done with a storage that died; without
                                        this they are by the next birth (see ``streams_lag``)
@@ -23,11 +23,11 @@ from typing import Any
 import msgspec
 
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.books import TraceEntry
-from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, OutOfMemory
+from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
 from memcalc.allocator.counter import Levels
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.settings import AllocatorSettings
+from memcalc.allocator.state import TraceEntry
 
 Event = tuple[Any, ...]
 
@@ -41,7 +41,7 @@ class Op(Enum):
     EMPTY_CACHE = "empty_cache"
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """What happened from one mark to the next."""
 
     name: Hashable
@@ -58,9 +58,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     event: int
     """Index of the event that failed."""
     key: Hashable
-    span: Hashable
+    interval: Hashable
     """The mark it happened after; ``None``: before any."""
-    why: OutOfMemory
+    why: FailedRequest
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     end: Levels
     at_reserved_peak: Levels
     """All rungs right after the request that first took reserved to its peak."""
-    spans: tuple[Span, ...]
+    intervals: tuple[Interval, ...]
     retries: int
     """How often the cache had to be emptied to serve a request (``num_alloc_retries``)."""
     out_of_memory: Failure | None
@@ -103,23 +103,23 @@ def replay(
         streams_lag: a dead storage that other streams used is free only at its ``Op.PASSED``.
 
     Returns:
-        Peaks, spans and device events; up to the failure, if memory ran out.
+        Peaks, intervals and device events; up to the failure, if memory ran out.
 
     Raises:
         ValueError: the events contradict themselves: a storage is born twice, or one dies that
             was not alive.
     """
-    device = Device(device_bytes, available=available)
+    device = DeviceMemory(device_bytes, available=available)
     run = _Run(CachingAllocator(settings, device, streams_lag=streams_lag))
     failure = run.play(events)
-    run.close_span()
+    run.close_interval()
     allocator = run.allocator
     return Replay(
         settings=settings,
         peaks=run.peaks,
         end=allocator.levels(),
         at_reserved_peak=allocator.at_reserved_peak,
-        spans=tuple(run.spans),
+        intervals=tuple(run.intervals),
         retries=allocator.retries,
         out_of_memory=failure,
         device_events=tuple(entry for entry in allocator.trace if entry[0].startswith("segment_")),
@@ -133,7 +133,7 @@ class _Run:
         self.allocator = allocator
         self.live: dict[Hashable, Block] = {}
         self.shared: dict[Hashable, Block] = {}
-        self.spans: list[Span] = []
+        self.intervals: list[Interval] = []
         self.peaks = allocator.levels()
         self._name: Hashable = None
         self._begin = self.peaks
@@ -156,15 +156,17 @@ class _Run:
                 else:
                     raise ValueError(f"storage {key!r} dies, but is not alive (event {index})")
         except DeviceOutOfMemoryError as error:
-            return Failure(event=index, key=key, span=self._name, why=error.why)
+            return Failure(event=index, key=key, interval=self._name, why=error.why)
         return None
 
-    def close_span(self) -> None:
-        """End the span that runs, and fold its peaks into those of the whole."""
-        statistics = self.allocator.statistics
+    def close_interval(self) -> None:
+        """End the interval that runs, and fold its peaks into those of the whole."""
+        statistics = self.allocator.stats
         peaks, end = statistics.peaks(), statistics.levels()
         if self._name is not None:
-            self.spans.append(Span(name=self._name, begin=self._begin, peaks=peaks, end=end))
+            self.intervals.append(
+                Interval(name=self._name, begin=self._begin, peaks=peaks, end=end)
+            )
         self.peaks = Levels(
             requested=max(self.peaks.requested, peaks.requested),
             allocated=max(self.peaks.allocated, peaks.allocated),
@@ -176,7 +178,7 @@ class _Run:
 
     def _special(self, event: Event) -> None:
         if event[0] is Op.MARK:
-            self.close_span()
+            self.close_interval()
             self._name = event[1]
         elif event[0] is Op.USED_BY:
             block = self.shared[event[1]] = self.live[event[1]]

@@ -8,10 +8,10 @@ from enum import StrEnum
 import msgspec
 
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.books import Books
+from memcalc.allocator.state import AllocatorState
 
 
-class State(StrEnum):
+class BlockState(StrEnum):
     """What a block is doing, in the words of ``torch.cuda.memory_snapshot``."""
 
     ALLOCATED = "active_allocated"
@@ -27,7 +27,7 @@ class BlockRecord(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     requested: int
     """What was asked for; in an inactive block, the last time it was in use."""
-    state: State
+    state: BlockState
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +44,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the whole segment."""
         return sum(block.size for block in self.blocks)
 
-    def held(self, *states: State) -> int:
+    def held(self, *states: BlockState) -> int:
         """Bytes of the blocks in one of these states."""
         return sum(block.size for block in self.blocks if block.state in states)
 
 
-def segments(books: Books) -> tuple[Segment, ...]:
+def segments(state: AllocatorState) -> tuple[Segment, ...]:
     """List all segments by address; an expandable one counts as many as it has mapped stretches.
 
     Source: ``DeviceCachingAllocator::snapshot`` in ``c10/cuda/CUDACachingAllocator.cpp``.
@@ -62,7 +62,7 @@ def segments(books: Books) -> tuple[Segment, ...]:
             is_expandable=stretch[0].segment is not None,
             blocks=tuple(_record(block) for block in stretch),
         )
-        for head in books.heads.values()
+        for head in state.heads.values()
         for stretch in _mapped_stretches(head)
     ]
     return tuple(sorted(found, key=lambda segment: segment.address))
@@ -84,9 +84,9 @@ def _mapped_stretches(head: Block) -> Iterator[list[Block]]:
 
 def _record(block: Block) -> BlockRecord:
     if not block.busy:
-        state = State.INACTIVE
+        state = BlockState.INACTIVE
     else:
-        state = State.PENDING if block.waiting else State.ALLOCATED
+        state = BlockState.PENDING if block.waiting else BlockState.ALLOCATED
     return BlockRecord(
         address=block.address, size=block.size, requested=block.requested, state=state
     )

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.allocator.blocks import Block
-from memcalc.allocator.books import TraceEntry
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
 from memcalc.allocator.constants import UNLIMITED
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Event, Op
-from memcalc.allocator.segments import Segment, State, segments
+from memcalc.allocator.segments import BlockState, Segment, segments
 from memcalc.allocator.settings import AllocatorSettings
+from memcalc.allocator.state import TraceEntry
 
 Frame = tuple[str, int, str]
 """File, line and name, innermost first: for a prediction, the module, 0 and the op."""
@@ -50,16 +50,16 @@ def predicted_snapshot(
     Returns:
         A snapshot; if memory runs out it ends with the ``oom`` entry.
     """
-    allocator = CachingAllocator(settings, Device(device_bytes, available=available))
-    recorder = _Recorder(allocator, frames)
+    allocator = CachingAllocator(settings, DeviceMemory(device_bytes, available=available))
+    writer = _SnapshotWriter(allocator, frames)
     try:
         for event in events:
-            recorder.play(event)
+            writer.play(event)
     except DeviceOutOfMemoryError:
-        recorder.take_over(())
+        writer.take_over(())
     return {
-        "segments": [recorder.segment(segment) for segment in segments(allocator)],
-        "device_traces": [recorder.entries],
+        "segments": [writer.segment(segment) for segment in segments(allocator)],
+        "device_traces": [writer.entries],
         "allocator_settings": _settings(settings),
         "external_annotations": [],
     }
@@ -70,7 +70,7 @@ def save_snapshot(snapshot: dict[str, Any], path: Path) -> None:
     path.write_bytes(pickle.dumps(snapshot, protocol=4))
 
 
-class _Recorder:
+class _SnapshotWriter:
     """Plays events and writes an entry for everything the allocator does. One event is 1 us."""
 
     def __init__(
@@ -112,13 +112,13 @@ class _Recorder:
 
     def segment(self, segment: Segment) -> dict[str, Any]:
         """A segment in the words of a snapshot."""
-        active = [block for block in segment.blocks if block.state != State.INACTIVE]
+        active = [block for block in segment.blocks if block.state != BlockState.INACTIVE]
         return {
             "device": 0,
             "address": segment.address,
             "total_size": segment.size,
-            "allocated_size": segment.held(State.ALLOCATED),
-            "active_size": segment.held(State.ALLOCATED, State.PENDING),
+            "allocated_size": segment.held(BlockState.ALLOCATED),
+            "active_size": segment.held(BlockState.ALLOCATED, BlockState.PENDING),
             "requested_size": sum(block.requested for block in active),
             "stream": segment.stream,
             "segment_type": "small" if segment.is_small else "large",

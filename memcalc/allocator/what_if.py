@@ -18,7 +18,7 @@ from memcalc.allocator import expandable, release
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.counter import Levels
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Event, Op, Replay, replay
 from memcalc.allocator.segments import segments
 from memcalc.allocator.settings import AllocatorSettings
@@ -155,7 +155,7 @@ class _Follower:
 
     def __init__(self, settings: AllocatorSettings) -> None:
         own = replace(settings, gc_threshold=0.0, memory_fraction=1.0)
-        self.allocator = CachingAllocator(own, Device(_AMPLE), streams_lag=True)
+        self.allocator = CachingAllocator(own, DeviceMemory(_AMPLE), streams_lag=True)
         self._live: dict[int, Block] = {}
         self._late: dict[int, Block] = {}
         self._taken: list[tuple[str, int, int, int]] = []

@@ -38,7 +38,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     remedy: reasons.Remedy = reasons.no_remedy
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """A report and the evidence behind it."""
 
     report: Report
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...]
 
 
-def check(files: Sequence[BudgetFile], question: Question) -> Outcome:
+def check(files: Sequence[BudgetFile], question: Question) -> CheckResult:
     """Find out what every run costs and judge its budgets.
 
     Raises:
@@ -76,7 +76,7 @@ def check(files: Sequence[BudgetFile], question: Question) -> Outcome:
         notes=tuple(notes),
         versions=versions,
     )
-    return Outcome(report=report, runs=runs, evidence=evidence)
+    return CheckResult(report=report, runs=runs, evidence=evidence)
 
 
 def exit_code(report: Report, *, exit_zero: bool = False) -> int:

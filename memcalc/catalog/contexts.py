@@ -22,7 +22,7 @@ from memcalc.units import printed_bytes
 MEASURED = "contexts_measured.json"
 
 
-class Moment(Enum):
+class Stage(Enum):
     """How far a process had come when it was read."""
 
     CONTEXT = "context"
@@ -40,7 +40,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """One process on one GPU: bytes outside the allocator, as far as the figures were printed."""
 
     gpu: str
-    moment: Moment
+    stage: Stage
     low: int
     high: int
     lazy: bool
@@ -87,5 +87,5 @@ def outside(used: str, reserved: Iterable[str]) -> tuple[int, int]:
 
 def _reading(entry: dict[str, Any]) -> Reading:
     low, high = outside(entry["used"], entry.get("reserved", ()))
-    rest = {key: value for key, value in entry.items() if key not in {"used", "reserved", "moment"}}
-    return Reading(moment=Moment(entry["moment"]), low=low, high=high, **rest)
+    rest = {key: value for key, value in entry.items() if key not in {"used", "reserved", "stage"}}
+    return Reading(stage=Stage(entry["stage"]), low=low, high=high, **rest)

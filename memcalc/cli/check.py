@@ -20,7 +20,7 @@ from memcalc.budgets.gather import Effort, keep
 from memcalc.budgets.read import read
 from memcalc.budgets.reasons import Remedy, no_remedy
 from memcalc.budgets.records import Report
-from memcalc.budgets.run import Outcome, Question, check, exit_code
+from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.options import guarded, say
 from memcalc.cli.output import progress
@@ -181,7 +181,7 @@ def _delivery(format: str, output: list[Path] | None, quiet: bool) -> _Delivery:
     return _Delivery(format=formats.known(format), outputs=outputs, quiet=quiet)
 
 
-def _deliver(outcome: Outcome, delivery: _Delivery, code: int) -> None:
+def _deliver(outcome: CheckResult, delivery: _Delivery, code: int) -> None:
     report = outcome.report
     for path in delivery.outputs:
         artifact.write(path, formats.render(report, formats.format_for(path), code))

@@ -14,7 +14,7 @@ from memcalc.catalog.plan import TARGETS
 from memcalc.cli.live import follow, width
 from memcalc.cli.options import guarded, plans_of, say, with_plan
 from memcalc.errors import UsageError
-from memcalc.files.results import Keeper, Run, keeping, load
+from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.plan import Plan
 
 
@@ -60,25 +60,25 @@ def command(
         weights=weights,
         snapshot=str(snapshot) if snapshot is not None else None,
     )
-    with keeping(output, more=more, say=say) as keeper, follow() as watcher:
-        finished = _measure(plans, how, keeper, watcher) and _estimate(keeper, watcher, estimate)
-        saved = keeper.finish()
-    _report(keeper.runs)
+    with keeping(output, more=more, say=say) as writer, follow() as watcher:
+        finished = _measure(plans, how, writer, watcher) and _estimate(writer, watcher, estimate)
+        saved = writer.finish()
+    _report(writer.runs)
     if not finished:
         raise typer.Exit(130)
-    if not saved or all(run.measurement is None for run in keeper.runs):
+    if not saved or all(run.measurement is None for run in writer.runs):
         raise typer.Exit(3)
 
 
-def _measure(plans: list[Plan], how: How, keeper: Keeper, watcher: Watcher) -> bool:
+def _measure(plans: list[Plan], how: How, writer: ResultsWriter, watcher: Watcher) -> bool:
     """Measure what the file does not have yet; False: interrupted."""
-    done = [run.plan for run in keeper.runs if run.measurement is not None]
+    done = [run.plan for run in writer.runs if run.measurement is not None]
     again = [plan for plan in plans if plan not in done]
-    keeper.runs[:] = [run for run in keeper.runs if run.plan not in again]
+    writer.runs[:] = [run for run in writer.runs if run.plan not in again]
     runs = measure_all(again, how, watcher)
     try:
         for run in runs:
-            keeper.add(run)
+            writer.add(run)
     except KeyboardInterrupt:
         return False
     finally:
@@ -86,16 +86,16 @@ def _measure(plans: list[Plan], how: How, keeper: Keeper, watcher: Watcher) -> b
     return True
 
 
-def _estimate(keeper: Keeper, watcher: Watcher, wanted: bool) -> bool:
+def _estimate(writer: ResultsWriter, watcher: Watcher, wanted: bool) -> bool:
     """Put estimates beside the runs; False: interrupted."""
     if wanted:
         try:
-            for number, run in estimate_all(keeper.runs, watcher):
-                keeper.runs[number] = run
+            for number, run in estimate_all(writer.runs, watcher):
+                writer.runs[number] = run
         except KeyboardInterrupt:
             return False
         finally:
-            keeper.write()
+            writer.write()
     return True
 
 

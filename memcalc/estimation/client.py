@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, read
-from memcalc.growth.records import Growth
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.symbolic.records import SymbolicTrace
 from memcalc.trace import breadcrumbs
 
 _ENVIRONMENT = {
@@ -75,13 +75,13 @@ class Client:
         prediction: Prediction = decode(Prediction, answer["prediction"])
         return prediction
 
-    def grow(self, plan: Plan) -> Growth | MemcalcError:
+    def grow(self, plan: Plan) -> SymbolicTrace | MemcalcError:
         """Learn how the trace of a plan grows with batch and sequence."""
         file = Path(self._folder.name) / "growth.trace"
         answer = self._answer({"plan": encode(plan), "trace": str(file), "grow": True})
         if isinstance(answer, MemcalcError):
             return answer
-        growth: Growth = decode(Growth, answer["growth"])
+        growth: SymbolicTrace = decode(SymbolicTrace, answer["growth"])
         try:
             return replace(growth, trace=read(file))
         except (OSError, DamagedTraceError) as error:

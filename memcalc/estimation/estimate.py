@@ -81,7 +81,7 @@ def answers(
             known[index] = _analytic(plan)
         elif use_cache and source.config is not None:
             names[index] = cache.key(plan, source.config, "trace")
-            found = _from_cache(names[index]) or _from_growth(plan, source.config)
+            found = _from_cache(names[index]) or _from_symbolic(plan, source.config)
             if found is not None:
                 known[index] = found
     yield from _in_order(plans, known, names, workers)
@@ -195,10 +195,10 @@ def _from_cache(name: str) -> Prediction | None:
     return prediction
 
 
-def _from_growth(plan: Plan, config: dict[str, Any]) -> Prediction | None:
-    from memcalc.estimation import from_growth
+def _from_symbolic(plan: Plan, config: dict[str, Any]) -> Prediction | None:
+    from memcalc.estimation import from_symbolic
 
-    return from_growth.answer(plan, config)
+    return from_symbolic.answer(plan, config)
 
 
 def _analytic(plan: Plan) -> Answer:

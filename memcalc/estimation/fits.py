@@ -16,7 +16,7 @@ import msgspec
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Replay, replay
 from memcalc.allocator.settings import AllocatorSettings
-from memcalc.records.prediction import Fit, Span, Verdict
+from memcalc.records.prediction import Fit, FitVerdict, Span
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,27 +48,27 @@ def judge(events: Events, settings: AllocatorSettings, device: Device, unlimited
     """
     low, high = device.room(device.context.high), device.room(device.context.low)
     if unlimited.reserved <= low and not _depends_on_size(settings):
-        return _fit(device, Verdict.FITS, unlimited.reserved)
+        return _fit(device, FitVerdict.FITS, unlimited.reserved)
     if unlimited.allocated > high:
-        return _fit(device, Verdict.DOES_NOT_FIT, unlimited.reserved)
+        return _fit(device, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
 
     def at(room: int) -> Replay:
         return replay(events(), settings, device.capacity, available=room)
 
     tight = at(low)
     if tight.out_of_memory is None:
-        return _fit(device, Verdict.FITS, tight.peaks.reserved, tight.retries)
+        return _fit(device, FitVerdict.FITS, tight.peaks.reserved, tight.retries)
     loose = at(high)
     if loose.out_of_memory is None:
-        return _fit(device, Verdict.TOO_CLOSE, loose.peaks.reserved, loose.retries)
-    return _fit(device, Verdict.DOES_NOT_FIT, unlimited.reserved)
+        return _fit(device, FitVerdict.TOO_CLOSE, loose.peaks.reserved, loose.retries)
+    return _fit(device, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
 
 
 def _depends_on_size(settings: AllocatorSettings) -> bool:
     return settings.gc_threshold > 0 or settings.memory_fraction < 1
 
 
-def _fit(device: Device, verdict: Verdict, reserved: int, retries: int = 0) -> Fit:
+def _fit(device: Device, verdict: FitVerdict, reserved: int, retries: int = 0) -> Fit:
     likely = device.context.likely
     bare = reserved + device.others
     return Fit(

@@ -8,8 +8,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from memcalc.allocator.context import context_span
-from memcalc.allocator.replay import Op, Replay, replay
-from memcalc.allocator.replay import Span as ReplaySpan
+from memcalc.allocator.replay import Interval, Op, Replay, replay
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.fits import Device, judge
@@ -154,15 +153,17 @@ def _phases(replayed: Replay, steps: int) -> tuple[PhasePeak, ...]:
 
     Resuming comes before the first step; it is shown by its own figures.
     """
-    first: dict[Phase, ReplaySpan] = {}
-    steady: dict[Phase, ReplaySpan] = {}
-    for span in replayed.spans:
-        step, phase = cast(tuple[int, Phase], span.name)
+    first: dict[Phase, Interval] = {}
+    steady: dict[Phase, Interval] = {}
+    for interval in replayed.intervals:
+        step, phase = cast(tuple[int, Phase], interval.name)
         last = 0 if phase is Phase.RESUME else steps - 1
         for group, wanted in ((first, 0), (steady, last)):
             known = group.get(phase)
-            if step == wanted and (known is None or known.peaks.allocated < span.peaks.allocated):
-                group[phase] = span
+            if step == wanted and (
+                known is None or known.peaks.allocated < interval.peaks.allocated
+            ):
+                group[phase] = interval
     return tuple(
         PhasePeak(
             phase=phase,

@@ -9,7 +9,7 @@ fp32 training with AdamW is 16 for weights, gradients and states and half as muc
 from __future__ import annotations
 
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Rule
+from memcalc.records.prediction import RuleOfThumb
 
 _MIXED_TRAINING = 18
 _MIXED_INFERENCE = 6
@@ -18,7 +18,7 @@ _WHOLE = 24
 
 def rules_of_thumb(
     plan: Plan, parameters: int, trainable: int, state_rule: float | None
-) -> tuple[Rule, ...]:
+) -> tuple[RuleOfThumb, ...]:
     """The rules that a model's size lets people compute in their head.
 
     Args:
@@ -34,6 +34,6 @@ def rules_of_thumb(
     rules.append(("mixed-precision inference", parameters, _MIXED_INFERENCE))
     rules.append(("fp32 AdamW training, all told", parameters, _WHOLE))
     return tuple(
-        Rule(name=name, bytes_per_parameter=each, bytes=round(count * each))
+        RuleOfThumb(name=name, bytes_per_parameter=each, bytes=round(count * each))
         for name, count, each in rules
     )

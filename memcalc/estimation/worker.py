@@ -23,10 +23,10 @@ from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.question import asked
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import write
-from memcalc.growth.records import Growth
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
+from memcalc.symbolic.records import SymbolicTrace
 
 if TYPE_CHECKING:
     from memcalc.registry import Choice
@@ -97,15 +97,15 @@ class Desk:
         )
         return prediction, traced
 
-    def grow(self, plan: Plan) -> Growth:
+    def grow(self, plan: Plan) -> SymbolicTrace:
         """Learn how the trace of a plan grows."""
-        from memcalc.trace.grow import grow
+        from memcalc.trace.generalize import generalize
         from memcalc.trace.run import trace
 
         question = asked(plan)
         program = self._prepared(plan, question.choice)
         plain = trace(program, question.target, breadcrumbs=self._breadcrumbs)
-        return grow(program, question.target, plain, breadcrumbs=self._breadcrumbs)
+        return generalize(program, question.target, plain, breadcrumbs=self._breadcrumbs)
 
     def _prepared(self, plan: Plan, choice: Choice) -> Program:
         from memcalc.workload.program import prepare

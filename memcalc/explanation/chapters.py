@@ -7,7 +7,7 @@ import msgspec
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.explanation.peak import moments
-from memcalc.explanation.records import Explanation, Moment
+from memcalc.explanation.records import Explanation, PeakContents
 from memcalc.explanation.timeline import Timeline, timeline
 from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
@@ -17,7 +17,7 @@ class Chapter(msgspec.Struct, frozen=True, kw_only=True):
     """One plan in a report."""
 
     prediction: Prediction
-    peak: Moment | None = None
+    peak: PeakContents | None = None
     line: Timeline | None = None
     notes: tuple[str, ...] = ()
     """What a reader must know, such as that the trace is newer than the figures."""

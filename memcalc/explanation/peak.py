@@ -6,12 +6,12 @@ from collections import defaultdict
 from typing import Any
 
 from memcalc.explanation import lives, names
-from memcalc.explanation.records import Group, Moment
+from memcalc.explanation.records import Group, PeakContents
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Trace
 
 
-def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, Moment]:
+def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, PeakContents]:
     """The highest moment of each phase of the steady step.
 
     Args:
@@ -33,7 +33,7 @@ def _moment(
     event: int,
     deaths: dict[int, lives.Death],
     depth: int | None,
-) -> Moment:
+) -> PeakContents:
     groups: dict[Any, _Growing] = defaultdict(_Growing)
     components: dict[Component, int] = dict.fromkeys(Component, 0)
     for number in lives.alive(trace, event):
@@ -46,7 +46,7 @@ def _moment(
         group = groups[storage.component, module, op, storage.dtype, why, other]
         group.add(storage.bytes, indices, others)
     made = [_group(key, growing) for key, growing in groups.items()]
-    return Moment(
+    return PeakContents(
         phase=phase,
         event=event,
         requested=sum(components.values()),

@@ -28,7 +28,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps them alive, and until when."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class PeakContents(msgspec.Struct, frozen=True, kw_only=True):
     """The highest moment of one phase of the steady step."""
 
     phase: Phase
@@ -45,8 +45,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     prediction: Prediction
     figures: Figures
-    peak: Moment
-    others: tuple[Moment, ...]
+    peak: PeakContents
+    others: tuple[PeakContents, ...]
     """The highest moments of the other phases."""
     options: tuple[Option, ...] = ()
     """The largest saving of reserved bytes first."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.predict import UNLIMITED
 from memcalc.explanation.lives import end, walk
@@ -109,7 +109,7 @@ def settings_of(plan: Plan, trace: Trace) -> AllocatorSettings:
 
 def _rungs(trace: Trace, plan: Plan) -> Iterator[tuple[int, int]]:
     """Allocated and reserved bytes after each event."""
-    allocator = CachingAllocator(settings_of(plan, trace), Device(UNLIMITED))
+    allocator = CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED))
     live = {}
     for event in trace.events:
         if event >= 0:

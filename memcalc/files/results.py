@@ -65,7 +65,7 @@ def append(path: Path, run: Run | None) -> None:
         save(path, [*runs, run] if run is not None else runs)
 
 
-class Keeper:
+class ResultsWriter:
     """Adds runs to a file; one that cannot be written any more costs no run."""
 
     def __init__(self, path: Path | None, runs: list[Run], say: Callable[[str], None]) -> None:
@@ -109,7 +109,9 @@ class Keeper:
 
 
 @contextlib.contextmanager
-def keeping(path: Path | None, *, more: bool, say: Callable[[str], None]) -> Iterator[Keeper]:
+def keeping(
+    path: Path | None, *, more: bool, say: Callable[[str], None]
+) -> Iterator[ResultsWriter]:
     """Keep runs in a file, or only in memory.
 
     Args:
@@ -122,7 +124,7 @@ def keeping(path: Path | None, *, more: bool, say: Callable[[str], None]) -> Ite
             program writes it.
     """
     if path is None:
-        yield Keeper(None, [], say)
+        yield ResultsWriter(None, [], say)
         return
     with lock.held(path):
         runs = load(path) if path.exists() else []
@@ -133,8 +135,8 @@ def keeping(path: Path | None, *, more: bool, say: Callable[[str], None]) -> Ite
             )
         # Written once before anything runs: a full disk or a closed folder shows now.
         save(path, runs)
-        keeper = Keeper(path, runs, say)
+        writer = ResultsWriter(path, runs, say)
         try:
-            yield keeper
+            yield writer
         finally:
-            keeper.finish()
+            writer.finish()

@@ -19,12 +19,12 @@ from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED
 from memcalc.fitting import advice, search
 from memcalc.fitting.devices import device_for
-from memcalc.fitting.growths import GrowthRefutedError
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.others import gpus_that_fit, settings_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
+from memcalc.fitting.symbolic import SymbolicTraceRefutedError
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Verdict
+from memcalc.records.prediction import FitVerdict
 
 SEQ_STEP = 8
 """Sequences are tried in multiples of this: attention kernels pad others."""
@@ -88,7 +88,7 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
         oracle = Oracle((client, second), source.config, use_cache=use_cache)
         try:
             return _answer(plan, question, oracle)
-        except GrowthRefutedError:
+        except SymbolicTraceRefutedError:
             # What was learnt is given up; from here on every size is traced.
             oracle.notes["sizes were traced one by one: a run on symbols was refuted"] = None
             return _answer(plan, question, oracle)
@@ -202,7 +202,7 @@ def _advised(limit: Limit, plan: Plan, here: Probe) -> Limit:
 
 
 def _too_close(probe: Probe | None) -> bool:
-    return probe is not None and probe.fit.verdict is Verdict.TOO_CLOSE
+    return probe is not None and probe.fit.verdict is FitVerdict.TOO_CLOSE
 
 
 def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:

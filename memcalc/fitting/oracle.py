@@ -1,4 +1,4 @@
-"""Says of any batch and sequence whether it fits: by a growth where one holds, else by a trace."""
+"""Says of any batch and sequence whether it fits: by a symbolic trace, else by a trace."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf, roun
 from memcalc.errors import MemcalcError
 from memcalc.estimation.client import Client
 from memcalc.estimation.fits import Device, judge
-from memcalc.estimation.from_growth import point_of
+from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.predict import UNLIMITED, replayable, tuples
 from memcalc.estimation.question import Asked, asked
 from memcalc.files import cache
 from memcalc.files.artifact import encode
 from memcalc.files.trace_file import read
-from memcalc.fitting.growths import Growths
 from memcalc.fitting.records import Probe
-from memcalc.growth.evaluate import Stream
+from memcalc.fitting.symbolic import SymbolicTraces
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, Verdict
+from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.records.steady import MORE, continued
 from memcalc.records.trace import Trace
+from memcalc.symbolic.evaluate import EventStream
 
 
 class Oracle:
@@ -48,11 +48,11 @@ class Oracle:
         """
         self._clients = clients
         self._config = config if use_cache else None
-        self._growths = Growths(self._config)
+        self._symbolic = SymbolicTraces(self._config)
         self.traces = 0
-        self.notes = self._growths.notes
+        self.notes = self._symbolic.notes
         self.assumptions: tuple[str, ...] = ()
-        """Of the last trace or growth that answered."""
+        """Of the last trace or symbolic trace that answered."""
         self.uncounted: tuple[str, ...] = ()
         """The same: what of its kernels' memory is not known."""
 
@@ -63,13 +63,13 @@ class Oracle:
             MemcalcError: it could not be estimated.
         """
         question = asked(plan)
-        evaluator = self._growths.find(question)
-        if evaluator is None and self._growths.may_learn(plan):
+        evaluator = self._symbolic.find(question)
+        if evaluator is None and self._symbolic.may_learn(plan):
             self.learn([plan])
-            evaluator = self._growths.find(question)
+            evaluator = self._symbolic.find(question)
         if evaluator is None:
             return self.verify(plan, device)
-        point = point_of(evaluator.growth, plan)
+        point = point_of(evaluator.symbolic, plan)
         stream = evaluator.stream(point, question.target)
         self.assumptions = (*question.notes, *evaluator.whole.assumptions)
         self.uncounted = evaluator.uncounted(point, question.target)
@@ -77,21 +77,21 @@ class Oracle:
         return Probe(batch=plan.batch, seq=point.seq, fit=fit)
 
     def verify(self, plan: Plan, device: Device) -> Probe:
-        """The same by a plain trace; a growth that says otherwise is given up.
+        """The same by a plain trace; a symbolic trace that says otherwise is given up.
 
         Raises:
             MemcalcError: it could not be estimated.
-            GrowthRefutedError: a growth said otherwise.
+            SymbolicTraceRefutedError: a symbolic trace said otherwise.
         """
         question = asked(plan)
         trace = self._trace(plan)
         fit = _judged(_Traced(trace), question, trace, device)
         self.assumptions, self.uncounted = trace.assumptions, trace.uncounted
-        self._growths.prove(plan, trace)
+        self._symbolic.prove(plan, trace)
         return Probe(batch=plan.batch, seq=trace.seq, fit=fit, traced=True)
 
     def learn(self, plans: Sequence[Plan]) -> None:
-        """Learn growths at several points at once, one child process for each.
+        """Learn symbolic traces at several points at once, one child process for each.
 
         Raises:
             MemcalcError: one of them could not be estimated.
@@ -99,14 +99,14 @@ class Oracle:
         lacking = [
             plan
             for plan in plans
-            if self._growths.find(asked(plan)) is None and self._growths.may_learn(plan)
+            if self._symbolic.find(asked(plan)) is None and self._symbolic.may_learn(plan)
         ]
         pairs = list(zip(self._clients, lacking, strict=False))
         with ThreadPoolExecutor(max(len(pairs), 1)) as children:
             learnt = list(children.map(lambda pair: pair[0].grow(pair[1]), pairs))
-        for (_, plan), growth in zip(pairs, learnt, strict=True):
+        for (_, plan), symbolic in zip(pairs, learnt, strict=True):
             self.traces += 1
-            self._growths.take(plan, growth)
+            self._symbolic.take(plan, symbolic)
 
     def table(self, plans: Sequence[Plan], device: Device) -> list[Probe]:
         """Probe plans that differ in batch and sequence only.
@@ -116,32 +116,32 @@ class Oracle:
 
         Raises:
             MemcalcError: one could not be estimated.
-            GrowthRefutedError: a growth said otherwise than a trace.
+            SymbolicTraceRefutedError: a symbolic trace said otherwise than a trace.
         """
         last: dict[int, Plan] = {}
         for plan in plans:
-            evaluator = self._growths.find(asked(plan))
-            if self._growths.unproven(evaluator):
+            evaluator = self._symbolic.find(asked(plan))
+            if self._symbolic.unproven(evaluator):
                 last[id(evaluator)] = plan
         proofs = list(zip(self._clients, last.values(), strict=False))
         with ThreadPoolExecutor(max(len(proofs), 1)) as children:
             traces = [children.submit(self._trace, plan, client) for client, plan in proofs]
             found = [self._too_large(plan, device) or self.probe(plan, device) for plan in plans]
             for (_, plan), trace in zip(proofs, traces, strict=True):
-                self._growths.prove(plan, trace.result())
+                self._symbolic.prove(plan, trace.result())
         return found
 
     def longest(self, plan: Plan) -> int | None:
         """The longest sequence the model takes; ``None``: no limit is known."""
-        return self._growths.longest(plan)
+        return self._symbolic.longest(plan)
 
     def _too_large(self, plan: Plan, device: Device) -> Probe | None:
         """The answer for what cannot fit for sure, in a fraction of the time of a replay."""
         question = asked(plan)
-        evaluator = self._growths.find(question)
+        evaluator = self._symbolic.find(question)
         if evaluator is None:
             return None
-        point = point_of(evaluator.growth, plan)
+        point = point_of(evaluator.symbolic, plan)
         least = _least(evaluator.stream(point, question.target), _settings(question))
         if least <= device.room(device.context.low):
             return None
@@ -150,7 +150,7 @@ class Oracle:
             capacity=device.capacity,
             needed=least,
             metric="allocated",
-            verdict=Verdict.DOES_NOT_FIT,
+            verdict=FitVerdict.DOES_NOT_FIT,
         )
         return Probe(batch=plan.batch, seq=point.seq, fit=fit)
 
@@ -166,7 +166,7 @@ class Oracle:
             return read(file)
 
 
-def _least(stream: Stream, settings: AllocatorSettings) -> int:
+def _least(stream: EventStream, settings: AllocatorSettings) -> int:
     """The bytes of blocks alive at once, at the peak: no allocator needs less."""
     sizes = [round_size(size, settings.divisions) for size in stream.sizes]
     return max(accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in stream.events))
@@ -175,7 +175,7 @@ def _least(stream: Stream, settings: AllocatorSettings) -> int:
 class _Events:
     """The events of a stream, in the form the allocator replays."""
 
-    def __init__(self, stream: Stream, whole: Trace) -> None:
+    def __init__(self, stream: EventStream, whole: Trace) -> None:
         self._stream = stream
         self._whole = whole
 

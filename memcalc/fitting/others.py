@@ -15,7 +15,7 @@ from memcalc.fitting.devices import device_for
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.records import GpuFit, Probe, Setting
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, Verdict
+from memcalc.records.prediction import Fit, FitVerdict
 
 
 def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:
@@ -33,7 +33,7 @@ def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:
 
 
 def _fits(row: GpuFit) -> bool:
-    return row.fit is not None and row.fit.verdict is Verdict.FITS
+    return row.fit is not None and row.fit.verdict is FitVerdict.FITS
 
 
 def _on(gpu: catalog.Gpu, plan: Plan, ask: Callable[[Plan, Device], Probe]) -> GpuFit:
@@ -135,4 +135,4 @@ def _tried(change: _Change, plan: Plan, base: Fit, device: Device, oracle: Oracl
 def _order(row: Setting) -> tuple[int, int, int]:
     if row.fit is None:
         return 2, row.rank, 0
-    return int(row.fit.verdict is not Verdict.FITS), row.rank, row.fit.needed
+    return int(row.fit.verdict is not FitVerdict.FITS), row.rank, row.fit.needed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, Span, Verdict
+from memcalc.records.prediction import Fit, FitVerdict, Span
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,7 +20,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits(self) -> bool:
         """For sure, with the largest context that is likely."""
-        return self.fit.verdict is Verdict.FITS
+        return self.fit.verdict is FitVerdict.FITS
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):

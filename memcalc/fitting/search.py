@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memcalc.fitting.records import Probe
-from memcalc.records.prediction import Fit, Verdict
+from memcalc.records.prediction import Fit, FitVerdict
 
 Ask = Callable[[int], Probe | None]
 """Answers for a size; ``None``: the model takes no such size."""
@@ -24,7 +24,7 @@ def fits(probe: Probe | None) -> bool:
 
 def may_fit(probe: Probe | None) -> bool:
     """It fits, or it is too close to call."""
-    return probe is not None and probe.fit.verdict is not Verdict.DOES_NOT_FIT
+    return probe is not None and probe.fit.verdict is not FitVerdict.DOES_NOT_FIT
 
 
 def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:

@@ -13,11 +13,11 @@ import msgspec
 from memcalc.kernels import blas, convolution, cub, indexing, reduction
 from memcalc.kernels.attention import cudnn as cudnn_attention
 from memcalc.kernels.attention import fused as fused_attention
-from memcalc.kernels.scratch import Script, nested
+from memcalc.kernels.scratch import Allocations, nested
 from memcalc.kernels.target import Target
 
 
-class Call(msgspec.Struct, frozen=True):
+class KernelCall(msgspec.Struct, frozen=True):
     """One kernel call: a formula's name and its arguments but for the target."""
 
     name: str
@@ -26,24 +26,24 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Scratch(msgspec.Struct, frozen=True):
-    """Scripts that run before and after the outputs are allocated; indices count through both."""
+    """Made before and after the outputs are allocated; indices count through both."""
 
-    before: Script = ()
-    after: Script = ()
+    before: Allocations = ()
+    after: Allocations = ()
 
 
-def scratch(call: Call, target: Target) -> Scratch:
+def scratch(call: KernelCall, target: Target) -> Scratch:
     """What the kernel takes beside its outputs on this target."""
     return _FORMULAS[call.name](target, *call.args)
 
 
-def uncounted(calls: Iterable[Call], target: Target) -> tuple[str, ...]:
+def uncounted(calls: Iterable[KernelCall], target: Target) -> tuple[str, ...]:
     """What these calls take that nobody knows, in words."""
     said = dict.fromkeys(_missing(call, target) for call in calls)
     return tuple(sentence for sentence in said if sentence)
 
 
-def _missing(call: Call, target: Target) -> str | None:
+def _missing(call: KernelCall, target: Target) -> str | None:
     if call.name == "batch_norm" and target.cudnn:
         return convolution.UNKNOWN_NORM
     if call.name == "convolution":
@@ -146,12 +146,12 @@ def _embedding_backward(
     return Scratch((*copies, *_later(before, first)), (*_later(after, first), *freed))
 
 
-def _later(script: Script, first: int) -> Script:
-    """The script where so many allocations came first."""
-    return tuple(word if word > 0 else word - first for word in script)
+def _later(allocations: Allocations, first: int) -> Allocations:
+    """The same where so many others came before."""
+    return tuple(word if word > 0 else word - first for word in allocations)
 
 
-def _script(target: Target, before: Script, after: Script) -> Scratch:
+def _fixed(target: Target, before: Allocations, after: Allocations) -> Scratch:
     """What takes the same on every target is written down as it is."""
     return Scratch(before, after)
 
@@ -164,7 +164,7 @@ def _cublaslt(target: Target) -> Scratch:
     return Scratch(before=_unless_zero(blas.lt_workspace(target)))
 
 
-def _unless_zero(size: int) -> Script:
+def _unless_zero(size: int) -> Allocations:
     return (size,) if size else ()
 
 
@@ -183,7 +183,7 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "index_put": _index_put,
     "sort": _sort,
     "scan": _scan,
-    "script": _script,
+    "fixed": _fixed,
     "cublas": _cublas,
     "cublaslt": _cublaslt,
 }

@@ -8,7 +8,7 @@ Sources: aten/src/ATen/native/cuda/ Embedding.cu, EmbeddingBackwardKernel.cu
 from __future__ import annotations
 
 from memcalc.kernels import cub
-from memcalc.kernels.scratch import Script
+from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
 
 _ROWS_PER_THREAD = 10
@@ -22,7 +22,7 @@ _SORTED_IN_BLOCKS = 4096
 """Up to so many elements along the dimension."""
 
 
-def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> Script:
+def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> Allocations:
     """Scratch of ``index_put_(accumulate=True)``, the gradient of indexing by tensors.
 
     Args:
@@ -32,7 +32,7 @@ def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> Scr
         target: the GPU.
 
     Returns:
-        A script: the positions as single numbers (each tensor wrapped, then multiplied), sorted
+        Allocations: the positions as single numbers (each tensor wrapped, then multiplied), sorted
         positions, order and its numbers.
     """
     size = count * _INDEX
@@ -46,11 +46,11 @@ def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> Scr
     return tuple(words)
 
 
-def sort(elements: int, along: int, key_bytes: int, target: Target) -> Script:
+def sort(elements: int, along: int, key_bytes: int, target: Target) -> Allocations:
     """Scratch of a sort along a dimension of ``along`` elements, after values and indices.
 
     Returns:
-        A script; empty for several long rows, and for long rows of other types than 32 and 64
+        Allocations; empty for several long rows, and for long rows of other types than 32 and 64
         bit, which take more than is known.
     """
     if along <= _SORTED_IN_BLOCKS:
@@ -63,7 +63,7 @@ def sort(elements: int, along: int, key_bytes: int, target: Target) -> Script:
 
 def embedding_backward(
     indices: int, rows: int, width: int, index_bytes: int, target: Target
-) -> tuple[Script, Script]:
+) -> tuple[Allocations, Allocations]:
     """Scratch of a dense embedding gradient, before and after the gradient is allocated.
 
     Args:
@@ -74,8 +74,8 @@ def embedding_backward(
         target: the GPU and PyTorch.
 
     Returns:
-        Two scripts, empty up to 3072 indices, where the kernel needs no sorting. Above: sorted
-        indices before; after, segment offsets and the fp32 sums of partial segments,
+        Two ``Allocations``, empty up to 3072 indices, where the kernel needs no sorting. Above:
+        sorted indices before; after, segment offsets and the fp32 sums of partial segments,
         ``4 D (N // 10 + min(N, V))`` bytes.
     """
     if indices <= _SORTED_ABOVE:

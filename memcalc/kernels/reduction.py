@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memcalc.kernels.scratch import Script, ceil_div, nested
+from memcalc.kernels.scratch import Allocations, ceil_div, nested
 from memcalc.kernels.target import Target
 
 _MAX_THREADS = 512
@@ -35,7 +35,7 @@ def _power_of_two_below(value: int) -> int:
     return 1 << (value.bit_length() - 1)
 
 
-def staging(reduction: Reduction, target: Target) -> Script:
+def staging(reduction: Reduction, target: Target) -> Allocations:
     """Bytes of staging and semaphores; empty where one block handles each output."""
     n_out, n_in = reduction.outputs, reduction.inputs_per_output
     if not n_out or not n_in:

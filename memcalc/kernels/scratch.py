@@ -1,15 +1,15 @@
 """The language in which kernels say what they take beside their outputs.
 
-A script is a tuple of whole numbers: ``n > 0`` allocates ``n`` bytes, ``~i`` frees the ``i``-th
-allocation of the script. What is not freed explicitly dies at the end of the operator.
+``Allocations`` are whole numbers: ``n > 0`` allocates ``n`` bytes, ``~i`` frees the ``i``-th
+allocation among them. What is not freed explicitly dies at the end of the operator.
 """
 
 from __future__ import annotations
 
-Script = tuple[int, ...]
+Allocations = tuple[int, ...]
 
 
-def nested(*sizes: int) -> Script:
+def nested(*sizes: int) -> Allocations:
     """Allocate in this order, free in the opposite one, as C++ destructors do."""
     wanted = [size for size in sizes if size > 0]
     return (*wanted, *(~index for index in reversed(range(len(wanted)))))

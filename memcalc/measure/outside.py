@@ -35,7 +35,7 @@ class _Watched(msgspec.Struct):
     others: dict[int, User] = msgspec.field(default_factory=dict)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a command ended, and what it held."""
 
     code: int
@@ -46,7 +46,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of all GPUs it held memory of."""
 
 
-def run(command: Sequence[str], interval: float = INTERVAL) -> Outcome:
+def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
     """Run a command to its end.
 
     Args:
@@ -80,7 +80,7 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> Outcome:
         code = process.returncode
     held = sorted((gpu for gpu in gpus if gpu.peak_process), key=lambda g: -(g.peak_process or 0))
     measurement = _measurement(command, held[0] if held else None, reason, resident, seconds)
-    return Outcome(
+    return CommandResult(
         code=code if code >= 0 else 128 - code, measurement=measurement, gpus=tuple(held)
     )
 

@@ -51,7 +51,7 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"ladder out of order: {self}")
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class RuleOfThumb(msgspec.Struct, frozen=True, kw_only=True):
     """A well-known rule of thumb, shown beside the exact figure and never instead of it."""
 
     name: str
@@ -59,7 +59,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
-class Verdict(StrEnum):
+class FitVerdict(StrEnum):
     """Does a run fit a GPU? Decided by replaying it at the device's real size."""
 
     FITS = "fits"
@@ -76,7 +76,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     needed: int
     metric: str
     """The rung that was compared: ``process_used``, or ``allocated`` where no more is known."""
-    verdict: Verdict | None = None
+    verdict: FitVerdict | None = None
     """``None`` in files of earlier versions."""
     needed_high: int | None = None
     """``needed`` with the largest context."""
@@ -105,7 +105,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     phases: tuple[PhasePeak, ...]
     peak: Peak
     optimizer_state: OptimizerState
-    rules_of_thumb: tuple[Rule, ...]
+    rules_of_thumb: tuple[RuleOfThumb, ...]
     method: str
     """``trace`` (the real code ran on a simulated GPU) or ``analytic`` (closed form)."""
     gradients: int | None = None

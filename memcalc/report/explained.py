@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.explanation.command import options
-from memcalc.explanation.records import Explanation, Group, Moment
+from memcalc.explanation.records import Explanation, Group, PeakContents
 from memcalc.remedies.records import Option, Search
 from memcalc.report.rows import COMPONENT_WORDS, ladder
 from memcalc.units import format_bytes, format_mib
@@ -21,7 +21,7 @@ def group_words(group: Group) -> str:
     return " ".join(part for part in parts if part) or "the loss"
 
 
-def split(moment: Moment, top: int) -> tuple[tuple[Group, ...], int, int]:
+def split(moment: PeakContents, top: int) -> tuple[tuple[Group, ...], int, int]:
     """The largest groups, and how many storages and bytes are left."""
     rest = moment.groups[top:]
     return moment.groups[:top], sum(g.count for g in rest), sum(g.bytes for g in rest)
@@ -32,7 +32,7 @@ def share(size: int, whole: int) -> str:
     return f"{size / whole:.1%}" if whole else "n/a"
 
 
-def component_line(moment: Moment, most: int = 3) -> str:
+def component_line(moment: PeakContents, most: int = 3) -> str:
     """The largest components of a moment."""
     ordered = sorted(moment.components.items(), key=lambda item: -item[1])[:most]
     return ", ".join(f"{COMPONENT_WORDS[name]} {format_bytes(size)}" for name, size in ordered)

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.explanation.records import Explanation, Moment
+from memcalc.explanation.records import Explanation, PeakContents
 from memcalc.files.artifact import SCHEMA, encode
 from memcalc.report import explained, rows
 from memcalc.report.rows import COMPONENT_WORDS
@@ -53,7 +53,7 @@ def table(explanation: Explanation, *, top: int, color: bool = False, width: int
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _peak(moment: Moment, top: int) -> Table:
+def _peak(moment: PeakContents, top: int) -> Table:
     shown, count, size = explained.split(moment, top)
     grid = Table(box=None)
     for name in ("bytes", "share", "n"):

@@ -13,14 +13,14 @@ from rich.text import Text
 from memcalc.errors import unknown
 from memcalc.files.artifact import SCHEMA, encode
 from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe, Setting
-from memcalc.records.prediction import Fit, Verdict
+from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.report.markdown import grid as markdown_grid
 from memcalc.report.rows import fit_words
 from memcalc.units import GIB, format_bytes
 from memcalc.version import __version__
 
 FORMATS = ("table", "json", "markdown")
-_MARKS = {Verdict.FITS: "", Verdict.TOO_CLOSE: " ?", Verdict.DOES_NOT_FIT: " x"}
+_MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
 Rows = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """A title, the header and the body of a table."""
 
@@ -109,7 +109,7 @@ def _beyond(limit: Limit) -> str:
 
 def _does(probe: Probe) -> str:
     verdict = probe.fit.verdict
-    return "is too close to call" if verdict is Verdict.TOO_CLOSE else _verdict(probe.fit)
+    return "is too close to call" if verdict is FitVerdict.TOO_CLOSE else _verdict(probe.fit)
 
 
 def tables(answer: FitAnswer) -> list[Rows]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from memcalc.measure.outside import Outcome
+from memcalc.measure.outside import CommandResult
 from memcalc.report.measured import WORDS
 from memcalc.units import format_mib
 
 
-def render(outcome: Outcome) -> str:
+def render(outcome: CommandResult) -> str:
     """One line a fact."""
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]

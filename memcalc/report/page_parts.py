@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from memcalc.explanation.records import Explanation, Moment
+from memcalc.explanation.records import Explanation, PeakContents
 from memcalc.records.prediction import Prediction
 from memcalc.report import explained, plots, rows
 from memcalc.report.rows import COMPONENT_WORDS
@@ -44,7 +44,7 @@ def phases(prediction: Prediction) -> str:
     return table(("phase", "requested", "allocated", "reserved"), body, numbers={1, 2, 3})
 
 
-def peak(moment: Moment) -> str:
+def peak(moment: PeakContents) -> str:
     """Everything alive at the peak, the largest kinds in full."""
     shown, count, size = explained.split(moment, _TOP)
     body = [

@@ -1,4 +1,4 @@
-"""The book of a simulated run: every storage, when it lived, where it came from, what it is for."""
+"""Every storage of a simulated run: when it lived, which operator made it, what it is for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from memcalc.kernels.scratch import Script
+from memcalc.kernels.scratch import Allocations
 from memcalc.records.trace import Component, Mark, Phase, Storage
 from memcalc.trace import device
-from memcalc.trace.folding.raw import NOWHERE, Raw
+from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace
 
 BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""
@@ -28,20 +28,20 @@ class _Entry:
         "component",
         "dtype",
         "grad",
-        "home",
         "module",
         "node",
         "op",
         "phase",
         "step",
+        "tag",
         "until",
     )
 
-    def __init__(self, nbytes: int, op: str, where: _Where, node: Any) -> None:
+    def __init__(self, nbytes: int, op: str, where: _Position, node: Any) -> None:
         self.bytes = nbytes
         self.op = op
         self.module = where.module
-        self.home = where.tag
+        self.tag = where.tag
         self.phase = where.phase
         self.step = where.step
         self.node = id(node) if node is not None else 0
@@ -52,14 +52,14 @@ class _Entry:
         self.born = 0
 
 
-class _Where:
+class _Position:
     """The present moment: phase, step and the module whose code runs."""
 
     __slots__ = ("module", "phase", "step", "tag")
 
     def __init__(self) -> None:
         self.module = ""
-        self.tag = NOWHERE
+        self.tag = UNTAGGED
         self.phase = Phase.LOAD
         self.step = 0
 
@@ -71,9 +71,9 @@ class Ledger:
         self._size = size
         self.entries: list[_Entry] = []
         self.events: list[int] = []
-        self.tags: list[int] = []
+        self.event_tags: list[int] = []
         self.marks: list[Mark] = []
-        self.where = _Where()
+        self.position = _Position()
         self.units: dict[str, int] = {}
         """For modules inside repeated layers, the tag of their repetition."""
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -81,29 +81,29 @@ class Ledger:
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
-        self.where.phase, self.where.step, self.where.tag = phase, step, NOWHERE
+        self.position.phase, self.position.step, self.position.tag = phase, step, UNTAGGED
         self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
         yield
 
     def at(self, name: str) -> None:
         """Say which module is at work; between two layers it is still the first."""
-        self.where.module = name
-        self.where.tag = self.units.get(name, self.where.tag)
+        self.position.module = name
+        self.position.tag = self.units.get(name, self.position.tag)
 
     def log(self, event: int) -> None:
         """Write an event down: ``n`` storage ``n`` is born, ``~n`` it dies."""
         self.events.append(event)
-        self.tags.append(self.where.tag)
+        self.event_tags.append(self.position.tag)
 
-    def home_of(self, args: Any) -> int:
+    def tag_of(self, args: Any) -> int:
         """The repetition that the first tensor among the arguments belongs to."""
         for arg in args:
             if isinstance(arg, list | tuple):
-                return self.home_of(arg)
+                return self.tag_of(arg)
             if isinstance(arg, torch.Tensor) and arg.device.type == device.NAME:
                 found = self._live.get(arg.untyped_storage()._cdata)
-                return self.entries[found[0]].home if found is not None else NOWHERE
-        return NOWHERE
+                return self.entries[found[0]].tag if found is not None else UNTAGGED
+        return UNTAGGED
 
     def birth(self, tensor: torch.Tensor, name: str, node: Any) -> None:
         """A storage was seen, perhaps for the first time; its death is noticed by itself."""
@@ -115,7 +115,7 @@ class Ledger:
         if nbytes == 0:
             return
         number = len(self.entries)
-        entry = _Entry(self._size(nbytes), name, self.where, node)
+        entry = _Entry(self._size(nbytes), name, self.position, node)
         entry.born = len(self.events)
         entry.dtype = _dtype_name(tensor.dtype)
         self.entries.append(entry)
@@ -125,7 +125,7 @@ class Ledger:
     def _death(self, key: int) -> None:
         number, _ = self._live.pop(key)
         entry = self.entries[number]
-        node = current_node() if self.where.phase is Phase.BACKWARD else None
+        node = current_node() if self.position.phase is Phase.BACKWARD else None
         if node is not None:
             entry.until = node.name()
             recomputed = entry.component is None and entry.phase is Phase.BACKWARD and entry.grad
@@ -133,16 +133,16 @@ class Ledger:
             # node that was running then was saved by the recompute.
             if recomputed and id(node) != entry.node:
                 entry.component = Component.ACTIVATIONS
-        if entry.phase in BY_PARAMETER or self.where.phase in BY_PARAMETER:
-            self.where.tag = entry.home
+        if entry.phase in BY_PARAMETER or self.position.phase in BY_PARAMETER:
+            self.position.tag = entry.tag
         self.log(~number)
 
-    def play(self, script: Script, taken: list[int], name: str, node: Any) -> None:
+    def play(self, allocations: Allocations, taken: list[int], name: str, node: Any) -> None:
         """Write down what a kernel takes; ``taken`` grows by the storages that still live."""
-        for word in script:
+        for word in allocations:
             if word > 0:
                 taken.append(len(self.entries))
-                entry = _Entry(word, name, self.where, node)
+                entry = _Entry(word, name, self.position, node)
                 entry.component = Component.WORKSPACES
                 self.log(len(self.entries))
                 self.entries.append(entry)
@@ -151,7 +151,7 @@ class Ledger:
                 taken[~word] = -1
 
     def label(self, tensors: Any, component: Component) -> None:
-        """Say what these tensors are for; the first word on a storage stands."""
+        """Say what these tensors are for; the first component given to a storage stands."""
         for tensor in tensors:
             found = self._live.get(tensor.untyped_storage()._cdata)
             if found is not None and self.entries[found[0]].component is None:
@@ -167,8 +167,8 @@ class Ledger:
             entry = self.entries[found[0]]
             if not entry.module and entry.phase is Phase.STEP:
                 entry.module = self.entries[owner[0]].module
-            if entry.home == NOWHERE and entry.phase is Phase.STEP:
-                entry.home = self.tags[entry.born] = self.entries[owner[0]].home
+            if entry.tag == UNTAGGED and entry.phase is Phase.STEP:
+                entry.tag = self.event_tags[entry.born] = self.entries[owner[0]].tag
 
     def label_living(self, phase: Phase, component: Component) -> None:
         """Say what everything is for that this phase made and that is still alive."""
@@ -177,9 +177,9 @@ class Ledger:
             if entry.component is None and entry.phase is phase:
                 entry.component = component
 
-    def raw(self, flops: int) -> Raw:
+    def tagged_trace(self, flops: int) -> TaggedTrace:
         """Everything seen so far, beside the operations that were counted."""
-        return Raw(
+        return TaggedTrace(
             storages=[
                 Storage(
                     bytes=entry.bytes,
@@ -193,10 +193,10 @@ class Ledger:
                 )
                 for entry in self.entries
             ],
-            homes=[entry.home for entry in self.entries],
+            storage_tags=[entry.tag for entry in self.entries],
             flops=flops,
             events=list(self.events),
-            tags=list(self.tags),
+            event_tags=list(self.event_tags),
             marks=list(self.marks),
         )
 

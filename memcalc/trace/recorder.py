@@ -15,17 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from memcalc.errors import EstimateError
 from memcalc.kernels import blas
-from memcalc.kernels.formulas import Call
+from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
 from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
-from memcalc.trace.folding.raw import NOWHERE
+from memcalc.trace.folding.tagged import UNTAGGED
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
 from memcalc.trace.operators.convolution import PLANNED
-from memcalc.trace.operators.replaced import AS_ON_CUDA, MASKED, MEANINGS, REPLACED, SPLIT, has_mask
-from memcalc.trace.operators.symbolic import INSTEAD
-from memcalc.trace.scratch.kernels import Kernels
+from memcalc.trace.operators.overrides import (
+    BOOLEAN_INDEXED,
+    FAKE_KERNELS,
+    OVERRIDES,
+    SPLIT,
+    VALUE_RECIPES,
+    has_mask,
+)
+from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
+from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import OUTPUT_ORDER, READERS
 from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.symbolic.symbols import Symbols
@@ -36,7 +43,7 @@ _SCALARS = {torch.ops.aten._local_scalar_dense.default}
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
-class Recorder(TorchDispatchMode):
+class TraceRecorder(TorchDispatchMode):
     """A dispatch mode that records storages; enter it above the fake mode.
 
     Host tensors run for real (they are small: step counters, random states); tensors on the
@@ -46,28 +53,28 @@ class Recorder(TorchDispatchMode):
 
     def __init__(
         self,
-        kernels: Kernels | None,
-        trail: Breadcrumbs | None = None,
+        kernel_memory: KernelMemory | None,
+        breadcrumbs: Breadcrumbs | None = None,
         symbols: Symbols | None = None,
     ) -> None:
         """Record with what these kernels take; ``None`` leaves kernels' own memory out.
 
         Args:
-            kernels: say what a kernel takes beside its outputs.
-            trail: where to say what runs.
+            kernel_memory: says what a kernel takes beside its outputs.
+            breadcrumbs: where to say what runs.
             symbols: what sizes may depend on; such sizes are written down as numbers.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._size: Callable[[Any], int] = int if symbols is None else symbols.size
-        self._instead = AS_ON_CUDA if symbols is None else {**AS_ON_CUDA, **INSTEAD}
+        self._instead = FAKE_KERNELS if symbols is None else {**FAKE_KERNELS, **SYMBOLIC_KERNELS}
         self._symbols = symbols
         self.ledger = Ledger(self._size)
-        self.where = self.ledger.where
+        self.position = self.ledger.position
         self.assumptions: dict[str, None] = {}
-        self._kernels = kernels
+        self._kernel_memory = kernel_memory
         self.flops: Counter[int] = Counter()
         """Floating-point operations by step."""
-        self._trail = trail
+        self._breadcrumbs = breadcrumbs
         self._values = Values()
         self._threads: set[tuple[str, int]] = set()
         self._made_by: dict[int, str] = {}
@@ -89,23 +96,23 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def aside(self) -> Iterator[None]:
         """What happens inside is not part of the run."""
-        kept = self.ledger, self.where, self._threads
+        kept = self.ledger, self.position, self._threads
         self.ledger = Ledger(self._size)
-        self.where, self._threads = self.ledger.where, set()
+        self.position, self._threads = self.ledger.position, set()
         try:
             yield
         finally:
-            self.ledger, self.where, self._threads = kept
+            self.ledger, self.position, self._threads = kept
 
     def _entering(self, name: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
-            self._stack.append(self.where.module)
+            self._stack.append(self.position.module)
             self.ledger.at(name)
 
         return hook
 
     def _leaving(self, *_: object) -> None:
-        self.where.module = self._stack.pop()
+        self.position.module = self._stack.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -116,31 +123,31 @@ class Recorder(TorchDispatchMode):
                 return func(*args, **kwargs)
         if func in _SCALARS:
             return self._read(args[0])
-        if func in MASKED and has_mask(args[1]):
+        if func in BOOLEAN_INDEXED and has_mask(args[1]):
             with self:
-                return MASKED[func](*args, **kwargs)
+                return BOOLEAN_INDEXED[func](*args, **kwargs)
         if self._split(func, args):
             with self:
                 return SPLIT[func][1](*args, **kwargs)
-        if func in REPLACED:
+        if func in OVERRIDES:
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
                 return out
         node = self._locate()
-        if self.where.phase in BY_PARAMETER:
-            self.where.tag = self.ledger.home_of(args)
+        if self.position.phase in BY_PARAMETER:
+            self.position.tag = self.ledger.tag_of(args)
         if func in _ADDS and accumulates(node, args):
             return torch.ops.aten.add_.Tensor(*args)
         if func in IN_PLACE and writes_in_place(node, args):
             func = IN_PLACE[func]
         name = _name(func)
-        if self._trail is not None:
-            self._trail.drop(self.where.module, name)
+        if self._breadcrumbs is not None:
+            self._breadcrumbs.drop(self.position.module, name)
         out = self._instead.get(func, func)(*args, **kwargs)
         self._values.remember(func, args, kwargs, out)
-        self.flops[self.where.step] += flops.of(func, args, kwargs, out)
+        self.flops[self.position.step] += flops.of(func, args, kwargs, out)
         reader = READERS.get(name)
-        call = reader(args, out) if reader is not None and self._kernels is not None else None
+        call = reader(args, out) if reader is not None and self._kernel_memory is not None else None
         if name in PROBES:
             self._probe(name)
         if call is None:
@@ -155,21 +162,21 @@ class Recorder(TorchDispatchMode):
 
     def _replaced(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what stands for an operator; its allocations come back as operators of their own."""
-        instead, assumed = REPLACED[func]
+        instead, assumed = OVERRIDES[func]
         with self:
             out = instead(*args, **kwargs)
         if out is NotImplemented:
             return out
         if assumed:
             self.assumptions[f"in {self._place()} {assumed}"] = None
-        if func in MEANINGS:
-            self._values.remember(MEANINGS[func], args, kwargs, out)
-        self.flops[self.where.step] += flops.of(func, args, kwargs, out)
+        if func in VALUE_RECIPES:
+            self._values.remember(VALUE_RECIPES[func], args, kwargs, out)
+        self.flops[self.position.step] += flops.of(func, args, kwargs, out)
         return out
 
     def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
         """CUDA runs this operator, with these arguments, in several steps."""
-        if func not in SPLIT or self._kernels is None or not cudnn_enabled():
+        if func not in SPLIT or self._kernel_memory is None or not cudnn_enabled():
             return False
         return SPLIT[func][0](args)
 
@@ -187,7 +194,7 @@ class Recorder(TorchDispatchMode):
         """Name the module at work; in backward the one whose forward made the node."""
         node = current_node()
         if node is None:
-            self._made_by[_sequence_number() - 1] = self.where.module
+            self._made_by[_sequence_number() - 1] = self.position.module
         elif not self._stack:
             self.ledger.at(self._made_by.get(node._sequence_nr(), ""))
         return node
@@ -202,29 +209,29 @@ class Recorder(TorchDispatchMode):
             sources = self._sources(args, len(items))
             for index, item in enumerate(items):
                 if sources is not None:
-                    self.where.tag = self.ledger.home_of([sources[index]])
+                    self.position.tag = self.ledger.tag_of([sources[index]])
                 self._track(item, name, node, ())
 
     def _sources(self, args: tuple[Any, ...], count: int) -> Any:
         """The list of tensors that a foreach operator maps to its list of outputs, if it does."""
-        if self.where.phase not in BY_PARAMETER or not args:
+        if self.position.phase not in BY_PARAMETER or not args:
             return None
         first = args[0]
         return first if isinstance(first, list | tuple) and len(first) == count else None
 
     def _track_with_scratch(
-        self, out: Any, name: str, node: Any, call: Call, args: tuple[Any, ...]
+        self, out: Any, name: str, node: Any, call: KernelCall, args: tuple[Any, ...]
     ) -> None:
         """Interleave a kernel's own allocations with its outputs."""
-        assert self._kernels is not None
-        before, after = self._kernels.scripts(call)
+        assert self._kernel_memory is not None
+        before, after = self._kernel_memory.transient(call)
         taken: list[int] = []
         # What serves a whole list of tensors belongs to no repetition of a layer.
-        home = NOWHERE if args and isinstance(args[0], list | tuple) else self.where.tag
-        self.where.tag = home
+        tag = UNTAGGED if args and isinstance(args[0], list | tuple) else self.position.tag
+        self.position.tag = tag
         self.ledger.play(before, taken, name, node)
-        self._track(out, name, node, args if home == NOWHERE else ())
-        self.where.tag = home
+        self._track(out, name, node, args if tag == UNTAGGED else ())
+        self.position.tag = tag
         self.ledger.play(after, taken, name, node)
         for number in taken:
             if number >= 0:
@@ -232,20 +239,20 @@ class Recorder(TorchDispatchMode):
 
     def _workspace(self, name: str, args: tuple[Any, ...]) -> None:
         """Take cuBLAS' workspace at a thread's first product, after the output."""
-        if self._kernels is None:
+        if self._kernel_memory is None:
             return
         thread = threading.get_ident()
         bias = name == "addmm" and args[0].dim() == 1 and min(args[2].shape) > 1
         for library in ("cublas", "cublaslt") if bias else ("cublas",):
             if (library, thread) not in self._threads:
                 self._threads.add((library, thread))
-                script = self._kernels.lasting(Call(library))
+                script = self._kernel_memory.persistent(KernelCall(library))
                 self.ledger.play(script, [], f"{library} workspace", None)
 
     def _probe(self, name: str) -> None:
         """Take and give back what an operator does the first time that one of its kind runs."""
         thread = 0  # a probe serves them all
-        if self._kernels is not None and ("probe", thread) not in self._threads:
+        if self._kernel_memory is not None and ("probe", thread) not in self._threads:
             self._threads.add(("probe", thread))
             self.ledger.play(PROBES[name], [], name, None)
 
@@ -275,7 +282,7 @@ class Recorder(TorchDispatchMode):
 
     def _place(self) -> str:
         """The module at work, all of its like in one; outside of all, the phase."""
-        return re.sub(r"\.\d+", ".*", self.where.module) or self.where.phase.value
+        return re.sub(r"\.\d+", ".*", self.position.module) or self.position.phase.value
 
 
 def _is_simulated(arg: Any) -> bool:

@@ -17,13 +17,13 @@ from memcalc.trace import device
 from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
-from memcalc.trace.folding.raw import Raw, tag
+from memcalc.trace.folding.tagged import TaggedTrace, tag
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.operators import attention, autocast, replaced
+from memcalc.trace.operators import attention, autocast, overrides
 from memcalc.trace.optimizer.make import make as optimizer_for
-from memcalc.trace.optimizer.stated import StatedOptimizer
-from memcalc.trace.recorder import Recorder
-from memcalc.trace.scratch.kernels import TargetKernels
+from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
+from memcalc.trace.recorder import TraceRecorder
+from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.workload.job import job_for
 from memcalc.workload.loop import Batch, Job
@@ -56,10 +56,10 @@ def trace(
     said: dict[str, None] = {}
     missing: dict[str, None] = {}
     once = tracer(program, target, said, missing=missing, breadcrumbs=breadcrumbs, symbols=symbols)
-    raw, folded = trace_folded(program.model, once)
+    tagged, folded = trace_folded(program.model, once)
     if folded:
         said["repeated layers are traced a few times and continued, proven on one more"] = None
-    known = as_trace(raw, program, (*notes, *program.assumptions, *said))
+    known = as_trace(tagged, program, (*notes, *program.assumptions, *said))
     return replace(known, uncounted=tuple(missing))
 
 
@@ -86,11 +86,11 @@ def tracer(
     allowed = _ATTENTION.get(program.plan.attention)
     attention.install(target, allowed, choose if symbols is None else symbols.choose)
     autocast.install()
-    replaced.install()
-    kernels = TargetKernels(target) if symbols is None else symbols
+    overrides.install()
+    kernels = TargetKernelMemory(target) if symbols is None else symbols
 
-    def once(stacks: Sequence[Stack], repeats: int) -> Raw:
-        recorder = Recorder(
+    def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
+        recorder = TraceRecorder(
             kernels if program.plan.target == "cuda" else None,
             Breadcrumbs(breadcrumbs) if breadcrumbs else None,
             symbols,
@@ -104,25 +104,25 @@ def tracer(
             _moved(program.model, recorder),
         ):
             _train(program, recorder)
-            raw = recorder.ledger.raw(recorder.flops[STEPS - 1])
+            tagged = recorder.ledger.tagged_trace(recorder.flops[STEPS - 1])
         said.update(recorder.assumptions)
-        if missing is not None and isinstance(kernels, TargetKernels):
+        if missing is not None and isinstance(kernels, TargetKernelMemory):
             missing.update(dict.fromkeys(kernels.uncounted))
-        return raw
+        return tagged
 
     return once
 
 
-def as_trace(raw: Raw, program: Program, assumptions: tuple[str, ...]) -> Trace:
+def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]) -> Trace:
     """What was recorded, without the repetitions."""
     return Trace(
-        storages=tuple(raw.storages),
-        events=tuple(raw.events),
-        marks=tuple(raw.marks),
+        storages=tuple(tagged.storages),
+        events=tuple(tagged.events),
+        marks=tuple(tagged.marks),
         inventory=program.inventory,
         steps=STEPS,
         seq=program.seq,
-        flops=raw.flops,
+        flops=tagged.flops,
         assumptions=assumptions,
         versions={"torch": str(torch.__version__)},
     )
@@ -147,7 +147,7 @@ def _units(model: torch.nn.Module, stacks: Sequence[Stack], repeats: int) -> dic
     return units
 
 
-def _train(program: Program, recorder: Recorder) -> None:
+def _train(program: Program, recorder: TraceRecorder) -> None:
     model = program.model.train()
     with recorder.follow(model):
         optimizer = optimizer_for(program, model, recorder.ledger)
@@ -180,7 +180,7 @@ def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _moved(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
+def _moved(model: torch.nn.Module, recorder: TraceRecorder) -> Iterator[None]:
     """Move a meta model to the simulated device, tied tensors once, one by one as ``.to`` does.
 
     Afterwards the model is on the meta device again.
@@ -216,7 +216,7 @@ def _moved(model: torch.nn.Module, recorder: Recorder) -> Iterator[None]:
             group.update(before)
 
 
-def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: Recorder) -> Job:
+def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: TraceRecorder) -> Job:
     def batch() -> Batch:
         made = program.batch(device.NAME)
         recorder.ledger.label(
@@ -225,7 +225,7 @@ def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: Recorder)
         return made
 
     def restore() -> None:
-        if isinstance(optimizer, StatedOptimizer):
+        if isinstance(optimizer, StateOnlyOptimizer):
             optimizer.restore()
             return
         with recorder.aside():

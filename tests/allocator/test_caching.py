@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.device import Device
-from memcalc.allocator.segments import State, segments
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.segments import BlockState, segments
 from memcalc.allocator.settings import parse_alloc_conf
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
 def allocator(conf: str = "", total: int = 80 * GIB, **options: bool) -> CachingAllocator:
-    return CachingAllocator(parse_alloc_conf(conf), Device(total), **options)
+    return CachingAllocator(parse_alloc_conf(conf), DeviceMemory(total), **options)
 
 
 # allocated and reserved (MiB) after one request of n MiB and one byte on an empty allocator, read
@@ -189,7 +189,7 @@ def test_a_block_another_stream_used_stays_active_until_the_next_request():
     levels = tried.levels()
     assert (levels.requested, levels.allocated, levels.active) == (5 * MIB, 0, 5 * MIB)
     (segment,) = segments(tried)
-    assert segment.blocks[0].state == State.PENDING
+    assert segment.blocks[0].state == BlockState.PENDING
     assert tried.allocate(5 * MIB).address == address
 
 

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from memcalc.allocator import context
 from memcalc.catalog import contexts, gpus
-from memcalc.catalog.contexts import Moment, Reading
+from memcalc.catalog.contexts import Reading, Stage
 
 MIB = 1 << 20
 GPUS = gpus.table()
 
 
-def reading(gpu, low, high=None, moment=Moment.TRAINING, **more):
+def reading(gpu, low, high=None, stage=Stage.TRAINING, **more):
     return Reading(
-        gpu=gpu, moment=moment, low=low * MIB, high=(high or low) * MIB, lazy=True, source="a test",
+        gpu=gpu, stage=stage, low=low * MIB, high=(high or low) * MIB, lazy=True, source="a test",
         **more,
     )  # fmt: skip
 
@@ -32,7 +32,7 @@ def known():
     context.outside.cache_clear()
 
 
-BARE = reading("T4", 100, moment=Moment.CONTEXT)
+BARE = reading("T4", 100, stage=Stage.CONTEXT)
 
 
 def limits(span):
@@ -69,12 +69,12 @@ def test_a_gpu_smaller_than_any_that_was_read_is_not_taken_to_hold_less_than_tho
 
 
 def test_a_running_process_holds_no_less_than_the_bare_context_of_its_gpu(known):
-    known(reading("B200", 700, moment=Moment.CONTEXT), reading("T4", 80), reading("T4", 240))
+    known(reading("B200", 700, stage=Stage.CONTEXT), reading("T4", 80), reading("T4", 240))
     assert limits(context.context_span(gpus.find("b200")))[0] == 700
 
 
 def test_context_and_modules_make_the_total(known):
-    bare = [reading("T4", size, moment=Moment.CONTEXT) for size in (100, 104, 108)]
+    bare = [reading("T4", size, stage=Stage.CONTEXT) for size in (100, 104, 108)]
     known(*bare, *(reading("T4", size) for size in (150, 170, 160)))
     held = context.outside(gpus.find("t4"))
     assert limits(held.context) == (100, 104, 108)
@@ -96,7 +96,7 @@ def test_three_readings_by_memcalc_go_before_any_number_of_published_ones(known)
 def test_what_is_set_aside_or_loaded_at_once_does_not_count(known):
     three = [reading("T4", size) for size in (140, 150, 160)]
     eager = Reading(
-        gpu="T4", moment=Moment.TRAINING, low=1, high=900 * MIB, lazy=False, source="a test"
+        gpu="T4", stage=Stage.TRAINING, low=1, high=900 * MIB, lazy=False, source="a test"
     )
     known(BARE, *three, reading("T4", 5000, aside="NCCL"), eager)
     assert limits(context.context_span(gpus.find("t4"))) == (140, 150, 160)
@@ -119,7 +119,7 @@ def test_the_range_of_any_gpu_contains_that_of_every_gpu(gpu):
 
 def test_the_range_of_a_gpu_contains_each_of_its_readings():
     counted = [r for r in contexts.table() if r.lazy and not r.aside]
-    with_model = [r for r in counted if r.moment is not Moment.CONTEXT]
+    with_model = [r for r in counted if r.stage is not Stage.CONTEXT]
     assert len(with_model) > 25
     for r in with_model:
         assert _contains(context.context_span(gpus.find(r.gpu)), r), r
@@ -129,13 +129,13 @@ NAMES = st.sampled_from([gpu.name for gpu in GPUS])
 READINGS = st.lists(
     st.builds(
         lambda gpu, low, more, moment, measured: Reading(
-            gpu=gpu, moment=moment, low=low, high=low + more, lazy=True, source="a test",
+            gpu=gpu, stage=moment, low=low, high=low + more, lazy=True, source="a test",
             measured=measured,
         ),
         NAMES,
         st.integers(1, 1 << 30),
         st.integers(0, 20 * MIB),
-        st.sampled_from([Moment.LOADING, Moment.INFERENCE, Moment.TRAINING]),
+        st.sampled_from([Stage.LOADING, Stage.INFERENCE, Stage.TRAINING]),
         st.just(False),
     ),
     min_size=1,

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
 from memcalc.allocator.constants import UNLIMITED
-from memcalc.allocator.device import FIRST_ADDRESS, Device
-from memcalc.allocator.segments import State, segments
+from memcalc.allocator.device import FIRST_ADDRESS, DeviceMemory
+from memcalc.allocator.segments import BlockState, segments
 from memcalc.allocator.settings import AllocatorSettings
 
 from .naive import MIB, NaiveAllocator
@@ -41,7 +41,7 @@ class Lives(RuleBasedStateMachine):
 
     @initialize(settings=settings_drawn, total=st.sampled_from([256 * MIB, 1024 * MIB]))
     def begin(self, settings, total):
-        self.allocator = CachingAllocator(settings, Device(total))
+        self.allocator = CachingAllocator(settings, DeviceMemory(total))
         self.live = []
 
     @rule(size=SIZES, stream=st.integers(0, 2))
@@ -84,7 +84,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def the_ladder_holds(self):
-        for rungs in (self.allocator.levels(), self.allocator.statistics.peaks()):
+        for rungs in (self.allocator.levels(), self.allocator.stats.peaks()):
             assert 0 <= rungs.requested <= rungs.active <= rungs.reserved
             assert rungs.allocated <= rungs.active
         if not self.allocator.waiting:
@@ -95,16 +95,16 @@ class Lives(RuleBasedStateMachine):
         held = segments(self.allocator)
         levels = self.allocator.levels()
         assert levels.reserved == sum(segment.size for segment in held)
-        assert levels.allocated == sum(segment.held(State.ALLOCATED) for segment in held)
+        assert levels.allocated == sum(segment.held(BlockState.ALLOCATED) for segment in held)
         assert levels.active == sum(
-            segment.held(State.ALLOCATED, State.PENDING) for segment in held
+            segment.held(BlockState.ALLOCATED, BlockState.PENDING) for segment in held
         )
         assert self.allocator.device.used == levels.reserved
         stats = self.allocator.memory_stats()
         whole = [segment for segment in held if not segment.is_expandable]
         assert stats["segment.all.current"] == len(whole)
         assert stats["inactive_split_bytes.all.current"] == sum(
-            segment.held(State.INACTIVE) for segment in whole if len(segment.blocks) > 1
+            segment.held(BlockState.INACTIVE) for segment in whole if len(segment.blocks) > 1
         )
 
     @invariant()
@@ -137,7 +137,7 @@ class BesideNaive(RuleBasedStateMachine):
     )
     def begin(self, max_split, steps, total):
         settings = AllocatorSettings(max_split=max_split, divisions=(steps,) * 16)
-        self.fast = CachingAllocator(settings, Device(total))
+        self.fast = CachingAllocator(settings, DeviceMemory(total))
         self.naive = NaiveAllocator(
             total=total,
             first_address=FIRST_ADDRESS,
@@ -178,7 +178,10 @@ class BesideNaive(RuleBasedStateMachine):
         assert levels.reserved == self.naive.reserved()
         assert self.fast.retries == self.naive.retries
         assert [
-            [(block.address, block.size, block.state == State.ALLOCATED) for block in seg.blocks]
+            [
+                (block.address, block.size, block.state == BlockState.ALLOCATED)
+                for block in seg.blocks
+            ]
             for seg in segments(self.fast)
         ] == [
             [(piece.address, piece.size, piece.key is not None) for piece in seg.pieces]

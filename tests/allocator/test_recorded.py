@@ -12,7 +12,7 @@ import pytest
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.segments import segments
 from memcalc.allocator.settings import parse_alloc_conf
 
@@ -44,7 +44,7 @@ class Player:
         major, minor = recording["torch"].split(".")[:2]
         self.settings = parse_alloc_conf(scenario["conf"], torch=(int(major), int(minor)))
         self.first = min(entry[1] for entry in recording["history"] if entry[0] != "oom")
-        device = Device(recording["device_bytes"], first_address=self.first)
+        device = DeviceMemory(recording["device_bytes"], first_address=self.first)
         self.allocator = CachingAllocator(self.settings, device)
         self.live: dict[int, Block] = {}
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.counter import Levels
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Op, replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 
@@ -40,7 +40,7 @@ def test_a_few_storages_worked_out_by_hand():
     kept = small + activation
     before = levels(100, small, small, 2 * MIB)
     between = levels(100 + 3 * MIB + 1, kept, kept, 52 * MIB)
-    forward, backward = result.spans
+    forward, backward = result.intervals
     assert (forward.name, forward.begin, forward.peaks, forward.end) == (
         "forward",
         before,
@@ -84,11 +84,11 @@ def test_running_out_of_memory_ends_the_replay_and_says_where():
     result = replay(events, PLAIN, 100 * MIB)
     failure = result.out_of_memory
     assert failure is not None
-    assert (failure.event, failure.key, failure.span) == (4, "c", "backward")
+    assert (failure.event, failure.key, failure.interval) == (4, "c", "backward")
     assert (failure.why.asked, failure.why.device_free) == (50 * MIB, 40 * MIB)
     assert result.retries == 1
     assert result.peaks.reserved == 90 * MIB
-    assert result.spans[-1].end.reserved == 60 * MIB
+    assert result.intervals[-1].end.reserved == 60 * MIB
 
 
 def test_what_others_use_of_the_device_is_not_available():
@@ -112,8 +112,8 @@ def test_streams_shared_storages_and_an_emptied_cache():
         GIB,
     )
     assert result.peaks.reserved == 60 * MIB
-    (span,) = result.spans
-    assert (span.begin.allocated, span.begin.active) == (30 * MIB, 60 * MIB)
+    (interval,) = result.intervals
+    assert (interval.begin.allocated, interval.begin.active) == (30 * MIB, 60 * MIB)
     assert result.end == levels(0, 0, 0, 0)
 
 
@@ -151,20 +151,20 @@ def test_spans_are_what_the_allocator_shows_when_asked_after_every_event(script,
             events.append((alive.pop(key % len(alive)), 0))
     result = replay(events, settings, 64 * GIB)
 
-    slow = CachingAllocator(settings, Device(64 * GIB))
-    live, spans, seen = {}, [], [slow.levels()]
+    slow = CachingAllocator(settings, DeviceMemory(64 * GIB))
+    live, intervals, seen = {}, [], [slow.levels()]
     for key, size in events:
         if key is Op.MARK:
-            spans.append((size, seen := [slow.levels()]))
+            intervals.append((size, seen := [slow.levels()]))
         elif size:
             live[key] = slow.allocate(size)
         else:
             slow.free(live.pop(key))
         seen.append(slow.levels())
-    assert [span.name for span in result.spans] == [name for name, _ in spans]
-    for span, (_, shown) in zip(result.spans, spans, strict=True):
-        assert span.begin == shown[0]
-        assert span.end == shown[-1]
+    assert [interval.name for interval in result.intervals] == [name for name, _ in intervals]
+    for interval, (_, shown) in zip(result.intervals, intervals, strict=True):
+        assert interval.begin == shown[0]
+        assert interval.end == shown[-1]
         for rung in ("requested", "allocated", "active", "reserved"):
-            assert getattr(span.peaks, rung) == max(getattr(level, rung) for level in shown)
+            assert getattr(interval.peaks, rung) == max(getattr(level, rung) for level in shown)
     assert result.end == slow.levels()

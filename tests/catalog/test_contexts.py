@@ -6,7 +6,7 @@ import runpy
 import pytest
 
 from memcalc.catalog import contexts, gpus
-from memcalc.catalog.contexts import Moment
+from memcalc.catalog.contexts import Stage
 from memcalc.units import MIB, printed_bytes
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -23,7 +23,7 @@ def test_a_reading_is_possible(reading):
 
 
 def test_no_reading_is_there_twice():
-    known = [(r.gpu, r.moment, r.low, r.source) for r in contexts.table()]
+    known = [(r.gpu, r.stage, r.low, r.source) for r in contexts.table()]
     assert len(known) == len(set(known))
 
 
@@ -34,7 +34,7 @@ def test_the_table_is_wide():
 
 def test_only_readings_of_lazily_loaded_kernels_count_as_comparable():
     eager = [r for r in contexts.table() if not r.lazy]
-    assert {r.moment for r in eager} == {Moment.TENSOR}
+    assert {r.stage for r in eager} == {Stage.TENSOR}
     lazy = [r.high for r in contexts.table() if r.lazy and not r.aside and r.gpu == "RTX 3090"]
     assert max(lazy) < min(r.low for r in eager if r.gpu == "RTX 3090") / 2
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.fits import Device, judge
-from memcalc.records.prediction import Span, Verdict
+from memcalc.records.prediction import FitVerdict, Span
 
 MIB = 1 << 20
 CONTEXT = Span(low=100 * MIB, likely=150 * MIB, high=200 * MIB, source="test")
@@ -26,25 +26,25 @@ def test_a_run_that_fits_after_the_cache_is_given_back_fits():
     # 300 MiB in one block, then 320 MiB: both are reserved where there is room, one at a time else.
     events = [(0, 300 * MIB), (0, 0), (1, 320 * MIB), (1, 0)]
     roomy, tight = judged(events, 1024 * MIB), judged(events, 600 * MIB)
-    assert (roomy.verdict, roomy.retries) == (Verdict.FITS, 0)
+    assert (roomy.verdict, roomy.retries) == (FitVerdict.FITS, 0)
     assert roomy.needed == (620 + 150) * MIB
-    assert (tight.verdict, tight.retries) == (Verdict.FITS, 1)
+    assert (tight.verdict, tight.retries) == (FitVerdict.FITS, 1)
     assert tight.needed_high == (320 + 200) * MIB
 
 
 def test_between_the_smallest_and_the_largest_context_nothing_is_sure():
     events = [(0, 500 * MIB)]
-    assert judged(events, 700 * MIB).verdict is Verdict.FITS
-    assert judged(events, 698 * MIB).verdict is Verdict.TOO_CLOSE
-    assert judged(events, 600 * MIB).verdict is Verdict.TOO_CLOSE
-    assert judged(events, 598 * MIB).verdict is Verdict.DOES_NOT_FIT
+    assert judged(events, 700 * MIB).verdict is FitVerdict.FITS
+    assert judged(events, 698 * MIB).verdict is FitVerdict.TOO_CLOSE
+    assert judged(events, 600 * MIB).verdict is FitVerdict.TOO_CLOSE
+    assert judged(events, 598 * MIB).verdict is FitVerdict.DOES_NOT_FIT
 
 
 def test_a_fraction_of_the_device_limits_even_where_there_is_room():
     events = [(0, 500 * MIB)]
     half = parse_alloc_conf("per_process_memory_fraction:0.5")
-    assert judged(events, 900 * MIB, half).verdict is Verdict.DOES_NOT_FIT
-    assert judged(events, 1100 * MIB, half).verdict is Verdict.FITS
+    assert judged(events, 900 * MIB, half).verdict is FitVerdict.DOES_NOT_FIT
+    assert judged(events, 1100 * MIB, half).verdict is FitVerdict.FITS
 
 
 @st.composite
@@ -66,7 +66,7 @@ def test_shortcuts_say_what_two_replays_say(events, capacity):
         replay(iter(events), settings, capacity, available=max(capacity - context, 0)).out_of_memory
         for context in (CONTEXT.high, CONTEXT.low)
     ]
-    wanted = Verdict.FITS
+    wanted = FitVerdict.FITS
     if failed[0] is not None:
-        wanted = Verdict.TOO_CLOSE if failed[1] is None else Verdict.DOES_NOT_FIT
+        wanted = FitVerdict.TOO_CLOSE if failed[1] is None else FitVerdict.DOES_NOT_FIT
     assert judged(events, capacity).verdict is wanted

@@ -9,7 +9,7 @@ import memcalc
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
 from memcalc.estimation.client import Client
-from memcalc.records.prediction import Verdict
+from memcalc.records.prediction import FitVerdict
 from memcalc.report import fitted
 
 
@@ -53,7 +53,7 @@ def test_full_estimates_fit_at_the_answer_and_not_one_above(found):
     fresh = api.answers([plan for plan, _ in asked], use_cache=False)
     for (plan, probe), prediction in zip(asked, fresh, strict=True):
         assert prediction.fit == probe.fit, plan
-    verdicts = [probe.fit.verdict is Verdict.FITS for _, probe in asked]
+    verdicts = [probe.fit.verdict is FitVerdict.FITS for _, probe in asked]
     assert verdicts == [True, False, True, True, False]
     # DistilBERT's sequence ends where its positions do.
     assert asked[2][1].seq == 512

@@ -1,20 +1,20 @@
-"""An oracle answers by growth while plain traces agree, and by tracing when they do not."""
+"""An oracle answers by a symbolic trace while plain traces agree, else by tracing."""
 
 import pytest
 from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
-from memcalc.estimation import from_growth
+from memcalc.estimation import from_symbolic
 from memcalc.files.trace_file import write
 from memcalc.fitting import ask
 from memcalc.fitting.ask import Question
 from memcalc.fitting.devices import device_for
 from memcalc.fitting.oracle import Oracle
-from memcalc.growth.records import Growth, Kind, Point, code
 from memcalc.records.model import Inventory
-from memcalc.records.prediction import Verdict
+from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
+from memcalc.symbolic.records import Kind, Point, SymbolicTrace, code
 
 PLAN = make({"model": "made-up", "batch": 4, "seq": 64, "gpu": "t4"})
 KIB = 1 << 10
@@ -43,8 +43,8 @@ def truth(plan):
     return replace(trace_of(plan.batch * plan.seq * 512 * KIB), seq=plan.seq)
 
 
-def growth_of(formula, conditions=("b >= 2", "s >= 2")):
-    return Growth(
+def symbolic_trace(formula, conditions=("b >= 2", "s >= 2")):
+    return SymbolicTrace(
         trace=trace_of(code(Kind.SIZE, 0)),
         learnt_at=Point(batch=4, seq=64),
         sizes=(formula,),
@@ -59,12 +59,12 @@ def growth_of(formula, conditions=("b >= 2", "s >= 2")):
 class Client:
     """Traces the made-up program, and grows what it is told to."""
 
-    def __init__(self, growth):
-        self.growth, self.grown, self.traced = growth, 0, []
+    def __init__(self, symbolic):
+        self.symbolic, self.grown, self.traced = symbolic, 0, []
 
     def grow(self, plan):
         self.grown += 1
-        return self.growth
+        return self.symbolic
 
     def ask(self, plan, keep):
         self.traced.append(plan.batch)
@@ -72,13 +72,13 @@ class Client:
         return object()
 
 
-def answered(growth):
-    client = Client(growth)
+def answered(symbolic):
+    client = Client(symbolic)
     oracle = Oracle([client], None, use_cache=False)
     question = Question(seq=False)
     try:
         found = ask._answer(PLAN, question, oracle)
-    except ask.GrowthRefutedError:
+    except ask.SymbolicTraceRefutedError:
         found = ask._answer(PLAN, question, oracle)
     return found, client, oracle
 
@@ -92,8 +92,8 @@ def brute_force():
     return max(fitting)
 
 
-def test_a_true_growth_takes_two_traces_and_finds_what_every_size_would():
-    found, client, _ = answered(growth_of(f"{512 * KIB}*b*s"))
+def test_a_true_symbolic_trace_takes_two_traces_and_finds_what_every_size_would():
+    found, client, _ = answered(symbolic_trace(f"{512 * KIB}*b*s"))
     (limit,) = found.limits
     assert limit.best.batch == brute_force()
     assert client.grown == 1
@@ -103,8 +103,8 @@ def test_a_true_growth_takes_two_traces_and_finds_what_every_size_would():
     assert not limit.above.fits
 
 
-def test_a_false_growth_is_caught_and_every_size_traced():
-    found, client, _ = answered(growth_of(f"{512 * KIB}*b*s + 512"))
+def test_a_false_symbolic_trace_is_caught_and_every_size_traced():
+    found, client, _ = answered(symbolic_trace(f"{512 * KIB}*b*s + 512"))
     assert found.limits[0].best.batch == brute_force()
     assert len(client.traced) > 3
 
@@ -116,10 +116,10 @@ def test_a_program_that_cannot_run_on_symbols_is_traced():
     assert any("it looks at its values" in note for note in oracle.notes)
 
 
-def test_a_growth_is_not_used_where_its_conditions_do_not_hold():
-    growth = growth_of(f"{512 * KIB}*b*s + 10**9 * (b % 2)", ("b >= 2", "(b % 2) == 0"))
-    found, _, _ = answered(growth)
-    # The odd ones are traced: nothing is said of them by the growth of the even ones.
+def test_a_symbolic_trace_is_not_used_where_its_conditions_do_not_hold():
+    symbolic = symbolic_trace(f"{512 * KIB}*b*s + 10**9 * (b % 2)", ("b >= 2", "(b % 2) == 0"))
+    found, _, _ = answered(symbolic)
+    # The odd ones are traced: nothing is said of them by the symbolic trace of the even ones.
     assert found.limits[0].best.batch == brute_force()
 
 
@@ -131,10 +131,10 @@ def table(*clients):
     return plans, oracle.table(plans, device_for(PLAN, None))
 
 
-def test_a_table_is_answered_by_growths_that_each_client_learns_and_proves():
-    one = growth_of(f"{512 * KIB}*s", ("b == 1", "s >= 2"))
+def test_a_table_is_answered_by_symbolic_traces_that_each_client_learns_and_proves():
+    one = symbolic_trace(f"{512 * KIB}*s", ("b == 1", "s >= 2"))
     one = replace(one, learnt_at=Point(batch=1, seq=32))
-    first, second = Client(growth_of(f"{512 * KIB}*b*s")), Client(one)
+    first, second = Client(symbolic_trace(f"{512 * KIB}*b*s")), Client(one)
     plans, found = table(first, second)
     assert (first.grown, second.grown) == (1, 1)
     assert sorted(first.traced + second.traced) == [1, 1 << 12]
@@ -150,31 +150,31 @@ def test_a_table_is_answered_by_growths_that_each_client_learns_and_proves():
             assert probe.fit == traced.fit
 
 
-def test_a_false_growth_is_caught_in_a_table():
-    with pytest.raises(ask.GrowthRefutedError):
-        table(Client(growth_of(f"{512 * KIB}*b*s + 512")))
+def test_a_false_symbolic_trace_is_caught_in_a_table():
+    with pytest.raises(ask.SymbolicTraceRefutedError):
+        table(Client(symbolic_trace(f"{512 * KIB}*b*s + 512")))
 
 
 def test_the_verdict_of_the_plan_itself_is_said():
-    found, _, _ = answered(growth_of(f"{512 * KIB}*b*s"))
-    assert found.here.fit.verdict is Verdict.FITS
+    found, _, _ = answered(symbolic_trace(f"{512 * KIB}*b*s"))
+    assert found.here.fit.verdict is FitVerdict.FITS
 
 
 @pytest.mark.parametrize("damage", ["b.real", "b +", "'x'"])
-def test_a_damaged_growth_on_disk_is_left_alone(damage, tmp_path, monkeypatch):
+def test_a_damaged_symbolic_trace_on_disk_is_left_alone(damage, tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
     config = {"model_type": "made-up"}
-    from_growth.keep(PLAN, config, growth_of("b*s"))
-    assert len(list(from_growth.load(PLAN, config))) == 1
-    from_growth.keep(PLAN, config, growth_of(damage))
-    assert len(list(from_growth.load(PLAN, config))) == 1
+    from_symbolic.keep(PLAN, config, symbolic_trace("b*s"))
+    assert len(list(from_symbolic.load(PLAN, config))) == 1
+    from_symbolic.keep(PLAN, config, symbolic_trace(damage))
+    assert len(list(from_symbolic.load(PLAN, config))) == 1
 
 
-def test_a_growth_whose_trace_is_lost_answers_nothing(tmp_path, monkeypatch):
+def test_a_symbolic_trace_whose_trace_is_lost_answers_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
     config = {"model_type": "made-up"}
-    from_growth.keep(PLAN, config, growth_of("b*s"))
-    assert from_growth.answer(PLAN, config) is not None
+    from_symbolic.keep(PLAN, config, symbolic_trace("b*s"))
+    assert from_symbolic.answer(PLAN, config) is not None
     for file in tmp_path.glob("*.trace"):
         file.unlink()
-    assert from_growth.answer(PLAN, config) is None
+    assert from_symbolic.answer(PLAN, config) is None

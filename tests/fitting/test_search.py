@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from memcalc.fitting.records import Probe
 from memcalc.fitting.search import fits, islands, largest, may_fit
-from memcalc.records.prediction import Fit, Verdict
+from memcalc.records.prediction import Fit, FitVerdict
 
 CAPACITY = 1 << 34
 
@@ -19,9 +19,9 @@ class Device:
     def __call__(self, size):
         if size not in self.asked:
             high = self.needed(size)
-            verdict = Verdict.FITS if high <= CAPACITY else Verdict.DOES_NOT_FIT
+            verdict = FitVerdict.FITS if high <= CAPACITY else FitVerdict.DOES_NOT_FIT
             if high > CAPACITY >= high - self.band:
-                verdict = Verdict.TOO_CLOSE
+                verdict = FitVerdict.TOO_CLOSE
             fit = Fit(
                 gpu="x",
                 capacity=CAPACITY,

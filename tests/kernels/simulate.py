@@ -20,9 +20,9 @@ from operator_cases import play  # noqa: E402
 from memcalc.kernels.attention.choice import Backend  # noqa: E402
 from memcalc.kernels.target import Target  # noqa: E402
 from memcalc.trace import device  # noqa: E402
-from memcalc.trace.operators import attention, replaced  # noqa: E402
-from memcalc.trace.recorder import Recorder  # noqa: E402
-from memcalc.trace.scratch.kernels import TargetKernels  # noqa: E402
+from memcalc.trace.operators import attention, overrides  # noqa: E402
+from memcalc.trace.recorder import TraceRecorder  # noqa: E402
+from memcalc.trace.scratch.kernels import TargetKernelMemory  # noqa: E402
 
 
 def events(recorder, begin):
@@ -40,7 +40,7 @@ def events(recorder, begin):
 
 def simulated(case, target):
     """The events of a case, or what went wrong."""
-    recorder = Recorder(TargetKernels(target))
+    recorder = TraceRecorder(TargetKernelMemory(target))
     try:
         with device.fake_mode(), recorder:
             # Workspaces of matrix products are made once, not by the case that comes first.
@@ -56,7 +56,7 @@ def simulated(case, target):
 
 def main():
     device.use("cuda")
-    replaced.install()
+    overrides.install()
     found = {}
     for name in sys.argv[1:]:
         recorded = json.loads(pathlib.Path(name).read_text())

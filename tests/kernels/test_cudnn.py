@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memcalc.kernels import convolution
 from memcalc.kernels.attention import cudnn as cudnn_attention
-from memcalc.kernels.formulas import Call, scratch, uncounted
+from memcalc.kernels.formulas import KernelCall, scratch, uncounted
 from memcalc.kernels.target import Target
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -78,7 +78,7 @@ PATCHES = ((3, 224, 224), (768, 3, 16, 16), (16, 16, 0, 0, 1, 1), 1, 2)
 
 def call(direction, batch, problem=PATCHES):
     image, *rest = problem
-    return Call("convolution", (direction, (batch, *image), *rest))
+    return KernelCall("convolution", (direction, (batch, *image), *rest))
 
 
 def test_a_recorded_convolution_is_the_inputs_and_outputs_in_rows_of_eight_channels():
@@ -89,7 +89,7 @@ def test_a_recorded_convolution_is_the_inputs_and_outputs_in_rows_of_eight_chann
 
 def test_a_convolution_that_nobody_recorded_is_said_to_be_uncounted():
     assert uncounted([call(0, 32)], target()) == ()
-    for odd in (call(0, 33), Call("convolution", (0,))):
+    for odd in (call(0, 33), KernelCall("convolution", (0,))):
         assert uncounted([odd], target()) == (convolution.UNKNOWN,)
         assert scratch(odd, target()).after == ()
     assert uncounted([call(0, 32)], target(torch=(2, 12))) == (convolution.UNKNOWN,)

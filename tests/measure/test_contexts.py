@@ -8,12 +8,11 @@ import pytest
 
 from memcalc.allocator import context
 from memcalc.catalog import contexts, gpus
-from memcalc.catalog.contexts import Moment, Reading
+from memcalc.catalog.contexts import Reading, Stage
 from memcalc.files import artifact, results
 from memcalc.files.results import Run, save
 from memcalc.measure.gpu.contexts import readings
-from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
-from memcalc.records.measurement import Moment as Point
+from memcalc.records.measurement import GpuReading, Measurement, Moment, OutOfMemory, StateReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 
@@ -25,9 +24,9 @@ def gpu(**more):
     known = {
         "source": "process",
         "moments": (
-            Point(name="before", device=4 * MIB, process=0),
-            Point(name="context", device=438 * MIB, process=434 * MIB, reserved=0),
-            Point(name="trained", device=2550 * MIB, process=2546 * MIB, reserved=2010 * MIB),
+            Moment(name="before", device=4 * MIB, process=0),
+            Moment(name="context", device=438 * MIB, process=434 * MIB, reserved=0),
+            Moment(name="trained", device=2550 * MIB, process=2546 * MIB, reserved=2010 * MIB),
         ),
         **more,
     }
@@ -53,8 +52,8 @@ def measured(**more):
 
 def test_a_run_shows_the_bare_context_and_what_training_adds():
     bare, trained = readings([measured()], "evidence/h200.json")
-    assert (bare.moment, bare.low, bare.high) == (Moment.CONTEXT, 434 * MIB, 434 * MIB)
-    assert (trained.moment, trained.low) == (Moment.TRAINING, 536 * MIB)
+    assert (bare.stage, bare.low, bare.high) == (Stage.CONTEXT, 434 * MIB, 434 * MIB)
+    assert (trained.stage, trained.low) == (Stage.TRAINING, 536 * MIB)
     assert {(r.gpu, r.torch, r.cuda, r.driver, r.lazy) for r in (bare, trained)} == {
         ("H200", "2.11.0+cu130", "13.0", "580.159.03", True)
     }
@@ -81,7 +80,7 @@ def test_kernels_loaded_at_once_are_told_apart():
 def test_files_of_results_outrank_what_was_published(tmp_path, monkeypatch):
     def run(size):
         points = gpu().moments[:2]
-        end = Point(name="trained", device=0, process=(2010 + size) * MIB, reserved=2010 * MIB)
+        end = Moment(name="trained", device=0, process=(2010 + size) * MIB, reserved=2010 * MIB)
         return Run(plan=Plan(model="gpt2"), measurement=measured(gpu=gpu(moments=(*points, end))))
 
     path = tmp_path / "h200.json"

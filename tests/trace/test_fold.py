@@ -19,7 +19,7 @@ import json, sys
 from memcalc import registry
 from memcalc.catalog.plan import make
 from memcalc.trace.folding import fold
-from memcalc.trace.folding.raw import Raw, canonical
+from memcalc.trace.folding.tagged import TaggedTrace, canonical
 from memcalc.trace.run import trace
 from memcalc.estimation.question import resolve
 from memcalc.workload.program import prepare
@@ -28,8 +28,8 @@ def form(least):
     fold.LEAST_REPEATS = least
     plan = make(json.loads(sys.argv[1]))
     traced = trace(prepare(plan, registry.find(plan.optim, {})), resolve(plan, None)[0])
-    raw = Raw(storages=list(traced.storages), homes=[], events=list(traced.events), tags=[],
-              marks=list(traced.marks))
+    raw = TaggedTrace(storages=list(traced.storages), storage_tags=[],
+                      events=list(traced.events), event_tags=[], marks=list(traced.marks))
     folded = any("repeated layers" in said for said in traced.assumptions)
     return (canonical(raw), traced.flops), folded
 

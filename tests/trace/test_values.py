@@ -7,12 +7,12 @@ CODE = """
 import torch
 from memcalc.kernels.target import Target
 from memcalc.trace import device
-from memcalc.trace.operators import replaced
-from memcalc.trace.recorder import Recorder
+from memcalc.trace.operators import overrides
+from memcalc.trace.recorder import TraceRecorder
 
 device.use("cuda")
-replaced.install()
-recorder = Recorder(None)
+overrides.install()
+recorder = TraceRecorder(None)
 with device.fake_mode(), recorder:
     on = device.NAME
     scores = torch.randn(6, 4, device=on)

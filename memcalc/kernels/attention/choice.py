@@ -22,7 +22,7 @@ class Backend(StrEnum):
     MATH = "math"
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class AttentionCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call of attention: query (B, H, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv)."""
 
     heads: int
@@ -53,7 +53,9 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         return self.grouped and self.heads % self.kv_heads == 0
 
 
-def choose(call: Call, target: Target, allowed: frozenset[Backend] | None = None) -> Backend:
+def choose(
+    call: AttentionCall, target: Target, allowed: frozenset[Backend] | None = None
+) -> Backend:
     """Choose as PyTorch does on this target.
 
     Args:
@@ -71,11 +73,11 @@ def choose(call: Call, target: Target, allowed: frozenset[Backend] | None = None
     return Backend.MATH
 
 
-def _math(call: Call, target: Target) -> bool:
+def _math(call: AttentionCall, target: Target) -> bool:
     return True
 
 
-def _flash(call: Call, target: Target) -> bool:
+def _flash(call: AttentionCall, target: Target) -> bool:
     if target.capability < (8, 0) or not call.half or call.mask or not call.heads_match:
         return False
     if not call.head_dim == call.value_dim <= 256 or not call.q_len or not call.k_len:
@@ -93,7 +95,7 @@ def _flash(call: Call, target: Target) -> bool:
     return True
 
 
-def _efficient(call: Call, target: Target) -> bool:
+def _efficient(call: AttentionCall, target: Target) -> bool:
     if call.dtype not in ("float16", "float32", "bfloat16"):
         return False
     if call.dtype == "bfloat16" and target.capability < (8, 0):
@@ -107,7 +109,7 @@ def _efficient(call: Call, target: Target) -> bool:
     return bool(call.q_len and call.k_len)
 
 
-def _cudnn(call: Call, target: Target) -> bool:
+def _cudnn(call: AttentionCall, target: Target) -> bool:
     if not call.half or target.capability < (8, 0) or call.mask_needs_grad:
         return False
     if not call.heads_match or call.head_dim % 8 or call.value_dim % 8:

@@ -14,7 +14,7 @@ PyTorch's side: aten/src/ATen/native/cudnn/MHA.cpp.
 
 from __future__ import annotations
 
-from memcalc.kernels.scratch import Script, nested, round_up
+from memcalc.kernels.scratch import Allocations, nested, round_up
 from memcalc.kernels.target import Target
 
 _FLOAT = 4
@@ -23,7 +23,7 @@ _UNIT = 128
 """What parts are aligned to, and what an engine takes for itself; on 9.0 that is two of them."""
 
 
-def forward(target: Target) -> Script:
+def forward(target: Target) -> Allocations:
     """The same for every problem: a little on 9.0, nothing elsewhere."""
     return nested(2 * _UNIT) if target.capability == (9, 0) else ()
 
@@ -34,7 +34,7 @@ def backward(
     value_dim: int,
     grad_copy: int,
     target: Target,
-) -> Script:
+) -> Allocations:
     """Row sums and accumulators, and dk, dv of every query head where heads are grouped.
 
     Args:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from memcalc.kernels.scratch import Script, ceil_div, nested, round_up
+from memcalc.kernels.scratch import Allocations, ceil_div, nested, round_up
 from memcalc.kernels.target import Target
 
 _MAX_SPLITS = 128
@@ -44,7 +44,7 @@ def key_splits(tasks: int, processors: int, key_blocks: int) -> int:
 
 def flash_forward(
     query: tuple[int, int, int, int], k_len: int, dropout: float, target: Target
-) -> Script:
+) -> Allocations:
     """Partial results of keys split over blocks; nothing with dropout or a full GPU.
 
     Args:
@@ -68,7 +68,7 @@ def flash_forward(
 
 def flash_backward(
     query: tuple[int, int, int, int], key: tuple[int, int, int, int], element: int
-) -> Script:
+) -> Allocations:
     """Softmax sums and the fp32 accumulator of dq; expanded dk, dv for grouped heads.
 
     Args:
@@ -84,7 +84,9 @@ def flash_backward(
     return tuple(sizes)
 
 
-def efficient_forward(query: tuple[int, int, int, int], value_dim: int, element: int) -> Script:
+def efficient_forward(
+    query: tuple[int, int, int, int], value_dim: int, element: int
+) -> Allocations:
     """An fp32 accumulator of the output for half precision with wide heads."""
     batch, heads, q_len, _ = query
     return (_FLOAT * batch * heads * q_len * value_dim,) if element == 2 and value_dim > 128 else ()
@@ -92,7 +94,7 @@ def efficient_forward(query: tuple[int, int, int, int], value_dim: int, element:
 
 def efficient_backward(
     query: tuple[int, int, int, int], k_len: int, element: int, target: Target
-) -> Script:
+) -> Allocations:
     """The row sums of grad x output and the fp32 workspace of dk and dv.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memcalc.catalog import gpus
-from memcalc.catalog.contexts import Moment, Reading
+from memcalc.catalog.contexts import Reading, Stage
 from memcalc.records.measurement import GpuReading, Measurement
 
 _TOLD = frozenset({"process", "appeared"})
@@ -29,20 +29,20 @@ def readings(measurements: Iterable[Measurement], source: str) -> Iterator[Readi
         managed = measured.state.managed if measured.state is not None else 0
         if gpu is None or gpu.source not in _TOLD or measured.out_of_memory or managed:
             continue
-        for moment, size in (
-            (Moment.CONTEXT, gpu.context),
-            (Moment.TRAINING, gpu.outside_allocator),
+        for stage, size in (
+            (Stage.CONTEXT, gpu.context),
+            (Stage.TRAINING, gpu.outside_allocator),
         ):
             if size is not None:
-                yield _reading(measured, gpu, moment, size, source)
+                yield _reading(measured, gpu, stage, size, source)
 
 
 def _reading(
-    measured: Measurement, gpu: GpuReading, moment: Moment, size: int, source: str
+    measured: Measurement, gpu: GpuReading, stage: Stage, size: int, source: str
 ) -> Reading:
     return Reading(
         gpu=gpus.find(gpu.name).name,
-        moment=moment,
+        stage=stage,
         low=size,
         high=size,
         lazy=measured.settings.get("CUDA_MODULE_LOADING", "LAZY").upper() != "EAGER",

@@ -14,19 +14,19 @@ import torch
 from msgspec.structs import replace
 
 from memcalc.errors import MemcalcError
-from memcalc.growth.records import SYMBOLIC
+from memcalc.symbolic.records import SYMBOLIC
 from memcalc.trace.folding.layers import Stack, cut, find
-from memcalc.trace.folding.raw import Raw, canonical
+from memcalc.trace.folding.tagged import TaggedTrace, canonical
 from memcalc.trace.folding.unfold import BASE, CannotUnfoldError, unfold
 
 LEAST_REPEATS = 16
 """Below this, three traces of three to five repetitions cost as much as a whole one."""
 
-Run = Callable[[Sequence[Stack], int], Raw]
+Run = Callable[[Sequence[Stack], int], TaggedTrace]
 """Traces the model with its stacks cut to a number of repetitions (0: not cut)."""
 
 
-def trace_folded(model: torch.nn.Module, run: Run) -> tuple[Raw, bool]:
+def trace_folded(model: torch.nn.Module, run: Run) -> tuple[TaggedTrace, bool]:
     """Trace a model, folding its repeated layers where that is proven.
 
     Args:
@@ -49,32 +49,32 @@ def trace_folded(model: torch.nn.Module, run: Run) -> tuple[Raw, bool]:
     return run([], 0), False
 
 
-def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> Raw:
-    def cut_to(repeats: int) -> Raw:
+def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> TaggedTrace:
+    def cut_to(repeats: int) -> TaggedTrace:
         with cut(model, stacks, repeats):
             return run(stacks, repeats)
 
     base, one_more = cut_to(BASE), cut_to(BASE + 1)
     foretold = unfold(base, stacks, BASE + 1, {})
-    growth: dict[int, int] = {}
+    increments: dict[int, int] = {}
     if canonical(foretold) != canonical(one_more):
-        growth = _growth(foretold, one_more)
-        if canonical(unfold(base, stacks, BASE + 2, growth)) != canonical(cut_to(BASE + 2)):
+        increments = _increments(foretold, one_more)
+        if canonical(unfold(base, stacks, BASE + 2, increments)) != canonical(cut_to(BASE + 2)):
             raise CannotUnfoldError("five repetitions are not what three and four foretell")
     each = one_more.flops - base.flops
-    whole = unfold(base, stacks, stacks[0].repeats, growth)
+    whole = unfold(base, stacks, stacks[0].repeats, increments)
     flops = base.flops + each * (stacks[0].repeats - BASE)
     return replace(whole, flops=flops)
 
 
-def _growth(foretold: Raw, real: Raw) -> dict[int, int]:
+def _increments(foretold: TaggedTrace, real: TaggedTrace) -> dict[int, int]:
     """Storages of the base trace whose size differs in a trace one repetition deeper."""
     if len(foretold.storages) != len(real.storages) or foretold.origins is None:
         raise CannotUnfoldError("one more repetition makes other storages than foretold")
-    growth = {}
+    increments = {}
     for base, guess, true in zip(foretold.origins, foretold.storages, real.storages, strict=True):
         if true.bytes != guess.bytes:
             if max(true.bytes, guess.bytes) >= SYMBOLIC:
                 raise CannotUnfoldError("one more repetition changes a size that has symbols")
-            growth[base] = true.bytes - guess.bytes
-    return growth
+            increments[base] = true.bytes - guess.bytes
+    return increments

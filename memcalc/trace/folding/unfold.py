@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from memcalc.records.trace import Mark, Storage
 from memcalc.trace.folding.layers import Stack
-from memcalc.trace.folding.raw import NOWHERE, Raw, unit_of
+from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 
 BASE = 3
 _MIDDLE = 1
@@ -35,43 +35,45 @@ class _Run(msgspec.Struct, frozen=True):
     """Number of the phase among the marks."""
 
 
-def unfold(raw: Raw, stacks: Sequence[Stack], repeats: int, growth: dict[int, int]) -> Raw:
+def unfold(
+    base: TaggedTrace, stacks: Sequence[Stack], repeats: int, increments: dict[int, int]
+) -> TaggedTrace:
     """Continue a trace of ``BASE`` repetitions to ``repeats``.
 
     Args:
-        raw: the trace with three repetitions.
+        base: the trace with three repetitions.
         stacks: what repeats; the index of a stack is the upper part of a tag.
         repeats: wanted.
-        growth: storages (by number) whose size grows with each repetition, and by how much.
+        increments: storages (by number) whose size grows with each repetition, and by how much.
 
     Raises:
         CannotUnfoldError: a copy would free what it does not own.
     """
-    return _Unfolding(raw, stacks, repeats, growth).result()
+    return _Unfolding(base, stacks, repeats, increments).result()
 
 
 class _Unfolding(msgspec.Struct):
-    raw: Raw
+    base: TaggedTrace
     stacks: Sequence[Stack]
     repeats: int
-    growth: dict[int, int]
+    increments: dict[int, int]
     storages: list[Storage] = msgspec.field(default_factory=list)
-    homes: list[int] = msgspec.field(default_factory=list)
+    storage_tags: list[int] = msgspec.field(default_factory=list)
     events: list[int] = msgspec.field(default_factory=list)
-    tags: list[int] = msgspec.field(default_factory=list)
+    event_tags: list[int] = msgspec.field(default_factory=list)
     marks: list[Mark] = msgspec.field(default_factory=list)
     origins: list[int] = msgspec.field(default_factory=list)
     places: dict[str, tuple[Stack, int, str] | None] = msgspec.field(default_factory=dict)
-    neighbourly: set[int] = msgspec.field(default_factory=set)
+    freed_by_neighbour: set[int] = msgspec.field(default_factory=set)
     """Storages of the middle that the repetition beside it frees."""
     alive: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)
     """Of each storage of the base trace: the copies that live, by repetition."""
 
-    def result(self) -> Raw:
-        runs = _runs(self.raw)
+    def result(self) -> TaggedTrace:
+        runs = _runs(self.base)
         for index, run in enumerate(runs):
             if unit_of(run.tag) == _MIDDLE:
-                self._find_neighbourly(runs, index)
+                self._find_freed_by_neighbour(runs, index)
         marked = 0
         for index, run in enumerate(runs):
             marked = self._mark(run.segment, marked)
@@ -79,38 +81,38 @@ class _Unfolding(msgspec.Struct):
                 self._copy(runs, index)
             else:
                 self._keep(run)
-        self._mark(len(self.raw.marks) - 1, marked)
-        return Raw(
+        self._mark(len(self.base.marks) - 1, marked)
+        return TaggedTrace(
             storages=self.storages,
-            homes=self.homes,
+            storage_tags=self.storage_tags,
             events=self.events,
-            tags=self.tags,
+            event_tags=self.event_tags,
             marks=self.marks,
             origins=self.origins,
         )
 
-    def _find_neighbourly(self, runs: list[_Run], index: int) -> None:
+    def _find_freed_by_neighbour(self, runs: list[_Run], index: int) -> None:
         """Note the middle's storages that the next repetition frees, not the middle itself."""
         run = runs[index]
         lower, upper = _sides(runs, index)
-        for offset, event in enumerate(self.raw.events[run.start : run.end]):
-            if event >= 0 or self.raw.homes[~event] >> 12 != run.tag >> 12:
+        for offset, event in enumerate(self.base.events[run.start : run.end]):
+            if event >= 0 or self.base.storage_tags[~event] >> 12 != run.tag >> 12:
                 continue
-            shift = unit_of(self.raw.homes[~event]) - _MIDDLE
+            shift = unit_of(self.base.storage_tags[~event]) - _MIDDLE
             if shift:
                 peer = upper if shift < 0 else lower
-                self.neighbourly.add(self._counterpart(run, offset, peer))
+                self.freed_by_neighbour.add(self._counterpart(run, offset, peer))
 
     def _mark(self, segment: int, marked: int) -> int:
-        for mark in self.raw.marks[marked : segment + 1]:
+        for mark in self.base.marks[marked : segment + 1]:
             self.marks.append(replace(mark, index=len(self.events)))
         return max(marked, segment + 1)
 
     def _keep(self, run: _Run) -> None:
-        for event in self.raw.events[run.start : run.end]:
+        for event in self.base.events[run.start : run.end]:
             if event >= 0:
-                home = self.raw.homes[event]
-                layer = self._last() if unit_of(home) == BASE - 1 else max(unit_of(home), 0)
+                tag = self.base.storage_tags[event]
+                layer = self._last() if unit_of(tag) == BASE - 1 else max(unit_of(tag), 0)
                 self._birth(event, layer, run.tag)
             else:
                 self._end(~event, run)
@@ -119,7 +121,7 @@ class _Unfolding(msgspec.Struct):
         """Outside of the copies: all of them die, unless each is freed by its neighbour."""
         copies = self.alive.get(storage, {})
         owners = list(copies)
-        if storage in self.neighbourly:
+        if storage in self.freed_by_neighbour:
             owners = [self._last() - 1 if unit_of(run.tag) == BASE - 1 else _MIDDLE]
         if not owners or any(owner not in copies for owner in owners):
             raise CannotUnfoldError("a storage dies twice")
@@ -131,7 +133,7 @@ class _Unfolding(msgspec.Struct):
         lower, upper = _sides(runs, index)
         order = range(1, self._last())
         for layer in order if _ascends(run, lower, upper) else reversed(order):
-            for offset, event in enumerate(self.raw.events[run.start : run.end]):
+            for offset, event in enumerate(self.base.events[run.start : run.end]):
                 if event >= 0:
                     self._birth(event, layer, run.tag)
                 else:
@@ -140,11 +142,11 @@ class _Unfolding(msgspec.Struct):
     def _free(
         self, run: _Run, layer: int, offset: int, lower: _Run | None, upper: _Run | None
     ) -> None:
-        storage = ~self.raw.events[run.start + offset]
-        home = self.raw.homes[storage]
-        if home == NOWHERE or home >> 12 != run.tag >> 12:
+        storage = ~self.base.events[run.start + offset]
+        tag = self.base.storage_tags[storage]
+        if tag == UNTAGGED or tag >> 12 != run.tag >> 12:
             raise CannotUnfoldError("a repetition frees what was made outside of its stack")
-        shift = unit_of(home) - _MIDDLE
+        shift = unit_of(tag) - _MIDDLE
         owner = layer + shift
         if shift and 0 < owner < self._last():
             # The copy's neighbour is a copy too: what it made is what the middle one makes.
@@ -159,38 +161,38 @@ class _Unfolding(msgspec.Struct):
 
         The place is found by what the storage is, and by how many of its like died before it.
         """
-        storage = ~self.raw.events[run.start + offset]
-        kind, home = self._kind(storage), self.raw.homes[storage]
-        earlier = self._deaths(run.start, run.start + offset, kind, home)
+        storage = ~self.base.events[run.start + offset]
+        kind, tag = self._kind(storage), self.base.storage_tags[storage]
+        earlier = self._deaths(run.start, run.start + offset, kind, tag)
         middle = run.tag
         found = self._deaths(peer.start, peer.end, kind, middle) if peer is not None else []
         if len(found) <= len(earlier):
             raise CannotUnfoldError("neighbouring repetitions differ")
         return found[len(earlier)]
 
-    def _deaths(self, start: int, end: int, kind: object, home: int) -> list[int]:
+    def _deaths(self, start: int, end: int, kind: object, tag: int) -> list[int]:
         return [
             ~event
-            for event in self.raw.events[start:end]
-            if event < 0 and self.raw.homes[~event] == home and self._kind(~event) == kind
+            for event in self.base.events[start:end]
+            if event < 0 and self.base.storage_tags[~event] == tag and self._kind(~event) == kind
         ]
 
     def _kind(self, storage: int) -> object:
-        known = self.raw.storages[storage]
+        known = self.base.storages[storage]
         inside = re.sub(r"\.\d+", "", known.module, count=1)
         return known.bytes, known.op, known.phase, known.step, known.component, inside
 
-    def _birth(self, base: int, layer: int, tag: int) -> None:
+    def _birth(self, origin: int, layer: int, tag: int) -> None:
         number = len(self.storages)
-        storage = self.raw.storages[base]
-        grown = self.growth.get(base, 0) * (self.repeats - BASE)
+        storage = self.base.storages[origin]
+        grown = self.increments.get(origin, 0) * (self.repeats - BASE)
         module = self._rename(storage.module, layer)
         if grown or module != storage.module:
             storage = replace(storage, bytes=storage.bytes + grown, module=module)
         self.storages.append(storage)
-        self.homes.append(self.raw.homes[base])
-        self.origins.append(base)
-        self.alive.setdefault(base, {})[layer] = number
+        self.storage_tags.append(self.base.storage_tags[origin])
+        self.origins.append(origin)
+        self.alive.setdefault(origin, {})[layer] = number
         self._append(number, tag)
 
     def _rename(self, module: str, layer: int) -> str:
@@ -210,7 +212,7 @@ class _Unfolding(msgspec.Struct):
 
     def _append(self, event: int, tag: int) -> None:
         self.events.append(event)
-        self.tags.append(tag)
+        self.event_tags.append(tag)
 
     def _last(self) -> int:
         return self.repeats - 1
@@ -248,12 +250,12 @@ def _neighbour(runs: list[_Run], index: int, step: int) -> _Run | None:
     return near if same else None
 
 
-def _runs(raw: Raw) -> list[_Run]:
-    starts = [mark.index for mark in raw.marks]
+def _runs(base: TaggedTrace) -> list[_Run]:
+    starts = [mark.index for mark in base.marks]
     runs: list[_Run] = []
     for segment, begin in enumerate(starts):
-        end = starts[segment + 1] if segment + 1 < len(starts) else len(raw.tags)
-        for tagged, group in itertools.groupby(range(begin, end), key=raw.tags.__getitem__):
+        end = starts[segment + 1] if segment + 1 < len(starts) else len(base.event_tags)
+        for tagged, group in itertools.groupby(range(begin, end), key=base.event_tags.__getitem__):
             inside = list(group)
             runs.append(_Run(inside[0], inside[-1] + 1, tagged, segment))
     return runs

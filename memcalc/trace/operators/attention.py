@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from msgspec.structs import replace
 
-from memcalc.kernels.attention.choice import Backend, Call, choose
+from memcalc.kernels.attention.choice import AttentionCall, Backend, choose
 from memcalc.kernels.target import Target
 
 _aten = torch.ops.aten
@@ -25,7 +25,7 @@ _ALIGNMENT = 8
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-Chooser = Callable[[Call, Target, frozenset[Backend] | None], Backend]
+Chooser = Callable[[AttentionCall, Target, frozenset[Backend] | None], Backend]
 
 
 def install(
@@ -64,8 +64,8 @@ def install(
 
 def _describe(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
-) -> Call:
-    return Call(
+) -> AttentionCall:
+    return AttentionCall(
         heads=query.shape[-3] if query.dim() > 3 else 1,
         kv_heads=key.shape[-3] if key.dim() > 3 else 1,
         q_len=query.shape[-2],
@@ -79,7 +79,7 @@ def _describe(
     )
 
 
-def _with(call: Call, **changes: Any) -> Call:
+def _with(call: AttentionCall, **changes: Any) -> AttentionCall:
 
     return replace(call, **changes)
 

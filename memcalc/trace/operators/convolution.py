@@ -12,7 +12,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from memcalc.kernels.convolution import DTYPES, Direction
-from memcalc.kernels.formulas import Call
+from memcalc.kernels.formulas import KernelCall
 
 PLANNED = "cuDNN is the version that PyTorch brings along, with torch.backends.cudnn.benchmark off"
 """What is assumed of a run with convolutions."""
@@ -64,20 +64,20 @@ def several(args: tuple[Any, ...]) -> bool:
     return sum(wanted) > 1 or bool(wanted[2]) or not lie
 
 
-def forward_call(args: tuple[Any, ...], out: Any) -> Call:
+def forward_call(args: tuple[Any, ...], out: Any) -> KernelCall:
     """The workspace of a forward."""
     inputs, weight, _, *options = args
     return _call(Direction.OUTPUT, (inputs, weight, out), inputs.shape, options)
 
 
-def backward_call(args: tuple[Any, ...], out: Any) -> Call:
+def backward_call(args: tuple[Any, ...], out: Any) -> KernelCall:
     """The workspace of one gradient."""
     grad, inputs, weight, _, *options, wanted = args
     direction = Direction.INPUT_GRAD if wanted[0] else Direction.WEIGHT_GRAD
     return _call(direction, (grad, inputs, weight), inputs.shape, options)
 
 
-def batch_norm_call(args: tuple[Any, ...], out: Any) -> Call | None:
+def batch_norm_call(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """In training it is cuDNN's, unless the type is bfloat16.
 
     Source: aten/src/ATen/native/Normalization.cpp, ``_select_batch_norm_backend``; seen with
@@ -91,16 +91,16 @@ def batch_norm_call(args: tuple[Any, ...], out: Any) -> Call | None:
         return None
     if inputs.dtype is torch.float16 and weight.dtype is not torch.float32:
         return None
-    return Call("batch_norm")
+    return KernelCall("batch_norm")
 
 
-def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> Call:
+def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> KernelCall:
     stride, padding, dilation, transposed, _, groups = options
     weight = tensors[1] if direction == Direction.OUTPUT else tensors[2]
     dtype = str(weight.dtype).removeprefix("torch.")
     plain = all(tensor.is_contiguous() for tensor in tensors)
     if transposed or not plain or dtype not in DTYPES or weight.dim() not in (3, 4):
-        return Call("convolution", (int(direction),))
+        return KernelCall("convolution", (int(direction),))
     image, kernel = tuple(image), tuple(weight.shape)
     moves = [list(stride), list(padding), list(dilation)]
     if weight.dim() == 3:
@@ -109,7 +109,9 @@ def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> Call:
             [first, *_pair(values)[1:]] for first, values in zip((1, 0, 1), moves, strict=True)
         ]
     flat = tuple(number for values in moves for number in _pair(values))
-    return Call("convolution", (int(direction), image, kernel, flat, groups, DTYPES.index(dtype)))
+    return KernelCall(
+        "convolution", (int(direction), image, kernel, flat, groups, DTYPES.index(dtype))
+    )
 
 
 def _pair(values: list[Any]) -> list[Any]:

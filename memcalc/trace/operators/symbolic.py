@@ -33,7 +33,7 @@ def _constant_pad(tensor: torch.Tensor, pad: Any, value: Any = 0) -> torch.Tenso
     return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
 
-INSTEAD: dict[Any, Callable[..., Any]] = {
+SYMBOLIC_KERNELS: dict[Any, Callable[..., Any]] = {
     _aten.slice_backward.default: _slice_backward,
     _aten.constant_pad_nd.default: _constant_pad,
 }

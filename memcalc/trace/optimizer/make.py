@@ -8,7 +8,7 @@ from memcalc.records.trace import Component
 from memcalc.registry import state_of
 from memcalc.registry.build import build
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.optimizer.stated import StatedOptimizer, bitsandbytes_update
+from memcalc.trace.optimizer.state_only import StateOnlyOptimizer, bitsandbytes_update
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
 from memcalc.workload.program import Program
@@ -45,4 +45,4 @@ def _one(
     inventory = take(model, program.inventory.model, program.inventory.task)
     state = state_of(program.choice, inventory.parameters, program.plan)
     bitsandbytes = program.choice.row.package == "bitsandbytes" and program.plan.target == "cuda"
-    return StatedOptimizer(state, parameters, bitsandbytes_update if bitsandbytes else None)
+    return StateOnlyOptimizer(state, parameters, bitsandbytes_update if bitsandbytes else None)

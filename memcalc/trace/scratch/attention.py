@@ -7,43 +7,51 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.kernels.formulas import Call
+from memcalc.kernels.formulas import KernelCall
 
 
-def _flash_forward(args: tuple[Any, ...], out: Any) -> Call:
+def _flash_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
     # The dispatcher leaves trailing defaults out.
     query, key = args[:2]
     dropout = args[3] if len(args) > 3 else 0.0
-    return Call("flash_forward", (tuple(query.shape), key.shape[2], dropout))
+    return KernelCall("flash_forward", (tuple(query.shape), key.shape[2], dropout))
 
 
-def _flash_backward(args: tuple[Any, ...], out: Any) -> Call:
+def _flash_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     _, query, key = args[:3]
-    return Call("flash_backward", (tuple(query.shape), tuple(key.shape), query.element_size()))
+    return KernelCall(
+        "flash_backward", (tuple(query.shape), tuple(key.shape), query.element_size())
+    )
 
 
-def _efficient_forward(args: tuple[Any, ...], out: Any) -> Call:
+def _efficient_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
     query, _, value = args[:3]
-    return Call("efficient_forward", (tuple(query.shape), value.shape[-1], query.element_size()))
+    return KernelCall(
+        "efficient_forward", (tuple(query.shape), value.shape[-1], query.element_size())
+    )
 
 
-def _efficient_backward(args: tuple[Any, ...], out: Any) -> Call:
+def _efficient_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     _, query, key = args[:3]
-    return Call("efficient_backward", (tuple(query.shape), key.shape[2], query.element_size()))
+    return KernelCall(
+        "efficient_backward", (tuple(query.shape), key.shape[2], query.element_size())
+    )
 
 
-def _cudnn_forward(args: tuple[Any, ...], out: Any) -> Call:
-    return Call("cudnn_forward")
+def _cudnn_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
+    return KernelCall("cudnn_forward")
 
 
-def _cudnn_backward(args: tuple[Any, ...], out: Any) -> Call:
+def _cudnn_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     """A gradient whose last dimension is strided is copied first.
 
     Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_bprop`` (2.11 and 2.13).
     """
     grad, query, key, value = args[:4]
     copied = 0 if grad.stride(-1) == 1 else grad.numel() * grad.element_size()
-    return Call("cudnn_backward", (tuple(query.shape), tuple(key.shape), value.shape[-1], copied))
+    return KernelCall(
+        "cudnn_backward", (tuple(query.shape), tuple(key.shape), value.shape[-1], copied)
+    )
 
 
 READERS = {

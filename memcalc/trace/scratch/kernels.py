@@ -4,41 +4,41 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from memcalc.kernels.formulas import Call, scratch, uncounted
-from memcalc.kernels.scratch import Script
+from memcalc.kernels.formulas import KernelCall, scratch, uncounted
+from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
 
 
-class Kernels(Protocol):
-    """Says what kernels take beside their outputs, in the ledger's scripts."""
+class KernelMemory(Protocol):
+    """Says what kernels take beside their outputs, as allocations for the ledger."""
 
-    def scripts(self, call: Call) -> tuple[Script, Script]:
+    def transient(self, call: KernelCall) -> tuple[Allocations, Allocations]:
         """Before and after the outputs are made."""
         ...
 
-    def lasting(self, call: Call) -> Script:
+    def persistent(self, call: KernelCall) -> Allocations:
         """What a library takes once and keeps."""
         ...
 
 
-class TargetKernels:
-    """Kernels of one target, in bytes."""
+class TargetKernelMemory:
+    """The kernels of one target, in bytes."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._calls: dict[Call, None] = {}
+        self._calls: dict[KernelCall, None] = {}
 
     @property
     def uncounted(self) -> tuple[str, ...]:
         """What of the kernels that ran is not known, in words."""
         return uncounted(self._calls, self._target)
 
-    def scripts(self, call: Call) -> tuple[Script, Script]:
+    def transient(self, call: KernelCall) -> tuple[Allocations, Allocations]:
         """Before and after the outputs are made."""
         self._calls[call] = None
         known = scratch(call, self._target)
         return known.before, known.after
 
-    def lasting(self, call: Call) -> Script:
+    def persistent(self, call: KernelCall) -> Allocations:
         """What a library takes once and keeps."""
         return scratch(call, self._target).before

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels import cub
-from memcalc.kernels.formulas import Call
+from memcalc.kernels.formulas import KernelCall
 from memcalc.trace.operators import convolution
 from memcalc.trace.scratch import attention as attention_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
@@ -31,20 +31,20 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
 }
 """Operators whose outputs CUDA allocates in another order, or not all on the device."""
 
-Reader = Callable[[tuple[Any, ...], Any], Call | None]
+Reader = Callable[[tuple[Any, ...], Any], KernelCall | None]
 """Finds a kernel call in an operator's arguments and output; ``None`` where there is none."""
 
 
-def _sort(args: tuple[Any, ...], out: Any) -> Call | None:
+def _sort(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     tensor = args[0]
     if tensor.dim() == 0:
         return None
     whole = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]
     along = tensor.shape[whole[0] if whole else -1]
-    return Call("sort", (tensor.numel(), along, tensor.element_size()))
+    return KernelCall("sort", (tensor.numel(), along, tensor.element_size()))
 
 
-def _cumsum(args: tuple[Any, ...], out: Any) -> Call | None:
+def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """One row is scanned by all blocks together; of several, each block scans its own.
 
     Source: aten/src/ATen/native/cuda/ScanUtils.cuh, ``scan_dim`` (2.13).
@@ -54,10 +54,10 @@ def _cumsum(args: tuple[Any, ...], out: Any) -> Call | None:
         return None
     if tensor.element_size() not in cub.SCANNED:
         return None
-    return Call("scan", (tensor.numel(), tensor.element_size())) if tensor.numel() else None
+    return KernelCall("scan", (tensor.numel(), tensor.element_size())) if tensor.numel() else None
 
 
-def _index_put(args: tuple[Any, ...], out: Any) -> Call | None:
+def _index_put(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     tensor, indices = args[:2]
     if not (len(args) > 3 and args[3]):
         return None
@@ -66,36 +66,36 @@ def _index_put(args: tuple[Any, ...], out: Any) -> Call | None:
     rows = math.prod(
         size for size, index in zip(tensor.shape, indices, strict=False) if index is not None
     )
-    return Call("index_put", (count, len(given), rows))
+    return KernelCall("index_put", (count, len(given), rows))
 
 
-def _embedding(args: tuple[Any, ...], out: Any) -> Call:
+def _embedding(args: tuple[Any, ...], out: Any) -> KernelCall:
     grad, indices, rows = args[:3]
     count, width = indices.numel(), grad.shape[-1]
     # What does not lie in a row is copied first: Embedding.cu, ``embedding_dense_backward_cuda``.
     copies = tuple(t.numel() * t.element_size() for t in (indices, grad) if not t.is_contiguous())
-    return Call("embedding_backward", (count, rows, width, indices.element_size(), copies))
+    return KernelCall("embedding_backward", (count, rows, width, indices.element_size(), copies))
 
 
-def _safe_softmax(args: tuple[Any, ...], out: Any) -> Call:
+def _safe_softmax(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Rows that are masked whole become zero: which elements are, which rows, and the zero.
 
     Source: aten/src/ATen/native/SoftMax.cpp, ``_safe_softmax`` (2.11 and 2.13).
     """
-    return _script(after=(out.numel(), math.prod(out.shape[:-1]), 4, ~2, ~1, ~0))
+    return _fixed(after=(out.numel(), math.prod(out.shape[:-1]), 4, ~2, ~1, ~0))
 
 
-def _softmax_backward(args: tuple[Any, ...], out: Any) -> Call:
+def _softmax_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     """The product of gradient and output.
 
     Source: aten/src/ATen/native/cuda/SoftMax.cu, ``softmax_backward_cuda_out`` (2.11 and 2.13).
     """
     grad, output = args[:2]
     wide = max(grad.element_size(), output.element_size())
-    return _script(after=(grad.numel() * wide, ~0))
+    return _fixed(after=(grad.numel() * wide, ~0))
 
 
-def _embedding_forward(args: tuple[Any, ...], out: Any) -> Call | None:
+def _embedding_forward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """Indices in a row: a copy, unless they lie so already.
 
     Source: aten/src/ATen/native/Embedding.cpp, ``embedding_symint`` (2.13).
@@ -103,10 +103,10 @@ def _embedding_forward(args: tuple[Any, ...], out: Any) -> Call | None:
     indices = args[1]
     if indices.dim() == 1 or indices.is_contiguous():
         return None
-    return _script(before=(indices.numel() * indices.element_size(),), after=(~0,))
+    return _fixed(before=(indices.numel() * indices.element_size(),), after=(~0,))
 
 
-def _index(args: tuple[Any, ...], out: Any) -> Call | None:
+def _index(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """Several index tensors of different strides are copied to lie alike.
 
     Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``AdvancedIndex`` (2.13).
@@ -118,18 +118,18 @@ def _index(args: tuple[Any, ...], out: Any) -> Call | None:
     if all(tensor.stride() == expanded[0].stride() for tensor in expanded):
         return None
     copied = [t.numel() * t.element_size() for t in expanded if not t.is_contiguous()]
-    return _script(before=tuple(copied), after=tuple(~number for number in range(len(copied))))
+    return _fixed(before=tuple(copied), after=tuple(~number for number in range(len(copied))))
 
 
-def _group_norm(args: tuple[Any, ...], out: Any) -> Call:
+def _group_norm(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Moments in float32 of 16-bit inputs; scale and shift of each channel where there are any."""
     inputs, weight, bias, samples, channels, area, groups = args[:7]
     moments = samples * groups * 4 if inputs.element_size() < 4 else 0
     scaled = area > 1 and not (weight is None and bias is None)
-    return Call("group_norm", (moments, samples * channels * 4 if scaled else 0))
+    return KernelCall("group_norm", (moments, samples * channels * 4 if scaled else 0))
 
 
-def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Call:
+def _group_norm_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Two sums for each channel, two numbers for each group, and the channels' scale.
 
     Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (2.11 and 2.13).
@@ -137,11 +137,11 @@ def _group_norm_backward(args: tuple[Any, ...], out: Any) -> Call:
     weight, samples, channels, area, groups = args[4:9]
     each, group = samples * channels * 4, samples * groups * 4
     if weight is None or area == 1:
-        return _script(after=(each, each, group, group, ~3, ~2, ~1, ~0))
-    return _script(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
+        return _fixed(after=(each, each, group, group, ~3, ~2, ~1, ~0))
+    return _fixed(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
 
 
-def _layer_norm(args: tuple[Any, ...], out: Any) -> Call | None:
+def _layer_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """Inputs that do not lie in rows are copied first.
 
     Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda`` and
@@ -151,11 +151,11 @@ def _layer_norm(args: tuple[Any, ...], out: Any) -> Call | None:
     copied = [t.numel() * t.element_size() for t in tensors if not t.is_contiguous()]
     if not copied:
         return None
-    return _script(before=tuple(copied), after=tuple(~n for n in reversed(range(len(copied)))))
+    return _fixed(before=tuple(copied), after=tuple(~n for n in reversed(range(len(copied)))))
 
 
-def _script(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> Call:
-    return Call("script", (before, after))
+def _fixed(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> KernelCall:
+    return KernelCall("fixed", (before, after))
 
 
 READERS: dict[str, Reader] = {

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memcalc.kernels.formulas import Call
+from memcalc.kernels.formulas import KernelCall
 
 _PAIR = 16
 """Bytes of a value and its index, aligned."""
@@ -19,7 +19,7 @@ def _accumulator(tensor: torch.Tensor) -> int:
     return max(4, tensor.element_size())
 
 
-def _reduce(args: tuple[Any, ...], out: Any, accumulator: int | None = None) -> Call | None:
+def _reduce(args: tuple[Any, ...], out: Any, accumulator: int | None = None) -> KernelCall | None:
     tensor = args[0]
     if tensor.dim() == 0:
         return None
@@ -27,12 +27,12 @@ def _reduce(args: tuple[Any, ...], out: Any, accumulator: int | None = None) -> 
     if not isinstance(dims, list | tuple):
         dims = (dims,) if isinstance(dims, int) and not isinstance(dims, bool) else ()
     accumulator = accumulator or _accumulator(tensor)
-    return Call(
+    return KernelCall(
         "reduction", (tuple(tensor.shape), tuple(tensor.stride()), tuple(dims), accumulator)
     )
 
 
-def _sum(args: tuple[Any, ...], out: Any) -> Call | None:
+def _sum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """The input is first cast to the output's type; only 16-bit floats are widened as they go.
 
     Source: aten/src/ATen/native/ReduceOpsUtils.h, ``make_reduction_from_out_ty`` (2.13).
@@ -43,24 +43,24 @@ def _sum(args: tuple[Any, ...], out: Any) -> Call | None:
         return _reduce(args, out)
     call = _reduce(args, out, _accumulator(out))
     assert call is not None
-    return Call("reduction", (*call.args, tensor.numel() * out.element_size()))
+    return KernelCall("reduction", (*call.args, tensor.numel() * out.element_size()))
 
 
-def _extreme(args: tuple[Any, ...], out: Any) -> Call | None:
+def _extreme(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """A value and where it stands, unless only the value is asked for."""
     return _reduce(args, out, None if isinstance(out, torch.Tensor) else _PAIR)
 
 
-def _place(args: tuple[Any, ...], out: Any) -> Call | None:
+def _place(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return _reduce(args, out, _PAIR)
 
 
-def _moments(args: tuple[Any, ...], out: Any) -> Call | None:
+def _moments(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """Mean, sum of squares and two counts: aten/src/ATen/native/SharedReduceOps.h."""
     return _reduce(args, out, 32 if args[0].element_size() == 8 else 16)
 
 
-def _truth(args: tuple[Any, ...], out: Any) -> Call | None:
+def _truth(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return _reduce(args, out, 1)
 
 

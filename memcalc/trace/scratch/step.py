@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memcalc.kernels.formulas import Call
+from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import nested
 from memcalc.optim import table
 
@@ -19,7 +19,7 @@ _CHUNK = 65536
 """Elements of a foreach kernel's chunk: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
 
 
-def _foreach_norm(args: tuple[Any, ...], out: Any) -> Call | None:
+def _foreach_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """A partial norm for as many chunks as the largest tensor has, for every tensor.
 
     Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda`` (2.11 and
@@ -33,7 +33,7 @@ def _foreach_norm(args: tuple[Any, ...], out: Any) -> Call | None:
         return None
     chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
     partial = max(4, tensors[0].element_size())
-    return Call("script", ((len(tensors) * chunks * partial,), (~0,)))
+    return KernelCall("fixed", ((len(tensors) * chunks * partial,), (~0,)))
 
 
 def _dense(tensor: torch.Tensor) -> bool:
@@ -42,7 +42,7 @@ def _dense(tensor: torch.Tensor) -> bool:
     return sum((size - 1) * stride for size, stride in pairs) + 1 == tensor.numel()
 
 
-def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], Call]:
+def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], KernelCall]:
     """The tables of memcalc's own optimizers, one launch after the other.
 
     Args:
@@ -50,8 +50,8 @@ def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], Call
         columns: words of a tensor's row.
     """
 
-    def read(args: tuple[Any, ...], out: Any) -> Call:
-        script: list[int] = []
+    def read(args: tuple[Any, ...], out: Any) -> KernelCall:
+        sizes: list[int] = []
         rows = zip(*args[:parts], strict=True)
         # The allocator's blocks are aligned: an offset in the storage is all that can break it.
         evens = (
@@ -59,8 +59,8 @@ def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], Call
             for row in rows
         )
         for number, (chosen, _) in enumerate(table.split(evens)):
-            script += [table.table_bytes(len(chosen), columns), ~number]
-        return Call("script", (tuple(script), ()))
+            sizes += [table.table_bytes(len(chosen), columns), ~number]
+        return KernelCall("fixed", (tuple(sizes), ()))
 
     return read
 
@@ -76,7 +76,7 @@ PROBES = dict.fromkeys(_OWN, _PROBED)
 
 memcalc's optimizers try Triton on four tensors of 16 float32: ``optim/launch.py``, ``probe``.
 """
-READERS: dict[str, Callable[[tuple[Any, ...], Any], Call | None]] = {
+READERS: dict[str, Callable[[tuple[Any, ...], Any], KernelCall | None]] = {
     **_OWN,
     "_foreach_norm": _foreach_norm,
 }

@@ -1,1 +1,1 @@
-"""Traces whose sizes are formulas of batch and sequence length."""
+"""What a run on symbols is made of."""

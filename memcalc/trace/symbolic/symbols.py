@@ -19,18 +19,18 @@ from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.printers import PythonPrinter
 
-from memcalc.growth.records import AttentionChoice, KernelCall, Kind, Point, code
 from memcalc.kernels.attention import choice as attention
-from memcalc.kernels.formulas import Call
-from memcalc.kernels.scratch import Script
+from memcalc.kernels.formulas import KernelCall
+from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
+from memcalc.symbolic.records import AttentionChoice, Kind, Point, code
 
 _INT_MAX = str((1 << 63) - 1)
 """A full slice asks whether a size is below this: always."""
 
 
 class Symbols:
-    """What a run on symbols brings to light; the interface of ``trace.kernels.Kernels`` too."""
+    """What a run on symbols brings to light; the interface of ``KernelMemory`` too."""
 
     def __init__(self, point: Point, fixed: int | None = None) -> None:
         """Symbols whose hint is a point.
@@ -76,22 +76,25 @@ class Symbols:
             return known
         return code(Kind.SIZE, self._sizes.setdefault(known, len(self._sizes)))
 
-    def scripts(self, call: Call) -> tuple[Script, Script]:
+    def transient(self, call: KernelCall) -> tuple[Allocations, Allocations]:
         """A kernel's call as two numbers, for before and after its outputs."""
         number = self._call(call)
         return (code(Kind.BEFORE, number),), (code(Kind.AFTER, number),)
 
-    def lasting(self, call: Call) -> Script:
+    def persistent(self, call: KernelCall) -> Allocations:
         """The same for what a library keeps."""
-        return (code(Kind.LASTING, self._call(call)),)
+        return (code(Kind.PERSISTENT, self._call(call)),)
 
     def choose(
-        self, call: attention.Call, target: Target, allowed: frozenset[attention.Backend] | None
+        self,
+        call: attention.AttentionCall,
+        target: Target,
+        allowed: frozenset[attention.Backend] | None,
     ) -> attention.Backend:
         """Choose an attention kernel at the hint, and write the choice down."""
         fields = msgspec.structs.asdict(call)
         chosen = attention.choose(
-            attention.Call(**{name: _hint(value) for name, value in fields.items()}),
+            attention.AttentionCall(**{name: _hint(value) for name, value in fields.items()}),
             target,
             allowed,
         )
@@ -133,7 +136,7 @@ class Symbols:
         guards = (self._text(guard.expr) for guard in self.env.guards)
         return (*self._least, *(text for text in dict.fromkeys(guards) if _INT_MAX not in text))
 
-    def _call(self, call: Call) -> int:
+    def _call(self, call: KernelCall) -> int:
         known = KernelCall(name=call.name, args=self._number(call.args))
         return self._calls.setdefault(known, len(self._calls))
 

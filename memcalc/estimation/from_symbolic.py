@@ -1,4 +1,4 @@
-"""Growths kept on disk, and the predictions that can be made from them without PyTorch."""
+"""Symbolic traces kept on disk, and the predictions that can be made from them without PyTorch."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
 from memcalc.files import cache
 from memcalc.files.artifact import decode, encode
-from memcalc.growth.evaluate import Evaluator
-from memcalc.growth.expression import FormulaError
-from memcalc.growth.records import Growth, Point
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.symbolic.evaluate import Evaluator
+from memcalc.symbolic.expression import FormulaError
+from memcalc.symbolic.records import Point, SymbolicTrace
 
 MOST = 8
-"""Growths kept of one program; each holds where its conditions do."""
+"""Symbolic traces kept of one program; each holds where its conditions do."""
 
 
 def keys(plan: Plan, config: dict[str, Any]) -> Iterator[str]:
-    """Names of the growths of a plan's program; they answer for any batch, sequence and GPU."""
-    name = cache.key(plan.program, config, "growth")
+    """Names of a program's symbolic traces; they answer for any batch, sequence and GPU."""
+    name = cache.key(plan.program, config, "symbolic trace")
     return (f"{name}-{number}" for number in range(MOST))
 
 
 def load(plan: Plan, config: dict[str, Any]) -> Iterator[Evaluator]:
-    """The growths kept of a plan's program; one that is damaged is left out."""
+    """The symbolic traces kept of a plan's program; one that is damaged is left out."""
     for name in keys(plan, config):
         data = cache.load(name)
         if data is None:
             return
         try:
-            yield Evaluator(decode(Growth, data), functools.partial(cache.load_trace, name))
+            yield Evaluator(decode(SymbolicTrace, data), functools.partial(cache.load_trace, name))
         except (TypeError, ValueError, KeyError, FormulaError):
             continue
 
 
-def keep(plan: Plan, config: dict[str, Any], growth: Growth) -> None:
-    """Keep a growth beside those that are there already; the newest is left out when full."""
+def keep(plan: Plan, config: dict[str, Any], symbolic: SymbolicTrace) -> None:
+    """Keep one beside those that are there already; the newest is left out when full."""
     for name in keys(plan, config):
         if cache.load(name) is None:
-            cache.store_trace(name, growth.trace)
-            cache.store(name, encode(growth.without_events))
+            cache.store_trace(name, symbolic.trace)
+            cache.store(name, encode(symbolic.without_events))
             return
 
 
-def point_of(growth: Growth, plan: Plan) -> Point:
+def point_of(symbolic: SymbolicTrace, plan: Plan) -> Point:
     """The point that a plan asks for."""
-    if growth.default_seq is None:
+    if symbolic.default_seq is None:
         return Point(batch=plan.batch, seq=None)
-    return Point(batch=plan.batch, seq=plan.seq or growth.default_seq)
+    return Point(batch=plan.batch, seq=plan.seq or symbolic.default_seq)
 
 
 def predict_from(evaluator: Evaluator, question: Asked) -> Prediction:
-    """The prediction that a trace of the plan would give; the growth must hold there.
+    """The prediction that a trace of the plan would give; the symbolic trace must hold there.
 
     Raises:
-        FormulaError: the growth is damaged.
+        FormulaError: the symbolic trace is damaged.
     """
     plan = question.plan
-    trace = evaluator.trace(point_of(evaluator.growth, plan), question.target, question.notes)
-    learnt = evaluator.growth.learnt_at
+    trace = evaluator.trace(point_of(evaluator.symbolic, plan), question.target, question.notes)
+    learnt = evaluator.symbolic.learnt_at
     where = f"batch {learnt.batch}" + (f" x {learnt.seq} tokens" if learnt.seq is not None else "")
     note = f"sizes come from a run on symbols at {where}, which holds for this batch as well"
     state = registry.state_of(question.choice, trace.inventory.parameters, plan)
@@ -80,12 +80,12 @@ def predict_from(evaluator: Evaluator, question: Asked) -> Prediction:
 
 
 def answer(plan: Plan, config: dict[str, Any]) -> Prediction | None:
-    """Answer a plan from the growths on disk; ``None`` where none of them holds for it."""
+    """Answer a plan from the symbolic traces on disk; ``None`` where none of them holds for it."""
     question: Asked | None = None
     for evaluator in load(plan, config):
         question = question or asked(plan)
         try:
-            if evaluator.holds(point_of(evaluator.growth, plan), question.target):
+            if evaluator.holds(point_of(evaluator.symbolic, plan), question.target):
                 return predict_from(evaluator, question)
         except (FormulaError, OverflowError, ZeroDivisionError, KeyError, TypeError):
             continue

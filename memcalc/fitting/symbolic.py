@@ -1,52 +1,52 @@
-"""The growths of the programs that are asked about: at hand, on disk, learnt, proven, refuted."""
+"""The symbolic traces of programs: at hand, on disk, learnt, proven, refuted."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation import from_growth
-from memcalc.estimation.from_growth import point_of
+from memcalc.estimation import from_symbolic
+from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.question import Asked, asked
-from memcalc.growth.evaluate import Evaluator
-from memcalc.growth.records import Growth
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
-from memcalc.trace.folding.raw import same
+from memcalc.symbolic.evaluate import Evaluator
+from memcalc.symbolic.records import SymbolicTrace
+from memcalc.trace.folding.tagged import same
 
 _MOST = 6
 """A program whose decisions change more often than this with its sizes is traced instead."""
 
 
-class GrowthRefutedError(Exception):
-    """A plain trace differs from what a growth says: a defect of memcalc, caught."""
+class SymbolicTraceRefutedError(Exception):
+    """A plain trace differs from what a symbolic trace says: a defect of memcalc, caught."""
 
 
-class Growths:
+class SymbolicTraces:
     """What is known of how programs grow.
 
-    A growth is put on disk only after plain traces at other points than its own confirmed it.
+    One is put on disk only after plain traces at other points than its own confirmed it.
     """
 
     def __init__(self, config: dict[str, Any] | None) -> None:
         """Start with what is on disk for a model's ``config``; with nothing where it is None."""
         self._config = config
         self._known: dict[Plan, list[Evaluator]] = {}
-        self._unproven: dict[int, tuple[Plan, Growth]] = {}
+        self._unproven: dict[int, tuple[Plan, SymbolicTrace]] = {}
         self._refused: set[Plan] = set()
         self.notes: dict[str, None] = {}
-        """What a reader should know of programs that no growth describes."""
+        """What a reader should know of programs that no symbolic trace describes."""
 
     def find(self, question: Asked) -> Evaluator | None:
-        """A growth that holds for the question; ``None``: none is known."""
+        """A symbolic trace that holds for the question; ``None``: none is known."""
         plan = question.plan
         if plan.program in self._refused:
             return None
         if plan.program not in self._known:
-            kept = () if self._config is None else from_growth.load(plan, self._config)
+            kept = () if self._config is None else from_symbolic.load(plan, self._config)
             self._known[plan.program] = list(kept)
         for evaluator in self._known[plan.program]:
-            if evaluator.holds(point_of(evaluator.growth, plan), question.target):
+            if evaluator.holds(point_of(evaluator.symbolic, plan), question.target):
                 return evaluator
         return None
 
@@ -59,7 +59,7 @@ class Growths:
         self.notes["some sizes were found by tracing them: the model runs otherwise there"] = None
         return False
 
-    def take(self, plan: Plan, learnt: Growth | MemcalcError) -> None:
+    def take(self, plan: Plan, learnt: SymbolicTrace | MemcalcError) -> None:
         """Add what was learnt of a plan.
 
         Raises:
@@ -80,26 +80,26 @@ class Growths:
         return id(evaluator) in self._unproven
 
     def prove(self, plan: Plan, trace: Trace) -> None:
-        """Hold the growths of a plan against its plain trace; keep on disk what passes.
+        """Hold the symbolic traces of a plan against its plain trace; keep on disk what passes.
 
         Raises:
-            GrowthRefutedError: one says otherwise; it is not used any more.
+            SymbolicTraceRefutedError: one says otherwise; it is not used any more.
         """
         target = asked(plan).target
         for evaluator in self._known.get(plan.program, []):
-            point = point_of(evaluator.growth, plan)
+            point = point_of(evaluator.symbolic, plan)
             if not evaluator.holds(point, target):
                 continue
             if not same(evaluator.trace(point, target), trace):
                 self._refused.add(plan.program)
                 self._known[plan.program] = []
-                raise GrowthRefutedError
-            if evaluator.growth.learnt_at != point:
+                raise SymbolicTraceRefutedError
+            if evaluator.symbolic.learnt_at != point:
                 fresh = self._unproven.pop(id(evaluator), None)
                 if fresh is not None and self._config is not None:
-                    from_growth.keep(fresh[0], self._config, fresh[1])
+                    from_symbolic.keep(fresh[0], self._config, fresh[1])
 
     def longest(self, plan: Plan) -> int | None:
         """The longest sequence the model takes; ``None``: no limit is known."""
         known = self._known.get(plan.program)
-        return known[0].growth.longest if known else None
+        return known[0].symbolic.longest if known else None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.growth.expression import FormulaError, compiled
+from memcalc.symbolic.expression import FormulaError, compiled
 
 
 @given(

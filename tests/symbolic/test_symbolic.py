@@ -1,4 +1,4 @@
-"""What a growth says of any batch and sequence is what a trace there says, to the byte."""
+"""What a symbolic trace says of any batch and sequence is what a trace there says, to the byte."""
 
 import json
 import subprocess
@@ -59,5 +59,5 @@ def compared(tmp_path_factory):
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{n} {p}" for n, p, _ in CASES])
-def test_a_growth_equals_a_trace_wherever_it_holds(compared, index):
+def test_a_symbolic_trace_equals_a_trace_wherever_it_holds(compared, index):
     assert compared[index]["points"] >= 2

@@ -10,22 +10,24 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from memcalc.errors import EstimateError
-from memcalc.growth.evaluate import Evaluator
-from memcalc.growth.expression import FormulaError
-from memcalc.growth.records import SYMBOLIC, Growth, Point
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Trace
+from memcalc.symbolic.evaluate import Evaluator
+from memcalc.symbolic.expression import FormulaError
+from memcalc.symbolic.records import SYMBOLIC, Point, SymbolicTrace
 from memcalc.trace.folding.layers import Stack, find
 from memcalc.trace.folding.layers import cut as cut_layers
-from memcalc.trace.folding.raw import Raw, same
+from memcalc.trace.folding.tagged import TaggedTrace, same
 from memcalc.trace.folding.unfold import BASE, CannotUnfoldError, unfold
 from memcalc.trace.run import as_trace, tracer
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.workload.program import Program
 
 
-def grow(program: Program, target: Target, known: Trace, *, breadcrumbs: str = "") -> Growth:
-    """Learn a growth at a program's own batch and sequence.
+def generalize(
+    program: Program, target: Target, known: Trace, *, breadcrumbs: str = ""
+) -> SymbolicTrace:
+    """Trace a program on symbols, at its plan's own batch and sequence.
 
     Args:
         program: what to run; its plan's batch and sequence are where it is learnt.
@@ -42,11 +44,11 @@ def grow(program: Program, target: Target, known: Trace, *, breadcrumbs: str = "
             return _proven(_folded(program, target, known, stacks, breadcrumbs), known, target)
         except (CannotUnfoldError, EstimateError):
             pass
-    learner = _Learner(program, target, known, breadcrumbs)
-    return _proven(learner.growth(learner.once([], 0)), known, target)
+    run = _SymbolicRun(program, target, known, breadcrumbs)
+    return _proven(run.result(run.once([], 0)), known, target)
 
 
-class _Learner:
+class _SymbolicRun:
     """A program on symbols."""
 
     def __init__(self, program: Program, target: Target, known: Trace, breadcrumbs: str) -> None:
@@ -58,13 +60,13 @@ class _Learner:
         resized = program.resized(self.symbols.batch, self.symbols.seq)
         self.once = tracer(resized, target, {}, breadcrumbs=breadcrumbs, symbols=self.symbols)
 
-    def growth(self, raw: Raw) -> Growth:
+    def result(self, tagged: TaggedTrace) -> SymbolicTrace:
         """What was learnt so far, for this trace."""
         symbols, inputs = self.symbols, self.program.inputs
         assert inputs is not None
         tokens = self.program.seq is not None
-        return Growth(
-            trace=replace(as_trace(raw, self.program, self.assumptions), flops=None),
+        return SymbolicTrace(
+            trace=replace(as_trace(tagged, self.program, self.assumptions), flops=None),
             learnt_at=self.point,
             sizes=symbols.sizes,
             calls=symbols.calls,
@@ -77,20 +79,22 @@ class _Learner:
 
 def _folded(
     program: Program, target: Target, known: Trace, stacks: list[Stack], breadcrumbs: str
-) -> Growth:
-    learner = _Learner(program, target, known, breadcrumbs)
+) -> SymbolicTrace:
+    run = _SymbolicRun(program, target, known, breadcrumbs)
     with cut_layers(program.model, stacks, BASE):
-        base = learner.once(stacks, BASE)
+        base = run.once(stacks, BASE)
     repeats = stacks[0].repeats
     whole = unfold(base, stacks, repeats, {})
-    learnt = learner.growth(whole)
+    learnt = run.result(whole)
     if not same(_at_hint(learnt, target), known):
         added = _added(learnt, whole, known, repeats - BASE, target)
-        learnt = learner.growth(unfold(base, stacks, repeats, added))
+        learnt = run.result(unfold(base, stacks, repeats, added))
     return learnt
 
 
-def _added(learnt: Growth, whole: Raw, known: Trace, copies: int, target: Target) -> dict[int, int]:
+def _added(
+    learnt: SymbolicTrace, whole: TaggedTrace, known: Trace, copies: int, target: Target
+) -> dict[int, int]:
     """What each repetition adds to storages that hold one entry for every parameter."""
     assert whole.origins is not None
     stream = Evaluator(learnt).stream(learnt.learnt_at, target)
@@ -106,13 +110,13 @@ def _added(learnt: Growth, whole: Raw, known: Trace, copies: int, target: Target
     return added
 
 
-def _proven(learnt: Growth, known: Trace, target: Target) -> Growth:
+def _proven(learnt: SymbolicTrace, known: Trace, target: Target) -> SymbolicTrace:
     if not same(_at_hint(learnt, target), known):
         raise EstimateError("on symbols the program does not do what it does on numbers")
     return learnt
 
 
-def _at_hint(learnt: Growth, target: Target) -> Trace:
+def _at_hint(learnt: SymbolicTrace, target: Target) -> Trace:
     try:
         evaluator = Evaluator(learnt)
         if not evaluator.holds(learnt.learnt_at, target):

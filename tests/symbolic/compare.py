@@ -1,6 +1,6 @@
-"""Run in a child process: learn growths, then hold them against plain traces at any point.
+"""Run in a child process: learn symbolic traces, then hold them against plain traces at any point.
 
-Prints one JSON line for each plan: how many points were compared, and where the growth was learnt.
+Prints one JSON line for each plan: how many points were compared, and where it was learnt.
 """
 
 import json
@@ -13,10 +13,10 @@ from memcalc import registry
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.estimation.question import resolve
-from memcalc.growth.evaluate import Evaluator
-from memcalc.growth.records import Point
-from memcalc.trace.folding.raw import same
-from memcalc.trace.grow import grow
+from memcalc.symbolic.evaluate import Evaluator
+from memcalc.symbolic.records import Point
+from memcalc.trace.folding.tagged import same
+from memcalc.trace.generalize import generalize
 from memcalc.trace.run import trace
 from memcalc.workload.program import prepare
 
@@ -25,11 +25,11 @@ def compare(plan, examples, other_gpu):
     choice = registry.find(plan.optim, dict(plan.optim_args))
     targets = [resolve(plan, gpus.find(name))[0] for name in (plan.gpu, other_gpu)]
     program = prepare(plan, choice)
-    evaluator = Evaluator(grow(program, targets[0], trace(program, targets[0])))
+    evaluator = Evaluator(generalize(program, targets[0], trace(program, targets[0])))
     compared = {"points": 0, "elsewhere": 0}
-    step = 1 if "(s % 8) == 0" not in evaluator.growth.conditions else 8
-    step = 16 if "(s % 16) == 0" in evaluator.growth.conditions else step
-    longest = min(evaluator.growth.longest or 768, 768)
+    step = 1 if "(s % 8) == 0" not in evaluator.symbolic.conditions else 8
+    step = 16 if "(s % 16) == 0" in evaluator.symbolic.conditions else step
+    longest = min(evaluator.symbolic.longest or 768, 768)
     lengths = st.integers(2, longest) if step == 1 else st.integers(1, longest // step)
 
     @settings(
@@ -44,7 +44,11 @@ def compare(plan, examples, other_gpu):
         seq = size * step if program.seq is not None else None
         point = Point(batch=batch, seq=seq)
         if not evaluator.holds(point, targets[index]):
-            assert batch == 1 or index == 1 or seq == 2, (plan, point, evaluator.growth.conditions)
+            assert batch == 1 or index == 1 or seq == 2, (
+                plan,
+                point,
+                evaluator.symbolic.conditions,
+            )
             return
         found = evaluator.trace(point, targets[index])
         assert same(found, trace(program.resized(batch, seq), targets[index])), (plan, point)

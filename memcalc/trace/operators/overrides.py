@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.trace import device
-from memcalc.trace.operators import composites, convolution, ctc
+from memcalc.trace.operators import convolution, ctc, decompositions
 
 _aten = torch.ops.aten
 
@@ -92,16 +92,16 @@ def _grouped_mm(
     return torch.empty(shape, dtype=out_dtype or left.dtype, device=left.device)
 
 
-REPLACED: dict[Any, tuple[Callable[..., Any], str]] = {
+OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.unique_consecutive.default: (_all_alike, "all entries are taken to be alike"),
     _aten.masked_select.default: (_all_selected, "every element is taken to be selected"),
-    _aten.logsumexp.default: (composites.logsumexp, ""),
-    _aten.mse_loss.default: (composites.mean_squares, ""),
-    _aten.smooth_l1_loss.default: (composites.mean_squares, ""),
-    _aten.huber_loss.default: (composites.huber, ""),
-    _aten.roll.default: (composites.roll, ""),
-    _aten.im2col.default: (composites.im2col, ""),
-    _aten.col2im.default: (composites.col2im, ""),
+    _aten.logsumexp.default: (decompositions.logsumexp, ""),
+    _aten.mse_loss.default: (decompositions.mean_squares, ""),
+    _aten.smooth_l1_loss.default: (decompositions.mean_squares, ""),
+    _aten.huber_loss.default: (decompositions.huber, ""),
+    _aten.roll.default: (decompositions.roll, ""),
+    _aten.im2col.default: (decompositions.im2col, ""),
+    _aten.col2im.default: (decompositions.col2im, ""),
     _aten._ctc_loss.default: (ctc.forward, ""),
     _aten._ctc_loss_backward.default: (ctc.backward, ""),
     _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
@@ -110,9 +110,9 @@ REPLACED: dict[Any, tuple[Callable[..., Any], str]] = {
 
 It may return ``NotImplemented``: the operator itself runs.
 """
-MEANINGS: dict[Any, Callable[..., torch.Tensor]] = {_aten.nonzero.default: every_position}
+VALUE_RECIPES: dict[Any, Callable[..., torch.Tensor]] = {_aten.nonzero.default: every_position}
 """How the values of a replaced operator's result are to be read."""
-MASKED: dict[Any, Callable[..., Any]] = {_aten.index.Tensor: _positions}
+BOOLEAN_INDEXED: dict[Any, Callable[..., Any]] = {_aten.index.Tensor: _positions}
 """What runs instead where indices, the second argument, hold a mask."""
 SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
     _aten.convolution.default: (convolution.copies, convolution.forward),
@@ -120,7 +120,7 @@ SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
 }
 """What CUDA does in several steps, where that is so for these arguments."""
 if hasattr(_aten, "_grouped_mm"):
-    REPLACED[_aten._grouped_mm.default] = (_grouped_mm, "")
+    OVERRIDES[_aten._grouped_mm.default] = (_grouped_mm, "")
 
 
 def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +133,7 @@ def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
     return out if wanted else (out[0], None, *out[2:])
 
 
-AS_ON_CUDA: dict[Any, Callable[..., Any]] = {
+FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention
 }
 """Operators whose fake kernel makes other outputs than CUDA's."""
@@ -157,7 +157,7 @@ def install() -> None:
     _format_as_values()
     _make_on_host_first()
     ctc.read_lengths()
-    composites.scatter_one_hot()
+    decompositions.scatter_one_hot()
     library = torch.library.Library("aten", "IMPL")
     for name in _KERNELS_ON_CUDA:
         library.impl(name, _never, "PrivateUse1")

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.kernels.formulas import KernelCall
 from memcalc.records.trace import Trace
 
 SYMBOLIC = 1 << 60
@@ -29,7 +30,7 @@ class Kind(IntEnum):
     """What a kernel takes before its outputs are made."""
     AFTER = 2
     """What it takes afterwards; both are given back with the first."""
-    LASTING = 3
+    PERSISTENT = 3
     """What a library takes once and keeps."""
 
 
@@ -51,24 +52,17 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     seq: int | None
 
 
-class KernelCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a formula of ``memcalc.kernels``; texts among its arguments are formulas."""
-
-    name: str
-    args: tuple[Any, ...]
-
-
 class AttentionChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which attention kernel ran; elsewhere the same one must be chosen."""
 
     call: dict[str, Any]
-    """Fields of ``kernels.attention.Call`` but for the type; numbers or formulas."""
+    """Fields of ``kernels.attention.AttentionCall`` but for the type; numbers or formulas."""
     dtype: str
     allowed: tuple[str, ...] | None
     chosen: str
 
 
-class Growth(msgspec.Struct, frozen=True, kw_only=True):
+class SymbolicTrace(msgspec.Struct, frozen=True, kw_only=True):
     """A symbolic trace and where it holds."""
 
     trace: Trace
@@ -77,6 +71,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """The point whose decisions the conditions repeat."""
     sizes: tuple[str, ...]
     calls: tuple[KernelCall, ...]
+    """Texts among their arguments are formulas."""
     choices: tuple[AttentionChoice, ...]
     conditions: tuple[str, ...]
     """Formulas that must be true."""
@@ -86,7 +81,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """The longest sequence the model takes, where it has a limit."""
 
     @property
-    def without_events(self) -> Growth:
+    def without_events(self) -> SymbolicTrace:
         """The same without what makes it large; a file of its trace holds that."""
         bare = replace(self.trace, storages=(), events=(), marks=())
         return replace(self, trace=bare)

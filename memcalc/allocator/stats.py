@@ -11,10 +11,10 @@ from __future__ import annotations
 from memcalc.allocator.counter import Counter, Levels
 
 
-class Tally:
+class PoolStats:
     """What one pool, or the whole device, holds.
 
-    ``risen`` figures are sums of increases. Active figures are allocated plus waiting: their peaks
+    ``total`` figures are sums of increases. Active figures are allocated plus waiting: their peaks
     here are those seen while something waited, the others are those of allocated.
     """
 
@@ -23,40 +23,40 @@ class Tally:
         "active_peak",
         "bytes",
         "bytes_peak",
-        "bytes_risen",
+        "bytes_total",
         "count",
         "count_peak",
-        "count_risen",
+        "count_total",
         "device",
         "other",
         "requested",
         "requested_peak",
-        "requested_risen",
+        "requested_total",
         "reserved",
         "segments",
         "split",
         "split_bytes",
         "split_bytes_peak",
-        "split_bytes_risen",
+        "split_bytes_total",
         "split_peak",
-        "split_risen",
+        "split_total",
         "waiting",
         "waiting_bytes",
     )
 
-    def __init__(self, device: Tally | None = None) -> None:
+    def __init__(self, device: PoolStats | None = None) -> None:
         self.device = self if device is None else device
-        """The tally that keeps the peaks of both pools together."""
+        """The one that keeps the peaks of both pools together."""
         self.other = self
-        """The other pool's tally."""
-        self.count = self.count_peak = self.count_risen = 0
-        self.bytes = self.bytes_peak = self.bytes_risen = 0
-        self.requested = self.requested_peak = self.requested_risen = 0
+        """The other pool's stats."""
+        self.count = self.count_peak = self.count_total = 0
+        self.bytes = self.bytes_peak = self.bytes_total = 0
+        self.requested = self.requested_peak = self.requested_total = 0
         self.waiting = self.waiting_bytes = 0
         self.active_peak = self.active_bytes_peak = 0
         self.segments, self.reserved = Counter(), Counter()
-        self.split = self.split_peak = self.split_risen = 0
-        self.split_bytes = self.split_bytes_peak = self.split_bytes_risen = 0
+        self.split = self.split_peak = self.split_total = 0
+        self.split_bytes = self.split_bytes_peak = self.split_bytes_total = 0
 
     def add(self, size: int, requested: int) -> None:
         """Count a block that was handed out: its size, and what was asked for."""
@@ -64,9 +64,9 @@ class Tally:
         self.count = count = self.count + 1
         self.bytes = held = self.bytes + size
         self.requested = asked = self.requested + requested
-        self.count_risen += 1
-        self.bytes_risen += size
-        self.requested_risen += requested
+        self.count_total += 1
+        self.bytes_total += size
+        self.requested_total += requested
         if count > self.count_peak:
             self.count_peak = count
         if held > self.bytes_peak:
@@ -107,13 +107,13 @@ class Tally:
         self.split = pieces = self.split + count
         self.split_bytes = held = self.split_bytes + size
         if count > 0:
-            self.split_risen += count
+            self.split_total += count
             if pieces > self.split_peak:
                 self.split_peak = pieces
             if (both := pieces + other.split) > device.split_peak:
                 device.split_peak = both
         if size > 0:
-            self.split_bytes_risen += size
+            self.split_bytes_total += size
             if held > self.split_bytes_peak:
                 self.split_bytes_peak = held
             if (both := held + other.split_bytes) > device.split_bytes_peak:
@@ -147,14 +147,14 @@ class Tally:
         device.active_bytes_peak = max(device.active_bytes_peak, size)
 
 
-class Statistics:
+class DeviceStats:
     """The tallies of both pools and of the device."""
 
     __slots__ = ("device", "large", "small")
 
     def __init__(self) -> None:
-        self.device = Tally()
-        self.small, self.large = Tally(self.device), Tally(self.device)
+        self.device = PoolStats()
+        self.small, self.large = PoolStats(self.device), PoolStats(self.device)
         self.small.other, self.large.other = self.large, self.small
 
     def levels(self) -> Levels:
@@ -186,16 +186,16 @@ class Statistics:
     def named(self) -> dict[str, int]:
         """Every figure under its key in ``torch.cuda.memory_stats``."""
         named: dict[str, int] = {}
-        for pool, tally in (
+        for pool, stats in (
             ("all", self._summed()),
             ("small_pool", self.small),
             ("large_pool", self.large),
         ):
-            named |= _named(pool, tally)
+            named |= _named(pool, stats)
         return named
 
-    def _summed(self) -> Tally:
-        """The device's tally with the sums of both pools filled in."""
+    def _summed(self) -> PoolStats:
+        """The device's stats with the sums of both pools filled in."""
         for name in _SUMMED:
             setattr(self.device, name, getattr(self.small, name) + getattr(self.large, name))
         return self.device
@@ -203,50 +203,50 @@ class Statistics:
 
 _SUMMED = (
     "count",
-    "count_risen",
+    "count_total",
     "bytes",
-    "bytes_risen",
+    "bytes_total",
     "requested",
-    "requested_risen",
+    "requested_total",
     "split",
     "split_bytes",
-    "split_bytes_risen",
-    "split_risen",
+    "split_bytes_total",
+    "split_total",
     "waiting",
     "waiting_bytes",
 )
 
 
-def _named(pool: str, tally: Tally) -> dict[str, int]:
+def _named(pool: str, stats: PoolStats) -> dict[str, int]:
     named: dict[str, int] = {}
-    active_peak = max(tally.count_peak, tally.active_peak)
-    active_bytes_peak = max(tally.bytes_peak, tally.active_bytes_peak)
-    for name, current, peak, risen in (
-        ("allocation", tally.count, tally.count_peak, tally.count_risen),
-        ("allocated_bytes", tally.bytes, tally.bytes_peak, tally.bytes_risen),
-        ("requested_bytes", tally.requested, tally.requested_peak, tally.requested_risen),
-        ("active", tally.count + tally.waiting, active_peak, tally.count_risen),
+    active_peak = max(stats.count_peak, stats.active_peak)
+    active_bytes_peak = max(stats.bytes_peak, stats.active_bytes_peak)
+    for name, current, peak, total in (
+        ("allocation", stats.count, stats.count_peak, stats.count_total),
+        ("allocated_bytes", stats.bytes, stats.bytes_peak, stats.bytes_total),
+        ("requested_bytes", stats.requested, stats.requested_peak, stats.requested_total),
+        ("active", stats.count + stats.waiting, active_peak, stats.count_total),
         (
             "active_bytes",
-            tally.bytes + tally.waiting_bytes,
+            stats.bytes + stats.waiting_bytes,
             active_bytes_peak,
-            tally.bytes_risen,
+            stats.bytes_total,
         ),
-        ("inactive_split", tally.split, tally.split_peak, tally.split_risen),
+        ("inactive_split", stats.split, stats.split_peak, stats.split_total),
         (
             "inactive_split_bytes",
-            tally.split_bytes,
-            tally.split_bytes_peak,
-            tally.split_bytes_risen,
+            stats.split_bytes,
+            stats.split_bytes_peak,
+            stats.split_bytes_total,
         ),
     ):
         named[f"{name}.{pool}.current"] = current
         named[f"{name}.{pool}.peak"] = peak
-        named[f"{name}.{pool}.allocated"] = risen
-        named[f"{name}.{pool}.freed"] = risen - current
+        named[f"{name}.{pool}.allocated"] = total
+        named[f"{name}.{pool}.freed"] = total - current
     for name, counter in (
-        ("segment", tally.segments),
-        ("reserved_bytes", tally.reserved),
+        ("segment", stats.segments),
+        ("reserved_bytes", stats.reserved),
     ):
         named |= counter.named(f"{name}.{pool}")
     return named

@@ -1,4 +1,4 @@
-"""The allocator's books: pools, segments, statistics, and how blocks are cut and joined.
+"""The allocator's state: pools, segments, statistics, and how blocks are cut and joined.
 
 Source: ``alloc_found_block``, ``free_block``, ``try_merge_blocks`` and ``process_events`` in
 ``c10/cuda/CUDACachingAllocator.cpp``.
@@ -9,15 +9,15 @@ from __future__ import annotations
 from memcalc.allocator.blocks import Block, Pool
 from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.counter import Counter, Levels
-from memcalc.allocator.device import Device
+from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.settings import AllocatorSettings
-from memcalc.allocator.tally import Statistics
+from memcalc.allocator.stats import DeviceStats
 
 TraceEntry = tuple[str, int, int, int]
 """Action as ``torch.cuda.memory._snapshot`` names it, address, bytes, stream."""
 
 
-class Books:
+class AllocatorState:
     """State of the caching allocator of one device, and the steps that keep it whole.
 
     Args:
@@ -25,12 +25,12 @@ class Books:
         device: where memory comes from.
     """
 
-    def __init__(self, settings: AllocatorSettings, device: Device) -> None:
+    def __init__(self, settings: AllocatorSettings, device: DeviceMemory) -> None:
         self.settings = settings
         self.device = device
-        self.statistics = Statistics()
-        self.small = Pool(self.statistics.small, is_small=True)
-        self.large = Pool(self.statistics.large, is_small=False)
+        self.stats = DeviceStats()
+        self.small = Pool(self.stats.small, is_small=True)
+        self.large = Pool(self.stats.large, is_small=False)
         self.heads: dict[int, Block] = {}
         """First block of every segment, by address."""
         self.waiting: dict[int, list[Block]] = {}
@@ -40,7 +40,7 @@ class Books:
         self.retries = self.ooms = self.syncs = 0
         self.device_allocs = self.device_frees = 0
         self.oversize_blocks, self.oversize_segments = Counter(), Counter()
-        self.at_reserved_peak = self.statistics.levels()
+        self.at_reserved_peak = self.stats.levels()
         """All rungs at the first moment reserved was as high as ever."""
         self.allowed: int | None = None
         if settings.memory_fraction < 1.0:
@@ -52,18 +52,18 @@ class Books:
 
     def levels(self) -> Levels:
         """What is held now."""
-        return self.statistics.levels()
+        return self.stats.levels()
 
     def reset_peaks(self) -> None:
         """Make every level its own peak (``torch.cuda.reset_peak_memory_stats``)."""
-        self.statistics.reset_peaks()
+        self.stats.reset_peaks()
         self.oversize_blocks.reset_peak()
         self.oversize_segments.reset_peak()
 
     def memory_stats(self) -> dict[str, int]:
         """Every figure of ``torch.cuda.memory_stats`` this model knows, under its key."""
         return {
-            **self.statistics.named(),
+            **self.stats.named(),
             **self.oversize_blocks.named("oversize_allocations"),
             **self.oversize_segments.named("oversize_segments"),
             "num_alloc_retries": self.retries,
@@ -133,9 +133,9 @@ class Books:
         pool.add(rest)
         if block.segment is None:
             if was_split:
-                pool.tally.change_split(0, -rounded)
+                pool.stats.change_split(0, -rounded)
             else:
-                pool.tally.change_split(1, rest.size)
+                pool.stats.change_split(1, rest.size)
         return block
 
     def put_back(self, block: Block) -> None:
@@ -155,7 +155,7 @@ class Books:
         if block.segment is None:
             if block.prev is not None or block.next is not None:
                 count, size = count + 1, size + block.size
-            pool.tally.change_split(count, size)
+            pool.stats.change_split(count, size)
 
     def change_reserved(self, pool: Pool, size: int, segments: int = 0) -> None:
         """Count memory taken from the device (``size`` > 0) or given back."""
@@ -164,17 +164,17 @@ class Books:
             self.grew = True
         else:
             self.device_frees += 1
-        pool.tally.change_reserved(size, segments)
+        pool.stats.change_reserved(size, segments)
 
     def note_reserved_peak(self) -> None:
         """Keep the levels of this moment if reserved is higher than ever before."""
         self.grew = False
-        held = self.statistics.levels()
+        held = self.stats.levels()
         if held.reserved > self.at_reserved_peak.reserved:
             self.at_reserved_peak = held
 
     def _complete(self, block: Block) -> None:
         block.waiting = 0
         self.trace.append(("free_completed", block.address, block.requested, block.stream))
-        block.pool.tally.done(block.size, block.requested)
+        block.pool.stats.done(block.size, block.requested)
         self.put_back(block)

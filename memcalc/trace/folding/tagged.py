@@ -6,7 +6,7 @@ import msgspec
 
 from memcalc.records.trace import Mark, Storage, Trace
 
-NOWHERE = -1
+UNTAGGED = -1
 _BITS = 12
 
 
@@ -16,18 +16,18 @@ def tag(stack: int, unit: int) -> int:
 
 
 def unit_of(tagged: int) -> int:
-    """The repetition a tag names; ``NOWHERE`` stays ``NOWHERE``."""
-    return tagged if tagged == NOWHERE else tagged & ((1 << _BITS) - 1)
+    """The repetition a tag names; ``UNTAGGED`` stays ``UNTAGGED``."""
+    return tagged if tagged == UNTAGGED else tagged & ((1 << _BITS) - 1)
 
 
-class Raw(msgspec.Struct, frozen=True, kw_only=True):
+class TaggedTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Storages, their births (``n``) and deaths (``~n``), and where in the stacks each happened."""
 
     storages: list[Storage]
-    homes: list[int]
+    storage_tags: list[int]
     """The tag of each storage's birth."""
     events: list[int]
-    tags: list[int]
+    event_tags: list[int]
     """The tag of each event."""
     marks: list[Mark]
     flops: int = 0
@@ -36,7 +36,7 @@ class Raw(msgspec.Struct, frozen=True, kw_only=True):
     """In an unfolded trace: the storage of the base trace that each is, or is a copy of."""
 
 
-def canonical(raw: Raw) -> list[object]:
+def canonical(trace: TaggedTrace) -> list[object]:
     """A form in which two traces of the same run are equal.
 
     Storages that die one right after the other do so in any order: it changes neither a peak nor
@@ -44,16 +44,16 @@ def canonical(raw: Raw) -> list[object]:
     """
     form: list[object] = []
     deaths: list[int] = []
-    for event in raw.events:
+    for event in trace.events:
         if event < 0:
             deaths.append(~event)
             continue
         if deaths:
             form.append(tuple(sorted(deaths)))
             deaths = []
-        form.append(raw.storages[event])
+        form.append(trace.storages[event])
     form.append(tuple(sorted(deaths)))
-    form.extend((mark.phase, mark.step) for mark in raw.marks)
+    form.extend((mark.phase, mark.step) for mark in trace.marks)
     return form
 
 
@@ -62,11 +62,11 @@ def same(one: Trace, other: Trace) -> bool:
     return canonical(_bare(one)) == canonical(_bare(other))
 
 
-def _bare(trace: Trace) -> Raw:
-    return Raw(
+def _bare(trace: Trace) -> TaggedTrace:
+    return TaggedTrace(
         storages=list(trace.storages),
-        homes=[],
+        storage_tags=[],
         events=list(trace.events),
-        tags=[],
+        event_tags=[],
         marks=list(trace.marks),
     )

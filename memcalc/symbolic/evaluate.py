@@ -1,4 +1,4 @@
-"""From a growth to the trace of one batch, sequence and target."""
+"""From a symbolic trace to the trace of one batch, sequence and target."""
 
 from __future__ import annotations
 
@@ -8,68 +8,70 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.growth.expression import FormulaError, compiled
-from memcalc.growth.records import SYMBOLIC, AttentionChoice, Growth, Kind, Point, entry
 from memcalc.kernels.attention import choice as attention
-from memcalc.kernels.formulas import Call, scratch, uncounted
+from memcalc.kernels.formulas import KernelCall, scratch, uncounted
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Mark, Storage, Trace
+from memcalc.symbolic.expression import FormulaError, compiled
+from memcalc.symbolic.records import SYMBOLIC, AttentionChoice, Kind, Point, SymbolicTrace, entry
 
 _NO_SEQ = 0
 """What ``s`` is where inputs have no tokens; no formula uses it then."""
 
 
-class Stream(msgspec.Struct, frozen=True):
+class EventStream(msgspec.Struct, frozen=True):
     """The storages and events of one point; the order is that of a trace."""
 
     sizes: list[int]
     origins: list[int]
-    """The storage of the growth's own trace that each one is, or comes from."""
+    """The storage of the symbolic trace that each one is, or comes from."""
     events: list[int]
     marks: list[Mark]
 
 
 class Evaluator:
-    """Writes down a growth's trace at any point; formulas are compiled once.
+    """Writes down the trace of any point; formulas are compiled once.
 
     Raises:
-        FormulaError: the growth holds something that is not a formula.
+        FormulaError: the symbolic trace holds something that is not a formula.
     """
 
-    def __init__(self, growth: Growth, whole: Callable[[], Trace | None] | None = None) -> None:
-        """Compile a growth.
+    def __init__(
+        self, symbolic: SymbolicTrace, whole: Callable[[], Trace | None] | None = None
+    ) -> None:
+        """Compile a symbolic trace.
 
         Args:
-            growth: what was learnt.
+            symbolic: what was learnt.
             whole: gives its trace where it is not part of it yet; ``None`` when it is lost.
         """
-        self.growth = growth
+        self.symbolic = symbolic
         self._load = whole
-        self._sizes = compiled(growth.sizes)
-        self._conditions = compiled(growth.conditions)
+        self._sizes = compiled(symbolic.sizes)
+        self._conditions = compiled(symbolic.conditions)
         texts: list[str] = []
-        self._calls = [(call.name, _numbered(call.args, texts)) for call in growth.calls]
+        self._calls = [(call.name, _numbered(call.args, texts)) for call in symbolic.calls]
         self._choices = [
             (choice, {name: _numbered(value, texts) for name, value in choice.call.items()})
-            for choice in growth.choices
+            for choice in symbolic.choices
         ]
         self._arguments = compiled(texts)
-        self._layout: _Layout | None = None
+        self._table: _SizeTable | None = None
 
     @property
     def whole(self) -> Trace:
-        """The growth's own trace."""
+        """The symbolic trace's storages and events."""
         if self._load is not None:
             loaded = self._load()
             if loaded is None:
-                raise FormulaError("the growth's trace is lost")
-            self.growth = replace(self.growth, trace=loaded)
+                raise FormulaError("the symbolic trace's events are lost")
+            self.symbolic = replace(self.symbolic, trace=loaded)
             self._load = None
-        return self.growth.trace
+        return self.symbolic.trace
 
     def holds(self, point: Point, target: Target) -> bool:
-        """Is the program's trace at this point and target what the growth says?"""
-        longest = self.growth.longest
+        """Is the program's trace at this point and target what the symbolic trace says?"""
+        longest = self.symbolic.longest
         if point.seq is not None and longest is not None and point.seq > longest:
             return False
         b, s = _values(point)
@@ -81,8 +83,8 @@ class Evaluator:
             for choice, fields in self._choices
         )
 
-    def stream(self, point: Point, target: Target) -> Stream:
-        """Storages and events at a point where the growth holds.
+    def stream(self, point: Point, target: Target) -> EventStream:
+        """Storages and events at a point where the symbolic trace holds.
 
         Raises:
             FormulaError: a size is no whole number.
@@ -91,19 +93,23 @@ class Evaluator:
         sizes, values = self._sizes(b, s), self._arguments(b, s)
         if any(type(size) is not int or size < 1 for size in sizes):
             raise FormulaError("a size is not a positive whole number")
-        scripts = [scratch(Call(name, _filled(args, values)), target) for name, args in self._calls]
+        scratch_of_calls = [
+            scratch(KernelCall(name, _filled(args, values)), target) for name, args in self._calls
+        ]
         whole = self.whole
-        if self._layout is None:
-            self._layout = _Layout(whole)
-        return _expand(whole, self._layout.sizes(sizes), scripts)
+        if self._table is None:
+            self._table = _SizeTable(whole)
+        return _expand(whole, self._table.sizes(sizes), scratch_of_calls)
 
     def uncounted(self, point: Point, target: Target) -> tuple[str, ...]:
         """What of the kernels' own memory nobody knows there, in words."""
         values = self._arguments(*_values(point))
-        return uncounted((Call(name, _filled(args, values)) for name, args in self._calls), target)
+        return uncounted(
+            (KernelCall(name, _filled(args, values)) for name, args in self._calls), target
+        )
 
     def trace(self, point: Point, target: Target, notes: tuple[str, ...] = ()) -> Trace:
-        """The trace at a point where the growth holds; ``notes`` were assumed of the target."""
+        """The trace at a point where this holds; ``notes`` were assumed of the target."""
         stream = self.stream(point, target)
         known = self.whole
         return replace(
@@ -152,7 +158,7 @@ def _chosen(choice: AttentionChoice, fields: dict[str, Any], target: Target) -> 
     allowed = None
     if choice.allowed is not None:
         allowed = frozenset(attention.Backend(name) for name in choice.allowed)
-    call = attention.Call(dtype=choice.dtype, **fields)
+    call = attention.AttentionCall(dtype=choice.dtype, **fields)
     return attention.choose(call, target, allowed).value
 
 
@@ -160,7 +166,7 @@ def _storage(known: Storage, size: int) -> Storage:
     return known if known.bytes == size else replace(known, bytes=size)
 
 
-class _Layout:
+class _SizeTable:
     """Where in a table of sizes each storage of a trace has its own; 0 stands for a kernel."""
 
     def __init__(self, trace: Trace) -> None:
@@ -184,12 +190,12 @@ class _Layout:
         return [table[place] for place in self._places]
 
 
-def _expand(trace: Trace, plain: list[int], scripts: list[Any]) -> Stream:
-    """Write the events down; kernels, whose ``plain`` size is 0, as their scripts say."""
-    stream = Stream([], [], [], [])
+def _expand(trace: Trace, plain: list[int], scratch_of_calls: list[Any]) -> EventStream:
+    """Write the events down; kernels, whose ``plain`` size is 0, by their scratch."""
+    stream = EventStream([], [], [], [])
     sizes, origins, events = stream.sizes, stream.origins, stream.events
     numbers: dict[int, int] = {}
-    kernels = _Kernels(stream, trace, scripts)
+    kernels = _ScratchWriter(stream, trace, scratch_of_calls)
     position = 0
     for mark in (*trace.marks, None):
         until = mark.index if mark is not None else len(trace.events)
@@ -212,25 +218,27 @@ def _expand(trace: Trace, plain: list[int], scripts: list[Any]) -> Stream:
     return stream
 
 
-class _Kernels:
-    """Plays the scripts of kernels where their calls stand in a trace."""
+class _ScratchWriter:
+    """Writes the allocations of kernels where their calls stand in a trace."""
 
-    def __init__(self, stream: Stream, trace: Trace, scripts: list[Any]) -> None:
+    def __init__(self, stream: EventStream, trace: Trace, scratch_of_calls: list[Any]) -> None:
         self._stream = stream
         self._trace = trace
-        self._scripts = scripts
+        self._scratch = scratch_of_calls
         self._taken: list[int] = []
         self._held: dict[int, list[int]] = {}
 
     def begin(self, storage: int) -> None:
         """A kernel takes what it takes at this moment."""
         kind, number = entry(self._trace.storages[storage].bytes)
-        script = self._scripts[number].after if kind is Kind.AFTER else self._scripts[number].before
+        allocations = (
+            self._scratch[number].after if kind is Kind.AFTER else self._scratch[number].before
+        )
         if kind is not Kind.AFTER:
             self._taken = []
         self._held[storage] = self._taken if kind is Kind.BEFORE else []
         events, sizes = self._stream.events, self._stream.sizes
-        for word in script:
+        for word in allocations:
             if word > 0:
                 self._taken.append(len(sizes))
                 events.append(len(sizes))

@@ -13,7 +13,7 @@ Update = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None]
 """What an update of one parameter does to memory beside its state, given that state."""
 
 
-class StatedOptimizer(torch.optim.Optimizer):
+class StateOnlyOptimizer(torch.optim.Optimizer):
     """Makes the state that the registry's closed form names, in its order, and updates nothing."""
 
     def __init__(
@@ -23,9 +23,9 @@ class StatedOptimizer(torch.optim.Optimizer):
         update: Update | None = None,
     ) -> None:
         super().__init__(list(parameters.values()), {})
-        self._stated: dict[str, list[StateTensor]] = {"": []}
-        for stated in state.tensors:
-            self._stated.setdefault(stated.parameter, []).append(stated)
+        self._tensors: dict[str, list[StateTensor]] = {"": []}
+        for wanted in state.tensors:
+            self._tensors.setdefault(wanted.parameter, []).append(wanted)
         self._parameters_by_name = parameters
         self._update = update
 
@@ -34,7 +34,7 @@ class StatedOptimizer(torch.optim.Optimizer):
         for name, parameter in self._parameters_by_name.items():
             if parameter.grad is None:
                 continue
-            if any(stated.dtype == "uint8" for stated in self._stated.get(name, ())):
+            if any(wanted.dtype == "uint8" for wanted in self._tensors.get(name, ())):
                 self._make("", parameter, "shared")
             self._make(name, parameter, parameter)
             if self._update is not None:
@@ -48,12 +48,12 @@ class StatedOptimizer(torch.optim.Optimizer):
             self._make(name, parameter, parameter)
 
     def _make(self, name: str, near: torch.Tensor, owner: Any) -> None:
-        """Make what is stated under a name; shared state is kept under a name of its own."""
-        for stated in self._stated.get(name, ()):
-            if stated.place is Place.DEVICE and stated.name not in self.state[owner]:
+        """Make the state of one parameter; shared state is kept under a name of its own."""
+        for wanted in self._tensors.get(name, ()):
+            if wanted.place is Place.DEVICE and wanted.name not in self.state[owner]:
                 # Made through the parameter, so that the state is known to belong to its layer.
-                dtype = getattr(torch, stated.dtype)
-                self.state[owner][stated.name] = near.new_empty(stated.numel, dtype=dtype)
+                dtype = getattr(torch, wanted.dtype)
+                self.state[owner][wanted.name] = near.new_empty(wanted.numel, dtype=dtype)
 
 
 def bitsandbytes_update(parameter: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
