@@ -60,13 +60,13 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
 
     from memcalc import registry
     from memcalc.catalog.models import ModelSource
-    from memcalc.catalog.tasks import choose
     from memcalc.errors import MemcalcError
     from memcalc.estimation.question import ASSUMED
     from memcalc.records.plan import Plan
     from memcalc.trace.run import trace
     from memcalc.workload.model import build
     from memcalc.workload.program import program_of
+    from memcalc.workload.tasks import choose
 
     source = ModelSource(name=model_type, origin="local", config={"model_type": model_type})
     fixed = model_type in ("perceiver", "reformer")

@@ -10,8 +10,9 @@ import re
 
 import torch
 
-from memcalc.catalog import models, tasks
+from memcalc.catalog import models
 from memcalc.records.model import Inventory
+from memcalc.workload import tasks
 from memcalc.workload.inventory import take
 from memcalc.workload.model import build
 

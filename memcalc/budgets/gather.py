@@ -10,13 +10,14 @@ import msgspec
 
 from memcalc import registry
 from memcalc.budgets.records import BudgetedRun, Evidence
-from memcalc.catalog import gpus, models, tasks
+from memcalc.catalog import gpus, models
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, load
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.workload import tasks
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):

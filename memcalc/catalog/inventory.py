@@ -12,13 +12,12 @@ from typing import Any
 
 from memcalc.catalog.models import ModelSource
 from memcalc.catalog.paths import configs
-from memcalc.catalog.tasks import Task
 from memcalc.records.model import Inventory, Parameter
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 
 
-def load(source: ModelSource, task: Task) -> Inventory | None:
+def load(source: ModelSource, task: str) -> Inventory | None:
     """The inventory of a bundled model with its default head; ``None``: not shipped."""
     if source.origin != "bundled":
         return None
@@ -27,7 +26,7 @@ def load(source: ModelSource, task: Task) -> Inventory | None:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    if data["task"] != task.name:
+    if data["task"] != task:
         return None
     return Inventory(
         model=source.name, task=data["task"], head=data["head"], tensors=tuple(_expand(data))

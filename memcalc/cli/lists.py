@@ -16,12 +16,12 @@ app = typer.Typer(
 def models() -> None:
     """The bundled models and the head each is trained with by default."""
     from memcalc.catalog import models as catalog
-    from memcalc.catalog import tasks
+    from memcalc.workload import tasks
 
     for name in catalog.bundled():
         source = catalog.find(name)
-        task = tasks.choose(source, "auto")
-        typer.echo(f"{name:44} {source.model_type:14} {task.name:24} {task.class_name}")
+        head = tasks.choose(source, "auto")
+        typer.echo(f"{name:44} {source.model_type:14} {head.name:24} {head.class_name}")
 
 
 @app.command("optimizers")

@@ -25,6 +25,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
+from memcalc.workload import tasks
 
 WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 4, "amp-bf16": 4, "bf16": 2, "fp16": 2}
 _COMPUTE_BYTES = {**WEIGHT_BYTES, "amp-fp16": 2, "amp-bf16": 2}
@@ -164,7 +165,7 @@ def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
         element=_COMPUTE_BYTES[plan.precision],
         stored_scores=plan.attention in ("eager", "math"),
         checkpointing=plan.checkpointing,
-        logits=inventory.task in ("causal-lm", "masked-lm"),
+        logits=tasks.find(inventory.task).vocabulary,
     )
     copies = _half_copies(inventory) if plan.precision.startswith("amp") else 0
     return Live(

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.catalog import gpus, inventory, models, tasks
+from memcalc.catalog import gpus, inventory, models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.analytic import as_planned
@@ -22,6 +22,7 @@ from memcalc.files.artifact import decode, encode
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
+from memcalc.workload import tasks
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
@@ -204,12 +205,12 @@ def _from_symbolic(plan: Plan, config: dict[str, Any]) -> Prediction | None:
 def _analytic(plan: Plan) -> Answer:
     try:
         source = models.find(plan.model)
-        task = tasks.choose(source, plan.task)
-        tensors = inventory.load(source, task)
+        head = tasks.choose(source, plan.task)
+        tensors = inventory.load(source, head.name)
         if tensors is None:
             from memcalc.workload.inventory import whole
 
-            tensors = whole(source, task)
+            tensors = whole(source, head)
         tensors = as_planned(tensors, plan)
         choice = registry.find(plan.optim, dict(plan.optim_args))
         state = registry.state_of(choice, tensors.parameters, plan)

@@ -24,6 +24,7 @@ from memcalc.catalog import gpus
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.remedies.records import Change, Remedy
+from memcalc.workload import tasks
 
 CHUNKS = 8
 """Pieces of a loss; the default of torchtune's ``CEWithChunkedOutputLoss`` (0.6)."""
@@ -137,7 +138,7 @@ def _amp(plan: Plan, trace: Trace) -> list[Remedy]:
 
 
 def _chunked(plan: Plan, trace: Trace) -> list[Remedy]:
-    if trace.inventory.task != "causal-lm" or plan.loss_chunks > 1:
+    if not tasks.find(trace.inventory.task).loss_in_pieces or plan.loss_chunks > 1:
         return []
     changes: tuple[Change, ...] = (("loss_chunks", CHUNKS),)
     title = f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})"

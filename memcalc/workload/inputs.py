@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from memcalc.errors import UsageError
+from memcalc.workload.tasks import Task
 
 Batch = dict[str, torch.Tensor]
 
 _SPEC = re.compile(r"^(\w+)=(\w+)\[([\d,\s]*)\]$")
 DEFAULT_SEQ = 512
-_WHISPER_DECODER_SEQ = 128
 
 
 def parse(spec: str) -> tuple[str, torch.dtype, tuple[int, ...]]:
@@ -42,7 +42,7 @@ class Inputs:
     """Makes the batches of one model; ``seq`` is the length that was settled on."""
 
     def __init__(
-        self, model: torch.nn.Module, task: str, *, batch: int, seq: int | None, padding: bool
+        self, model: torch.nn.Module, task: Task, *, batch: int, seq: int | None, padding: bool
     ) -> None:
         """Settle the batches of a model.
 
@@ -63,7 +63,7 @@ class Inputs:
         media = [name for name in _MEDIA if name in self.names]
         kind = str(getattr(self.config, "model_type", ""))
         self.text_only = (
-            self.has_tokens and bool(media) and task in _TEXT_TASKS and kind not in _NEED_MEDIA
+            self.has_tokens and bool(media) and task.of_text and kind not in _NEED_MEDIA
         )
         """The model also takes images or sound, and trains on text without them."""
         self.exact = _exactly(self.config)
@@ -97,7 +97,7 @@ class Inputs:
 
     def make(self, device: Any) -> Batch:
         """One batch on the device, filled with valid values where they matter."""
-        names = self.names
+        names, task = self.names, self.task
         batch: Batch = {}
         if not self.text_only:
             batch.update(self._media(device))
@@ -107,7 +107,8 @@ class Inputs:
                 batch["attention_mask"] = _mask(self.batch, self.seq, device)
         if "return_loss" in names and "labels" not in names:
             batch["return_loss"] = True  # type: ignore[assignment]
-        batch.update(self._labels(names, device))
+        if task.always_labelled or "labels" in names:
+            batch.update(task.labels(_Shapes(self, device)))
         return batch
 
     def _media(self, device: Any) -> Batch:
@@ -137,19 +138,6 @@ class Inputs:
     def _ids(self, device: Any, length: int) -> torch.Tensor:
         return torch.ones(self.batch, length, dtype=torch.long, device=device)
 
-    def _labels(self, names: frozenset[str], device: Any) -> Batch:
-        if self.task == "question-answering":
-            zeros = [torch.zeros(self.batch, dtype=torch.long, device=device) for _ in range(2)]
-            return {"start_positions": zeros[0], "end_positions": zeros[1]}
-        if "labels" not in names:
-            return {}
-        if self.task in ("sequence-classification", "image-classification", "audio-classification"):
-            return {"labels": torch.zeros(self.batch, dtype=torch.long, device=device)}
-        if self.task == "ctc":
-            return {"labels": self._ids(device, 32)}
-        length = _WHISPER_DECODER_SEQ if self.task == "speech-seq2seq" else self.seq
-        return {"labels": self._ids(device, length)}
-
     def _image(self) -> tuple[int, int, int]:
         config = getattr(self.config, "vision_config", None) or self.config
         size = getattr(config, "image_size", None) or 224
@@ -175,18 +163,27 @@ class Inputs:
         return 16000 * _SECONDS
 
 
+class _Shapes:
+    """Labels of one kind of batch, on a device."""
+
+    def __init__(self, inputs: Inputs, device: Any) -> None:
+        self.seq = inputs.seq
+        self._inputs = inputs
+        self._device = device
+
+    def classes(self) -> torch.Tensor:
+        """(B,) zeros."""
+        return torch.zeros(self._inputs.batch, dtype=torch.long, device=self._device)
+
+    def tokens(self, length: Any) -> torch.Tensor:
+        """(B, length) ones."""
+        return self._inputs._ids(self._device, length)
+
+
 _SECONDS = 10
 """Of audio, where a model takes any length; 16,000 samples or 100 frames each."""
 _BINS = ("num_mel_bins", "feature_projection_input_dim")
 _MEDIA = ("pixel_values", "input_features", "input_values")
-_TEXT_TASKS = (
-    "causal-lm",
-    "seq2seq-lm",
-    "masked-lm",
-    "sequence-classification",
-    "token-classification",
-    "question-answering",
-)
 _NEED_MEDIA = ("vilt",)
 """Models that refuse text alone even for the tasks of text."""
 

@@ -7,10 +7,10 @@ import fnmatch
 import torch
 
 from memcalc.catalog.models import ModelSource
-from memcalc.catalog.tasks import Task
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory, Parameter
 from memcalc.workload.model import build
+from memcalc.workload.tasks import Head
 
 
 def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] = ()) -> Inventory:
@@ -37,14 +37,14 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
     return Inventory(model=name, task=task, head=type(model).__name__, tensors=tuple(tensors))
 
 
-def whole(source: ModelSource, task: Task) -> Inventory:
+def whole(source: ModelSource, head: Head) -> Inventory:
     """The inventory of a model that is built on the meta device for it.
 
     Raises:
         UsageError: the model cannot be built.
     """
     with torch.device("meta"):
-        return take(build(source, task), source.name, task.name)
+        return take(build(source, head), source.name, head.name)
 
 
 def _owners(model: torch.nn.Module) -> dict[int, str]:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from memcalc.catalog.models import ModelSource
-from memcalc.catalog.tasks import Task
 from memcalc.errors import UsageError
+from memcalc.workload.tasks import Head
 
 
 def build(
     source: ModelSource,
-    task: Task,
+    head: Head,
     *,
     attention: str | None = None,
     dtype: torch.dtype = torch.float32,
@@ -27,7 +27,7 @@ def build(
 
     Args:
         source: what to build.
-        task: with which head.
+        head: for what it is trained.
         attention: implementation that transformers shall use; ``None``: its own choice.
         dtype: of the weights.
 
@@ -36,30 +36,30 @@ def build(
     """
     if source.factory is not None:
         return _call(source.factory).to(dtype)
-    config = configure(source, task)
+    config = configure(source, head)
     if attention is not None:
         config._attn_implementation = attention
     transformers = importlib.import_module("transformers")
     try:
-        head = getattr(transformers, task.class_name)
-        model: torch.nn.Module = head(_of_text(config, head))
+        cls = getattr(transformers, head.class_name)
+        model: torch.nn.Module = cls(_of_text(config, cls))
     except ImportError as error:
-        raise UsageError(f"{task.class_name} needs a package: {_line(error)}") from None
+        raise UsageError(f"{head.class_name} needs a package: {_line(error)}") from None
     except Exception as error:
         raise UsageError(
-            f"transformers cannot build {task.class_name} of {source.name}: {_line(error)}"
+            f"transformers cannot build {head.class_name} of {source.name}: {_line(error)}"
         ) from None
     _settle(model)
     return model.to(dtype)
 
 
-def _of_text(config: Any, head: Any) -> Any:
+def _of_text(config: Any, cls: Any) -> Any:
     """The part of a composite config that a text model's class takes, as AutoModel does it.
 
     Source: transformers 5.23, ``auto_factory.py``, ``_BaseAutoModelClass.from_config``.
     """
     parts = getattr(config, "sub_configs", None) or {}
-    if parts.get("text_config") == head.config_class and type(config) is not head.config_class:
+    if parts.get("text_config") == cls.config_class and type(config) is not cls.config_class:
         return config.get_text_config()
     return config
 
@@ -77,7 +77,7 @@ def _settle(model: torch.nn.Module) -> None:
         config.default_language = config.languages[0]
 
 
-def configure(source: ModelSource, task: Task) -> Any:
+def configure(source: ModelSource, head: Head) -> Any:
     """Make the config object of transformers.
 
     Raises:
@@ -85,17 +85,16 @@ def configure(source: ModelSource, task: Task) -> Any:
     """
     assert source.config is not None
     settings = {key: value for key, value in source.config.items() if key not in _NOT_OURS}
-    if task.num_labels is not None:
-        settings["num_labels"] = task.num_labels
+    if head.task.num_labels is not None:
+        settings["num_labels"] = head.task.num_labels
     transformers = importlib.import_module("transformers")
     try:
-        config = getattr(transformers, task.config_class).from_dict(settings)
+        config = getattr(transformers, head.config_class).from_dict(settings)
     except Exception as error:
         raise UsageError(
             f"transformers refuses the config of {source.name}: {_line(error)}"
         ) from None
-    if task.name == "sequence-classification":
-        # Classifiers on decoders look for the last token that is not padding.
+    if head.task.by_last_token:
         for part in (config, config.get_text_config()):
             if getattr(part, "pad_token_id", None) is None:
                 part.pad_token_id = 0

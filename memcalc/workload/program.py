@@ -9,17 +9,18 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from memcalc.catalog import models, tasks
+from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import lora
+from memcalc.workload import lora, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Batch, Inputs, described
 from memcalc.workload.inventory import take
 from memcalc.workload.model import build
 from memcalc.workload.precision import PRECISIONS, Precision
+from memcalc.workload.tasks import Task
 
 TRAINER_MAX_GRAD_NORM = 1.0
 """Default of ``TrainingArguments.max_grad_norm`` (transformers 5.23)."""
@@ -80,16 +81,16 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
         UsageError: the model cannot be built or checkpointed, or a pattern matches nothing.
     """
     source = models.find(plan.model)
-    task = tasks.choose(source, plan.task)
+    head = tasks.choose(source, plan.task)
     precision = PRECISIONS[plan.precision]
     attention = "eager" if plan.attention == "eager" else None
     with torch.device(device):
-        model = build(source, task, attention=attention, dtype=precision.weights)
-    return program_of(plan, choice, model, task.name, name=source.name)
+        model = build(source, head, attention=attention, dtype=precision.weights)
+    return program_of(plan, choice, model, head.task, name=source.name)
 
 
 def program_of(
-    plan: Plan, choice: Choice, model: torch.nn.Module, task: str, *, name: str = ""
+    plan: Plan, choice: Choice, model: torch.nn.Module, task: Task, *, name: str = ""
 ) -> Program:
     """Make a program of a model that is built already.
 
@@ -100,7 +101,7 @@ def program_of(
         chunk_loss(model, plan.loss_chunks)
     if plan.lora is not None:
         model = lora.attach(model, plan.lora)
-    inventory = take(model, name or plan.model, task, plan.freeze)
+    inventory = take(model, name or plan.model, task.name, plan.freeze)
     if not inventory.trainable:
         raise UsageError("Nothing is left to train: freeze fewer parameters.")
     if plan.checkpointing:
@@ -129,10 +130,10 @@ def _said(plan: Plan, choice: Choice) -> Iterator[str]:
         yield f"evaluation runs {plan.eval} batches of the training's size and keeps their logits"
 
 
-def _inputs(model: torch.nn.Module, task: str, plan: Plan) -> tuple[Inputs | None, list[str]]:
+def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | None, list[str]]:
     if plan.inputs:
         return None, []
-    padding = plan.padding if plan.padding is not None else task != "causal-lm"
+    padding = plan.padding if plan.padding is not None else not task.packed
     inputs = Inputs(model, task, batch=plan.batch, seq=plan.seq, padding=padding)
     notes: list[str] = []
     if inputs.text_only:

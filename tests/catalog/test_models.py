@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc.catalog import architectures, inventory, models, tasks
+from memcalc.catalog import architectures, inventory, models
 from memcalc.catalog.validate import validate
 from memcalc.errors import MemcalcError, UsageError
+from memcalc.workload import tasks
 from memcalc.workload.inventory import take
 from memcalc.workload.model import build
 
@@ -60,7 +61,7 @@ def test_a_shipped_inventory_is_what_transformers_builds(name):
 
 def test_distilbert_for_classification_has_its_known_size():
     source = models.find("distilbert-base-cased")
-    found = inventory.load(source, tasks.choose(source, "auto"))
+    found = inventory.load(source, tasks.choose(source, "auto").name)
     assert sum(p.numel for p in found.parameters) == 65_783_042
     assert len(found.parameters) == 104
 

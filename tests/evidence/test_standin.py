@@ -58,10 +58,11 @@ def test_recordings_cover_what_they_claim():
 
 def test_the_optimizer_state_that_was_recorded_is_the_registrys():
     from memcalc import registry
-    from memcalc.catalog import inventory, models, tasks
+    from memcalc.catalog import inventory, models
     from memcalc.files.artifact import decode
     from memcalc.records.model import Place
     from memcalc.records.plan import Plan
+    from memcalc.workload import tasks
 
     seen = 0
     for path in STANDIN.glob("runs-*.json"):
@@ -70,7 +71,7 @@ def test_the_optimizer_state_that_was_recorded_is_the_registrys():
             if plan["precision"] in ("bf16", "fp16") or plan["freeze"] or plan["lora"]:
                 continue
             source = models.find(plan["model"])
-            tensors = inventory.load(source, tasks.choose(source, plan["task"]))
+            tensors = inventory.load(source, tasks.choose(source, plan["task"]).name)
             if tensors is None:  # only the usual head's is shipped
                 continue
             choice = registry.find(plan["optim"], dict(plan["optim_args"]))

@@ -132,10 +132,11 @@ def test_any_shapes_give_the_real_bytes(shapes, name):
 
 
 def distilbert() -> list[Parameter]:
-    from memcalc.catalog import inventory, models, tasks
+    from memcalc.catalog import inventory, models
+    from memcalc.workload import tasks
 
     source = models.find("distilbert-base-cased")
-    return list(inventory.load(source, tasks.choose(source, "auto")).parameters)
+    return list(inventory.load(source, tasks.choose(source, "auto").name).parameters)
 
 
 @pytest.mark.parametrize(

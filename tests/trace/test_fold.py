@@ -56,8 +56,9 @@ def test_a_folded_trace_equals_the_whole_one(model, settings, folds):
 def test_stacks_are_found_with_their_prefix_and_period():
     import torch
 
-    from memcalc.catalog import models, tasks
+    from memcalc.catalog import models
     from memcalc.trace.folding.layers import Stack, find
+    from memcalc.workload import tasks
     from memcalc.workload.model import build
 
     def stacks(name):

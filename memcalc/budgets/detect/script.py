@@ -7,21 +7,9 @@ from typing import Any
 
 from memcalc.budgets.detect import trainer
 from memcalc.budgets.detect.records import Detected
+from memcalc.workload import tasks
 
 _CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "TrainingArgs")
-_HEADS = {
-    "ForSequenceClassification": "sequence-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMaskedLM": "masked-lm",
-    "ForCausalLM": "causal-lm",
-    "ForSeq2SeqLM": "seq2seq-lm",
-    "ForImageClassification": "image-classification",
-    "ForSpeechSeq2Seq": "speech-seq2seq",
-    "ForCTC": "ctc",
-    "ForAudioClassification": "audio-classification",
-    "ForPreTraining": "pretraining",
-}
 
 
 def read(text: str, file: str) -> Detected | None:
@@ -98,7 +86,7 @@ def _model(calls: list[ast.Call], names: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(function, ast.Attribute) or function.attr != "from_pretrained":
             continue
         owner = _name(function.value)
-        head = next((task for suffix, task in _HEADS.items() if owner.endswith(suffix)), None)
+        head = _head(owner)
         if head is None and "Model" not in owner:
             continue
         given = [keyword.value for keyword in call.keywords if keyword.arg in trainer.PRETRAINED]
@@ -106,3 +94,9 @@ def _model(calls: list[ast.Call], names: dict[str, Any]) -> dict[str, Any]:
         found = {"task": head} if head is not None else {}
         return {**found, "model": value} if isinstance(value, str) and value else found
     return {}
+
+
+def _head(class_name: str) -> str | None:
+    """The task that a class with this name has the head for."""
+    every = (tasks.find(name) for name in tasks.names())
+    return next((t.name for t in every if t.suffix and class_name.endswith(t.suffix)), None)

@@ -8,16 +8,18 @@ from pathlib import Path
 
 import torch
 
-from memcalc.catalog import models, tasks
+from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import MeasureError
 from memcalc.records.plan import Plan
+from memcalc.workload import tasks
 from memcalc.workload.model import build, configure
 from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.tasks import Task
 
 
-def load(plan: Plan) -> tuple[torch.nn.Module, str]:
-    """Build a plan's model on the CPU with its real weights; returns it with its task's name.
+def load(plan: Plan) -> tuple[torch.nn.Module, Task]:
+    """Build a plan's model on the CPU with its real weights; returns it with its task.
 
     A callable makes its own weights, which are kept.
 
@@ -25,17 +27,17 @@ def load(plan: Plan) -> tuple[torch.nn.Module, str]:
         MeasureError: there are no safetensors, or they do not fit the model.
     """
     source = models.find(plan.model)
-    task = tasks.choose(source, plan.task)
+    head = tasks.choose(source, plan.task)
     dtype = PRECISIONS[plan.precision].weights
     if source.factory is not None:
-        return build(source, task, dtype=dtype), task.name
-    config = configure(source, task)
+        return build(source, head, dtype=dtype), head.task
+    config = configure(source, head)
     if plan.attention == "eager":
         config._attn_implementation = "eager"
-    head = getattr(importlib.import_module("transformers"), task.class_name)
+    cls = getattr(importlib.import_module("transformers"), head.class_name)
     place = _place(source)
     try:
-        model = head.from_pretrained(
+        model = cls.from_pretrained(
             place,
             config=config,
             dtype=dtype,
@@ -50,7 +52,7 @@ def load(plan: Plan) -> tuple[torch.nn.Module, str]:
             f"The weights of {place} cannot be loaded: {reason} "
             "Leave --weights out to measure with random weights: memory is the same."
         ) from None
-    return model, task.name
+    return model, head.task
 
 
 def _place(source: ModelSource) -> str:

@@ -1,0 +1,14 @@
+"""Language models that foretell the next token."""
+
+from memcalc.workload.tasks import Task
+
+TASK = Task(
+    name="causal-lm",
+    heads="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    suffix="ForCausalLM",
+    chosen=((50, "causal-lm"),),
+    of_text=True,
+    packed=True,
+    vocabulary=True,
+    loss_in_pieces=True,
+)
