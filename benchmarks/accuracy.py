@@ -16,11 +16,13 @@ from msgspec.structs import replace
 
 from memcalc.estimation.client import trace_all
 from memcalc.files.artifact import decode
+from memcalc.records.measurement import PhaseReading, steady_peaks
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Phase
 
 GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200", "10.0": "B200"}
-RUNGS = ("requested", "allocated", "reserved")
 
 
 def plans_of(recording: dict) -> list[Plan]:
@@ -29,25 +31,26 @@ def plans_of(recording: dict) -> list[Plan]:
     return [replace(decode(Plan, run["plan"]), gpu=gpu, torch=version) for run in recording["runs"]]
 
 
-def steady(run: dict) -> dict[str, tuple[int, int, int]]:
-    """The highest level of each rung in each phase of the last step, and in resuming."""
-    last = max(step for step, *_ in run["phases"])
-    peaks: dict[str, tuple[int, int, int]] = {}
-    for step, phase, *levels in run["phases"]:
-        if step == last or phase == "resume":
-            before = peaks.get(phase, (0, 0, 0))
-            peaks[phase] = tuple(map(max, before, levels))
-    return peaks
+def steady(run: dict) -> dict[Phase, dict[str, int]]:
+    """The peaks of a recorded run's steady step, by phase and rung."""
+    return steady_peaks(
+        PhaseReading(
+            step=step, phase=Phase(phase), active=None, requested_after=0,
+            **dict(zip(RUNGS, levels, strict=True)),
+        )
+        for step, phase, *levels in run["phases"]
+    )  # fmt: skip
 
 
-def errors(run: dict, prediction: Prediction) -> dict[tuple[str, str], tuple[int, int]]:
+def errors(
+    real: dict[Phase, dict[str, int]], prediction: Prediction
+) -> dict[tuple[Phase, str], tuple[int, int]]:
     """(predicted, recorded) for every phase and rung."""
-    real = steady(run)
     return {
-        (phase.phase.value, rung): (getattr(phase, rung), real[phase.phase.value][index])
+        (phase.phase, rung): (getattr(phase, rung), real[phase.phase][rung])
         for phase in prediction.phases
-        for index, rung in enumerate(RUNGS)
-        if phase.phase.value in real
+        for rung in RUNGS
+        if phase.phase in real
     }
 
 
@@ -109,10 +112,11 @@ def compare(path: pathlib.Path, *, first: int = 0, every: int = 1) -> list[Row]:
     for run, plan, answer in zip(recording["runs"], plans, answers, strict=True):
         if not isinstance(answer, Prediction):
             raise answer
-        found = errors(run, answer)
+        real = steady(run)
+        found = errors(real, answer)
         off, exact = {}, {}
-        for index, rung in enumerate(RUNGS):
-            recorded = max(levels[index] for levels in steady(run).values())
+        for rung in RUNGS:
+            recorded = max(levels[rung] for levels in real.values())
             predicted = max(getattr(phase, rung) for phase in answer.phases)
             off[rung] = (predicted - recorded) / recorded
             exact[rung] = all(a == b for (_, name), (a, b) in found.items() if name == rung)

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.measurement import Measurement, steady_peak, steady_peaks
 from memcalc.records.model import Place
 from memcalc.records.prediction import Prediction
-from memcalc.records.trace import Component, Phase
-
-RUNGS = ("requested", "allocated", "reserved")
+from memcalc.records.trace import Component
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,25 +30,6 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
         return self.error / self.measured if self.measured else None
 
 
-def steady_peaks(measurement: Measurement) -> dict[Phase, dict[str, int]]:
-    """The highest level of each known rung in each phase of the last step, and in resuming."""
-    last = max((r.step for r in measurement.phases if r.phase is Phase.ZERO_GRAD), default=None)
-    peaks: dict[Phase, dict[str, int]] = {}
-    for reading in measurement.phases:
-        if reading.phase is Phase.RESUME or (
-            reading.step == last and reading.phase is not Phase.LOAD
-        ):
-            _raise_to(peaks.setdefault(reading.phase, {}), reading)
-    return peaks
-
-
-def _raise_to(known: dict[str, int], reading: PhaseReading) -> None:
-    for rung in RUNGS:
-        level = getattr(reading, rung)
-        if level is not None:
-            known[rung] = max(known.get(rung, 0), level)
-
-
 def compare(prediction: Prediction, measurement: Measurement) -> list[Difference]:
     """Every figure that both have, the largest error first.
 
@@ -61,7 +40,7 @@ def compare(prediction: Prediction, measurement: Measurement) -> list[Difference
         ("weights", prediction.components.get(Component.WEIGHTS), measurement.weights),
         ("gradients", prediction.gradients, measurement.gradients),
         *_phases(prediction, measurement),
-        ("reserved", prediction.peak.reserved, measured_peak(measurement, "reserved")),
+        ("reserved", prediction.peak.reserved, steady_peak(measurement, "reserved")),
         ("process", prediction.peak.process_used, measurement.process_used),
     ]
     if measurement.gpu is not None and prediction.context is not None:
@@ -94,7 +73,7 @@ def _state(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
 
 
 def _phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
-    measured = steady_peaks(measurement)
+    measured = steady_peaks(measurement.phases)
     for phase in prediction.phases:
         # What is reserved stays so: in which phase and step it was is no figure of its own.
         for rung in ("requested", "allocated"):
@@ -104,14 +83,8 @@ def _phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
 
 def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:
     """The peak of a run on one rung."""
-    measured = measured_peak(measurement, rung)
+    measured = steady_peak(measurement, rung)
     predicted = [getattr(phase, rung) for phase in prediction.phases]
     if measured is None or any(value is None for value in predicted):
         return None
     return Difference(name=f"peak {rung}", predicted=max(predicted), measured=measured)
-
-
-def measured_peak(measurement: Measurement, rung: str) -> int | None:
-    """The highest level of the steady step on one rung."""
-    levels = [level[rung] for level in steady_peaks(measurement).values() if rung in level]
-    return max(levels, default=None)

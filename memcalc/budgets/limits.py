@@ -8,11 +8,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.budgets import amounts
-from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, RUNGS
+from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
 from memcalc.budgets.records import Amount, Budget, Rule
 from memcalc.budgets.source import Key, Source
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError, unknown
+from memcalc.records.prediction import RUNGS
 
 KEYS = ("peak", *COMPONENTS, PER_PARAMETER, "fits", "margin", "max_growth")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.budgets.records import Evidence, Figure
+from memcalc.records.measurement import steady_peak
 from memcalc.records.model import Place
-from memcalc.records.prediction import Prediction
-from memcalc.records.trace import Component, Phase
+from memcalc.records.prediction import RUNGS, Prediction
+from memcalc.records.trace import Component
 
 if TYPE_CHECKING:
     from memcalc.records.measurement import Measurement
 
-RUNGS = ("requested", "allocated", "reserved", "process_used")
 COMPONENTS = tuple(component.value for component in Component)
 PER_PARAMETER = "bytes_per_parameter"
 _RUNGS = tuple(f"peak.{rung}" for rung in RUNGS)
@@ -106,19 +106,13 @@ def _measured(measurement: Measurement, metric: str) -> Figure:
 
 
 def _peak(measurement: Measurement, rung: str) -> int | None:
-    """The highest level of the last step, when everything is there that a step leaves behind."""
+    """The highest level of the steady step."""
     if measurement.device == "cpu":
         if rung == "reserved":
             return None
         # PyTorch's CPU allocator gives what is requested.
         rung = "requested"
-    last = max((reading.step for reading in measurement.phases), default=0)
-    levels = [
-        getattr(reading, rung)
-        for reading in measurement.phases
-        if reading.step == last and reading.phase is not Phase.LOAD
-    ]
-    return max((level for level in levels if level is not None), default=None)
+    return steady_peak(measurement, rung)
 
 
 def _unread(reason: str) -> Figure:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER, RUNGS
+from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
 from memcalc.budgets.read import DEFAULT_BASELINE, METHODS
 from memcalc.catalog.plan import ATTENTIONS, LOOPS, PRECISIONS, TARGETS
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import RUNGS
 
 _SIZE = r"^\s*\d+(\.\d+)?\s*([kKmMgGtT][iI]?)?[bB]\s*$"
 _SHARE = r"^\s*\d+(\.\d+)?\s*(%|([kKmMgGtT][iI]?)?[bB])\s*$"

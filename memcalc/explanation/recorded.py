@@ -109,7 +109,7 @@ def _follow(snapshot: dict[str, Any], conf: str, device: int) -> tuple[Levels | 
         levels = list(follow(snapshot, parse_alloc_conf(conf), device=device))
     except HistoryError as error:
         return None, str(error)
-    rungs = ("requested", "allocated", "active", "reserved")
+    rungs = Levels.__struct_fields__
     peaks = {rung: max((getattr(one, rung) for one in levels), default=0) for rung in rungs}
     return Levels(**peaks), None
 

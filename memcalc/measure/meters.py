@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from memcalc.allocator.counter import Levels
 from memcalc.errors import MeasureError
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.trace import Phase
@@ -46,7 +47,7 @@ class CudaMeter:
         torch.cuda.synchronize()
         stats = torch.cuda.memory_stats()
         levels: dict[str, int] = {}
-        for rung in ("requested", "allocated", "active", "reserved"):
+        for rung in Levels.__struct_fields__:
             levels[rung] = stats.get(f"{rung}_bytes.all.peak", 0)
             levels[f"{rung}_after"] = stats.get(f"{rung}_bytes.all.current", 0)
         return PhaseReading(step=step, phase=phase, **levels)

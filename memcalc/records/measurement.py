@@ -6,9 +6,12 @@ why, under the field's name.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.trace import Phase
 
 
@@ -161,3 +164,36 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment that changes memory, such as ``PYTORCH_ALLOC_CONF``."""
+
+
+def last_finished(readings: Iterable[PhaseReading]) -> int | None:
+    """The last step that was finished, gradients cleared; ``None``: not one was."""
+    return max((one.step for one in readings if one.phase is Phase.ZERO_GRAD), default=None)
+
+
+def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]]:
+    """The highest level of each known rung in each phase of the steady step.
+
+    That is the last step that was finished, for by then everything is there that a step leaves
+    behind; resuming, which comes before the first, counts as a phase of it.
+    """
+    known = tuple(readings)
+    last = last_finished(known)
+    peaks: dict[Phase, dict[str, int]] = {}
+    for reading in known:
+        if reading.phase is Phase.LOAD:
+            continue
+        if reading.phase is not Phase.RESUME and reading.step != last:
+            continue
+        levels = peaks.setdefault(reading.phase, {})
+        for rung in ALLOCATOR_RUNGS:
+            level = getattr(reading, rung)
+            if level is not None:
+                levels[rung] = max(levels.get(rung, 0), level)
+    return peaks
+
+
+def steady_peak(measurement: Measurement, rung: str) -> int | None:
+    """The highest level of the steady step on one rung of the allocator, in bytes."""
+    levels = [found[rung] for found in steady_peaks(measurement.phases).values() if rung in found]
+    return max(levels, default=None)

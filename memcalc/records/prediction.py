@@ -11,6 +11,12 @@ from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
 
+RUNGS = ("requested", "allocated", "reserved", "process_used")
+"""The ladder of memory, lowest first: what tensors ask for, the blocks that hold it, what PyTorch's
+allocator holds of the device, and what the process holds of it. Fields of ``Peak``."""
+ALLOCATOR_RUNGS = RUNGS[:-1]
+"""Those that PyTorch's allocator counts, phase by phase."""
+
 
 class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """The highest level inside one phase of the steady step, rung by rung."""

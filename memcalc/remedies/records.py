@@ -12,7 +12,6 @@ from memcalc.records.prediction import Fit, Peak, Span
 
 Change = tuple[str, Scalar | tuple[tuple[str, Scalar], ...]]
 """A field of the plan, and its new value."""
-RUNGS = ("requested", "allocated", "reserved")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from memcalc.accuracy.compare import RUNGS, compare, peak
+from memcalc.accuracy.compare import compare, peak
 from memcalc.files.results import Run
+from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report.measured import WIDTH, name
 
 _EXACT = ("weights", "gradients", "optimizer state", "optimizer state (device)")
@@ -58,7 +59,7 @@ def _peaks(runs: Sequence[Run]) -> Table:
     for head in ("of", "rung", "runs", "median", "worst"):
         table.add_column(head, justify="left" if head in ("of", "rung") else "right")
     for group, members in _groups(runs):
-        for rung in RUNGS:
+        for rung in ALLOCATOR_RUNGS:
             errors = [e for run in members if (e := _error(run, rung)) is not None]
             if errors:
                 # Signed, so that one sees on which side it lies.
@@ -99,7 +100,7 @@ def _worst(runs: Sequence[Run], count: int = 5) -> Table:
     found = [
         (run, rung, difference)
         for run in runs
-        for rung in RUNGS
+        for rung in ALLOCATOR_RUNGS
         if (difference := peak(run.prediction, run.measurement, rung))  # type: ignore[arg-type]
         and difference.relative is not None
     ]

@@ -6,9 +6,8 @@ import csv
 import io
 from collections.abc import Sequence
 
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
-from memcalc.report.rows import RUNGS
 
 
 def render(predictions: Sequence[Prediction]) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from memcalc.explanation.records import Explanation, PeakContents
 from memcalc.files.artifact import SCHEMA, encode
+from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import explained, rows
 from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_bytes, format_mib
@@ -132,10 +133,7 @@ def as_json(explanation: Explanation) -> str:
     options = [
         {
             "key": option.remedy.key,
-            "saved": {
-                rung: option.trial.saved(before, rung)
-                for rung in ("requested", "allocated", "reserved")
-            },
+            "saved": {rung: option.trial.saved(before, rung) for rung in ALLOCATOR_RUNGS},
             "more_flops": option.trial.more_flops(before),
             "error": option.trial.error,
         }

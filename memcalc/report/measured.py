@@ -10,9 +10,9 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from memcalc.accuracy.compare import Difference, compare, measured_peak, peak
+from memcalc.accuracy.compare import Difference, compare, peak
 from memcalc.files.results import Run
-from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory
+from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, steady_peak
 from memcalc.records.plan import Plan
 from memcalc.report.measured_tables import differences, phases
 from memcalc.units import format_bytes, format_mib
@@ -189,8 +189,8 @@ def _gpu(console: Console, gpu: GpuReading) -> None:
 
 
 def _level(measured: Measurement) -> int | None:
-    allocated = measured_peak(measured, "allocated")
-    return allocated if allocated is not None else measured_peak(measured, "requested")
+    allocated = steady_peak(measured, "allocated")
+    return allocated if allocated is not None else steady_peak(measured, "requested")
 
 
 def _peak(run: Run) -> Difference | None:

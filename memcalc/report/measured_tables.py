@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from memcalc.accuracy.compare import Difference
-from memcalc.records.measurement import Measurement
+from memcalc.allocator.counter import Levels
+from memcalc.records.measurement import Measurement, last_finished
 from memcalc.records.trace import Phase
 from memcalc.units import format_mib
 
@@ -16,9 +17,12 @@ def phases(measured: Measurement) -> Table:
     """The peak of each phase of the last step on every rung that is known."""
     table = Table(title="Peak by phase", box=None, title_justify="left")
     table.add_column("phase")
-    rungs = ("requested", "allocated", "active", "reserved")
-    known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
-    last = max((r.step for r in measured.phases if r.phase is Phase.ZERO_GRAD), default=0)
+    known = [
+        r
+        for r in Levels.__struct_fields__
+        if any(getattr(p, r) is not None for p in measured.phases)
+    ]
+    last = last_finished(measured.phases) or 0
     for rung in known:
         table.add_column(rung, justify="right")
     table.add_column("first step", justify="right")

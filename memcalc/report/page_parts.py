@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from memcalc.explanation.records import Explanation, PeakContents
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import ALLOCATOR_RUNGS, RUNGS, Prediction
 from memcalc.report import explained, plots, rows
 from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_mib
@@ -41,7 +41,7 @@ def phases(prediction: Prediction) -> str:
         )
         for phase in prediction.phases
     ]
-    return table(("phase", "requested", "allocated", "reserved"), body, numbers={1, 2, 3})
+    return table(("phase", *ALLOCATOR_RUNGS), body, numbers={1, 2, 3})
 
 
 def peak(moment: PeakContents) -> str:
@@ -74,11 +74,11 @@ def comparison(predictions: Sequence[Prediction]) -> str:
         (
             prediction.plan.optim,
             prediction.peak.phase.value,
-            *(rows.unknown_or(prediction, getattr(prediction.peak, r), r) for r in rows.RUNGS),
+            *(rows.unknown_or(prediction, getattr(prediction.peak, r), r) for r in RUNGS),
         )
         for prediction in sorted(predictions, key=lambda p: p.peak.requested)
     ]
-    head = ("optimizer", "peak in", *(rung.replace("_", " ") for rung in rows.RUNGS))
+    head = ("optimizer", "peak in", *(rung.replace("_", " ") for rung in RUNGS))
     return table(head, body, numbers={2, 3, 4, 5})
 
 

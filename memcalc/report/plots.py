@@ -10,10 +10,10 @@ from memcalc.accuracy.compare import peak as compared
 from memcalc.errors import UsageError
 from memcalc.explanation.timeline import Timeline, thin
 from memcalc.files.results import Run
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
 from memcalc.report.palette import STYLES
-from memcalc.report.rows import COMPONENT_WORDS, RUNGS
+from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from rich.table import Table
 
 from memcalc.explanation.recorded import Recorded, WhatIf
 from memcalc.files.artifact import SCHEMA, encode
+from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.units import format_bytes, format_mib
 from memcalc.version import __version__
-
-_RUNGS = ("requested", "allocated", "reserved")
 
 
 def table(found: Recorded, *, top: int, width: int = 100) -> str:
@@ -51,7 +50,7 @@ def markdown(found: Recorded, *, top: int) -> str:
     lines += ["", "| PYTORCH_ALLOC_CONF | requested | allocated | reserved | retries |"]
     lines += ["|---|---:|---:|---:|---:|"]
     for one in found.what_ifs:
-        sizes = " | ".join(f"{getattr(one.peaks, rung):,}" for rung in _RUNGS)
+        sizes = " | ".join(f"{getattr(one.peaks, rung):,}" for rung in RUNGS)
         lines.append(f"| {_name(found, one)} | {sizes} | {one.retries} |")
     return "\n".join(lines) + "\n"
 
@@ -64,14 +63,14 @@ def as_json(found: Recorded) -> str:
 
 def _lines(found: Recorded) -> list[str]:
     held = found.held
-    rungs = ", ".join(f"{rung} {format_mib(getattr(held.levels, rung))}" for rung in _RUNGS)
+    rungs = ", ".join(f"{rung} {format_mib(getattr(held.levels, rung))}" for rung in RUNGS)
     lines = [
         f"{found.entries:,} events recorded with PYTORCH_ALLOC_CONF={found.conf or '(none)'}",
         f"at its end: {rungs}; {held.segments} segments, largest free block "
         f"{format_mib(held.largest_free)}",
     ]
     if found.replayed is not None:
-        peaks = ", ".join(f"{rung} {format_mib(getattr(found.replayed, rung))}" for rung in _RUNGS)
+        peaks = ", ".join(f"{rung} {format_mib(getattr(found.replayed, rung))}" for rung in RUNGS)
         lines.append(f"replayed, every address equal; peaks: {peaks}")
     else:
         lines.append(f"not replayed exactly: {found.not_replayed}")
@@ -83,10 +82,10 @@ def _lines(found: Recorded) -> list[str]:
 def _what_ifs(found: Recorded) -> Table:
     grid = Table(box=None)
     grid.add_column("PYTORCH_ALLOC_CONF", overflow="fold")
-    for name in (*_RUNGS, "retries"):
+    for name in (*RUNGS, "retries"):
         grid.add_column(name, justify="right", no_wrap=True)
     for one in found.what_ifs:
-        sizes = [format_mib(getattr(one.peaks, rung)) for rung in _RUNGS]
+        sizes = [format_mib(getattr(one.peaks, rung)) for rung in RUNGS]
         grid.add_row(_name(found, one), *sizes, str(one.retries))
     return grid
 

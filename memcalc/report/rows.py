@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.records.model import Place
-from memcalc.records.prediction import Fit, Peak, Prediction
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction
 from memcalc.records.trace import Component
 from memcalc.units import MIB, format_bytes, format_mib
 
@@ -18,7 +18,6 @@ COMPONENT_WORDS = {
     Component.BUFFERS: "buffers",
     Component.WORKSPACES: "workspaces",
 }
-RUNGS = ("requested", "allocated", "reserved", "process_used")
 
 
 def heading(prediction: Prediction) -> str:
@@ -62,7 +61,7 @@ def ladder(prediction: Prediction) -> list[tuple[str, str]]:
     peak: Peak = prediction.peak
     known = [
         (name.replace("_", " "), unknown_or(prediction, getattr(peak, name), name))
-        for name in RUNGS[:-1]
+        for name in ALLOCATOR_RUNGS
     ]
     return [*known, ("process used", process_words(prediction))]
 

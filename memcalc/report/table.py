@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memcalc.records.model import Place
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.report import rows
 from memcalc.units import format_bytes, format_mib
 
@@ -115,7 +115,7 @@ def _compare(console: Console, predictions: Sequence[Prediction]) -> None:
     console.print(Text(rows.heading(first).replace(f" {first.plan.optim},", ""), style="bold"))
     table = Table(box=None)
     table.add_column("optimizer")
-    for name in ("state", "peak phase", "requested", "allocated", "reserved", "process used"):
+    for name in ("state", "peak phase", *(rung.replace("_", " ") for rung in RUNGS)):
         table.add_column(name, justify="right")
     ordered = sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
     for prediction in ordered:

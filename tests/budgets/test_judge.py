@@ -158,9 +158,10 @@ def measurement(prediction, device, *, failure=None, process=None):
         step=3, phase=Phase.STEP, requested=70, allocated=80, active=80, reserved=90,
         requested_after=10,
     )  # fmt: skip
+    end = replace(reading, phase=Phase.ZERO_GRAD, requested=50, allocated=60, active=60)
     return measured.Measurement(
         plan=prediction.plan, device=device, head="", seq=32, parameters=5, weights=20,
-        gradients=20, phases=(reading,), seconds_per_step=None, samples_per_second=None,
+        gradients=20, phases=(reading, end), seconds_per_step=None, samples_per_second=None,
         state=STATE,
         out_of_memory=failure, process_used=process,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.allocator.counter import Levels
 from memcalc.errors import UsageError
 from memcalc.explanation.recorded import read
 from memcalc.report import recorded as report
@@ -34,7 +35,7 @@ def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, kind,
     found = read(path)
     assert found.conf == whole["conf"]
     assert found.not_replayed is None
-    for at, rung in enumerate(("requested", "allocated", "active", "reserved")):
+    for at, rung in enumerate(Levels.__struct_fields__):
         highest = max(row[at + 1] for row in whole["levels"])
         assert getattr(found.replayed, rung) >= highest
         assert getattr(found.replayed, rung) >= getattr(found.held.levels, rung)

@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-from memcalc.accuracy.compare import compare, steady_peaks
+from memcalc.accuracy.compare import compare
 from memcalc.errors import UsageError
 from memcalc.files import lock
 from memcalc.files.results import Run, append, keeping, load, save
-from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Phase
 
 
 def run(name="a", **more):
@@ -86,25 +85,6 @@ def test_a_lock_dies_with_its_process_and_leaves_no_file(tmp_path):
         with append_refused:
             append(path, run())
     assert os.listdir(tmp_path) == []
-
-
-def reading(step, phase, level):
-    return PhaseReading(step=step, phase=phase, requested=level, allocated=None, active=None,
-                        reserved=None, requested_after=level)  # fmt: skip
-
-
-def test_the_steady_step_is_the_last_one_that_was_finished():
-    phases = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD]
-    readings = [reading(0, Phase.LOAD, 99), reading(0, Phase.RESUME, 50)]
-    readings += [reading(step, phase, 10 * step + 1) for step in (0, 1, 2) for phase in phases]
-    readings += [reading(2, Phase.FORWARD, 30), reading(3, Phase.FORWARD, 500)]
-    found = steady_peaks(run("a").measurement)
-    assert found == {}
-    measured = Measurement(**{**_fields(run("a").measurement), "phases": tuple(readings)})
-    assert {phase: levels["requested"] for phase, levels in steady_peaks(measured).items()} == {
-        Phase.RESUME: 50, Phase.FORWARD: 30, Phase.BACKWARD: 21, Phase.STEP: 21,
-        Phase.ZERO_GRAD: 21,
-    }  # fmt: skip
 
 
 def _fields(record):

@@ -11,9 +11,9 @@ from memcalc.explanation.command import options as typed
 from memcalc.explanation.records import Explanation
 from memcalc.files import artifact
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Peak
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Peak
 from memcalc.records.trace import Phase
-from memcalc.remedies.records import RUNGS, Figures, Remedy, Trial
+from memcalc.remedies.records import Figures, Remedy, Trial
 from memcalc.remedies.search import needed, search, stages
 from memcalc.remedies.table import candidates
 from memcalc.remedies.trials import apply
@@ -37,7 +37,7 @@ def test_every_saving_is_the_difference_of_two_full_estimates(explained, again):
                     "in backward"}  # fmt: skip
     for option, other in zip(explained.options, others, strict=True):
         assert option.trial.error is None, option
-        for rung in RUNGS:
+        for rung in ALLOCATOR_RUNGS:
             difference = getattr(base.peak, rung) - getattr(other.peak, rung)
             assert option.trial.saved(explained.figures, rung) == difference
 

@@ -9,12 +9,12 @@ import os
 
 import pytest
 
-from memcalc.accuracy.compare import steady_peaks
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.client import trace_all
 from memcalc.measure.runs.parent import measure
 from memcalc.measure.runs.request import Request
+from memcalc.records.measurement import steady_peaks
 
 SCALARS = 64
 """Bytes of 0-dim tensors that C++ wraps Python numbers in."""
@@ -68,7 +68,9 @@ def predictions(tmp_path_factory):
 def test_the_peak_is_what_the_cpu_allocator_reports(predictions, number):
     plan, prediction = predictions[number]
     bound = CASES[number][2]
-    measured = steady_peaks(measure(Request(plan=plan, device="cpu", steps=2), lambda _: None))
+    measured = steady_peaks(
+        measure(Request(plan=plan, device="cpu", steps=2), lambda _: None).phases
+    )
     real = max(levels["requested"] for levels in measured.values())
     assert abs(prediction.peak.requested - real) <= bound
     for phase in prediction.phases:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from memcalc.measure.meters import CudaMeter, memory_events, profiler, requested_only
-from memcalc.records.measurement import PhaseReading
+from memcalc.records.measurement import PhaseReading, last_finished
 from memcalc.records.trace import Phase
 
 _KEPT_STEPS = 2
@@ -110,9 +110,9 @@ class CpuBook:
         if now in (Phase.ZERO_GRAD, Phase.LOAD) and whole:
             self._spans.append((step, now, time.time_ns()))
         self._stop()
-        last = max((r.step for r in self._readings if r.phase is Phase.ZERO_GRAD), default=-1)
         if whole:
-            self._readings = [r for r in self._readings if r.step <= max(last, 0)]
+            last = last_finished(self._readings) or 0
+            self._readings = [r for r in self._readings if r.step <= last]
 
     def _stop(self) -> None:
         self._profiler.__exit__(None, None, None)
