@@ -23,15 +23,12 @@ def test_the_readme_shows_what_the_main_job_prints():
 
 
 def test_every_command_the_readme_and_the_tutorial_name_exists():
-    from typer.main import get_command
+    from memcalc.cli.app import VERBS
 
-    from memcalc.cli.app import app
-
-    known = set(get_command(app).commands)
     pages = ("README.md", "docs/tutorial.md")
     lines = [line for page in pages for line in (ROOT / page).read_text().splitlines()]
     used = {line.split()[1] for line in lines if line.startswith("memcalc ")}
-    assert used <= known
+    assert used <= set(VERBS)
 
 
 def test_the_tutorial_shows_what_its_commands_print():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def read(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not valid TOML: {error}.") from None
 
 
-def parse_args(pairs: list[str]) -> tuple[tuple[str, Scalar], ...]:
+def parse_args(pairs: Sequence[str]) -> tuple[tuple[str, Scalar], ...]:
     """Read ``key=value`` pairs of optimizer arguments; values are TOML scalars or bare words."""
     parsed: dict[str, Scalar] = {}
     for pair in pairs:

@@ -1,63 +1,114 @@
-"""The application: its verbs, in the order help shows them."""
+"""The application: its verbs, in the order help shows them; one is loaded when it is typed."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, Mapping, MutableMapping
+from importlib import import_module
+from typing import Any, NamedTuple, cast
 
-import typer
+import click
 
-from memcalc.cli import (
-    check,
-    doctor,
-    estimate,
-    explain,
-    fit,
-    init,
-    lists,
-    measure,
-    report,
-    run,
-    show,
-)
 from memcalc.version import __version__
 
-app = typer.Typer(
+
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"memcalc {__version__}")
+        ctx.exit()
+
+
+class Verb(NamedTuple):
+    """Where a verb is defined, and what it does in one sentence."""
+
+    home: str
+    help: str
+    """The first sentence of the command's own help: it is shown without importing the command."""
+    name: str = "command"
+    """Of the command in its module."""
+
+
+VERBS = {
+    "estimate": Verb(
+        "estimate", "Predict what one training step costs, by component and by phase."
+    ),
+    "fit": Verb(
+        "fit",
+        "Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit.",
+    ),
+    "explain": Verb(
+        "explain", "Show what is alive at the peak, why, and what each remedy really buys."
+    ),
+    "report": Verb(
+        "report",
+        "Draw a step's timeline and all figures on one page; of a model, or of a file memcalc "
+        "wrote.",
+    ),
+    "measure": Verb(
+        "measure", "Train for real, one child process a run, and put the estimate beside it."
+    ),
+    "run": Verb(
+        "run",
+        "Run any command and say what it held of GPU and main memory; its exit code is passed on.",
+    ),
+    "compare": Verb(
+        "measure",
+        "Say how accurate the estimates of measured runs were: median, worst, by what they share.",
+        name="compare",
+    ),
+    "check": Verb("check", "Judge the memory budgets of a repository's training runs."),
+    "init": Verb("init", "Write a starter memcalc.toml with budgets from today's estimate."),
+    "show": Verb(
+        "show",
+        "Show a saved result again, in any format; or a memory snapshot of a real run.",
+    ),
+    "doctor": Verb("doctor", "Say what this machine can measure, what is missing and what to do."),
+    "list": Verb("lists", "List the models, optimizers and GPUs that memcalc knows."),
+}
+
+
+class _Verbs(Mapping[str, click.Command]):
+    """The commands by name; looking one up imports its module."""
+
+    def __getitem__(self, name: str) -> click.Command:
+        verb = VERBS[name]
+        command: click.Command = getattr(import_module(f"memcalc.cli.{verb.home}"), verb.name)
+        return command
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(VERBS)
+
+    def __len__(self) -> int:
+        return len(VERBS)
+
+
+class _Group(click.Group):
+    """A group that imports a verb's module when the verb is typed, and for nothing else."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast("MutableMapping[str, click.Command]", _Verbs())
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
+
+
+app = _Group(
     name="memcalc",
     help="What will training this model cost in GPU memory?",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            help="Print the version.",
+        )
+    ],
 )
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"memcalc {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """What will training this model cost in GPU memory?"""
-
-
-app.command("estimate")(estimate.command)
-app.command("fit")(fit.command)
-app.command("explain")(explain.command)
-app.command("report")(report.command)
-app.command("measure")(measure.command)
-app.command(
-    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)(run.command)
-app.command("compare")(measure.compare)
-app.command("check")(check.command)
-app.command("init")(init.command)
-app.command("show")(show.command)
-app.command("doctor")(doctor.command)
-app.add_typer(lists.app, name="list")

@@ -8,10 +8,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
 from msgspec.structs import replace
 
 from memcalc.budgets import formats
@@ -22,61 +20,11 @@ from memcalc.budgets.reasons import Remedy, no_remedy
 from memcalc.budgets.records import Report
 from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
-from memcalc.cli.options import guarded, say
+from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
 from memcalc.cli.output import progress
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.files import artifact
 from memcalc.files.results import save as save_runs
-
-Files = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        help="Budget files. Default: the nearest memcalc.toml, or pyproject.toml with a "
-        "[tool.memcalc].",
-        show_default=False,
-    ),
-]
-Format = Annotated[str, typer.Option("--format", "-f", help=f"{', '.join(formats.FORMATS)}.")]
-Output = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--output",
-        "-o",
-        help="Write here too; format by extension; repeatable.",
-        show_default=False,
-    ),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only what fails.")]
-ExitZero = Annotated[bool, typer.Option("--exit-zero", help="What is over budget does not fail.")]
-Baseline = Annotated[
-    Path | None, typer.Option(help="Judge growth against this file.", show_default=False)
-]
-Update = Annotated[
-    bool, typer.Option("--update-baseline", help="Write the baseline anew, then judge.")
-]
-Measure = Annotated[bool, typer.Option("--measure", help="Train for real, do not estimate.")]
-Device = Annotated[str, typer.Option(help="Where to measure: cuda or cpu.")]
-Steps = Annotated[int, typer.Option(help="Optimizer steps of a measured run.")]
-Timeout = Annotated[float, typer.Option(help="Seconds for one measured run.")]
-Saved = Annotated[
-    list[Path] | None,
-    typer.Option("--from", help="Judge these saved results; repeatable.", show_default=False),
-]
-Save = Annotated[
-    Path | None, typer.Option(help="Keep what was found, for --from.", show_default=False)
-]
-Suggest = Annotated[
-    bool,
-    typer.Option("--suggest", help="Estimate what would bring exceeded budgets under."),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", "-j", help="Most processes. Default: by cores and free memory.",
-        show_default=False,
-    ),
-]  # fmt: skip
-Cache = Annotated[bool, typer.Option(help="Keep and reuse answers on disk.")]
 
 
 class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,24 +35,51 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool
 
 
-@guarded
+@verb
+@argument(
+    "files",
+    "Budget files. Default: the nearest memcalc.toml, or pyproject.toml with a [tool.memcalc].",
+    nargs=-1,
+    type=FILE,
+)
+@option("--format", "-f", default="table", help=f"{', '.join(formats.FORMATS)}.")
+@option(
+    "--output",
+    "-o",
+    multiple=True,
+    type=FILE,
+    help="Write here too; format by extension; repeatable.",
+)
+@option("--quiet", "-q", is_flag=True, help="Print only what fails.")
+@option("--exit-zero", is_flag=True, help="What is over budget does not fail.")
+@option("--baseline", type=FILE, help="Judge growth against this file.")
+@option("--update-baseline", is_flag=True, help="Write the baseline anew, then judge.")
+@option("--measure", is_flag=True, help="Train for real, do not estimate.")
+@option("--device", default="cuda", help="Where to measure: cuda or cpu.")
+@option("--steps", default=4, help="Optimizer steps of a measured run.")
+@option("--timeout", default=600.0, help="Seconds for one measured run.")
+@option("--from", "saved", multiple=True, type=FILE, help="Judge these saved results; repeatable.")
+@option("--save", type=FILE, help="Keep what was found, for --from.")
+@option("--suggest", is_flag=True, help="Estimate what would bring exceeded budgets under.")
+@option("--jobs", "-j", type=int, help="Most processes. Default: by cores and free memory.")
+@option("--cache/--no-cache", default=True, help="Keep and reuse answers on disk.")
 def command(
-    files: Files = None,
-    format: Format = "table",
-    output: Output = None,
-    quiet: Quiet = False,
-    exit_zero: ExitZero = False,
-    baseline: Baseline = None,
-    update_baseline: Update = False,
-    measure: Measure = False,
-    device: Device = "cuda",
-    steps: Steps = 4,
-    timeout: Timeout = 600.0,
-    saved: Saved = None,
-    save: Save = None,
-    suggest: Suggest = False,
-    jobs: Jobs = None,
-    cache: Cache = True,
+    files: tuple[Path, ...],
+    format: str,
+    output: tuple[Path, ...],
+    quiet: bool,
+    exit_zero: bool,
+    baseline: Path | None,
+    update_baseline: bool,
+    measure: bool,
+    device: str,
+    steps: int,
+    timeout: float,
+    saved: tuple[Path, ...],
+    save: Path | None,
+    suggest: bool,
+    jobs: int | None,
+    cache: bool,
 ) -> None:
     """Judge the memory budgets of a repository's training runs.
 
@@ -127,13 +102,11 @@ def command(
         steps=steps,
         timeout=timeout,
     )
-    question = Question(
-        effort=effort, saved=tuple(saved or ()), baseline=baseline, update=update_baseline
-    )
+    question = Question(effort=effort, saved=saved, baseline=baseline, update=update_baseline)
     with _adviser(suggest, cache) as remedy:
         question = replace(question, remedy=remedy)
-        code = _run(files or [discover(Path.cwd())], question, delivery, exit_zero, save)
-    raise typer.Exit(code)
+        code = _run(list(files) or [discover(Path.cwd())], question, delivery, exit_zero, save)
+    raise exit_with(code)
 
 
 @contextlib.contextmanager
@@ -174,8 +147,7 @@ def _run(
     return code
 
 
-def _delivery(format: str, output: list[Path] | None, quiet: bool) -> _Delivery:
-    outputs = tuple(output or ())
+def _delivery(format: str, outputs: tuple[Path, ...], quiet: bool) -> _Delivery:
     for path in outputs:
         formats.format_for(path)
     return _Delivery(format=formats.known(format), outputs=outputs, quiet=quiet)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 
-import typer
-
+from memcalc.cli.command import exit_with, verb
 from memcalc.cli.live import width
-from memcalc.cli.options import guarded
 
 
-@guarded
+@verb
 def command() -> None:
     """Say what this machine can measure, what is missing and what to do."""
     from memcalc.measure.doctor import examine
@@ -19,4 +17,4 @@ def command() -> None:
     facts = examine()
     sys.stdout.write(render(facts, width()))
     if not facts[-1].well:
-        raise typer.Exit(3)
+        raise exit_with(3)

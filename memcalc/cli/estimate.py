@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
-
-from memcalc.cli.options import plans_of, say, with_plan
-from memcalc.cli.output import Format, Output, deliver_predictions, progress
+from memcalc.cli.command import option, say
+from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.output import FORMAT, OUTPUT, deliver_predictions, progress
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import answers
 from memcalc.records.prediction import Prediction
 
 
 @with_plan
+@option(
+    "--method",
+    default="trace",
+    help="trace (run the real code on a simulated GPU) or analytic.",
+)
+@FORMAT
+@OUTPUT
+@option("--cache/--no-cache", default=True, help="Keep and reuse answers on disk.")
 def command(
-    settings: dict[str, Any],
-    method: Annotated[
-        str, typer.Option(help="trace (run the real code on a simulated GPU) or analytic.")
-    ] = "trace",
-    format: Format = None,
-    output: Output = None,
-    cache: Annotated[bool, typer.Option(help="Keep and reuse answers on disk.")] = True,
+    settings: dict[str, Any], method: str, format: str | None, output: Path | None, cache: bool
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
     plans = plans_of(settings)

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-import typer
-
+from memcalc.cli.command import exit_with, option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import Format, Output, deliver_explanation, format_of, progress
+from memcalc.cli.output import FORMAT, OUTPUT, deliver_explanation, format_of, progress
 from memcalc.errors import UsageError
 from memcalc.explanation.explain import Wish, explain_plan
 from memcalc.units import parse_bytes
 
 
 @with_plan
+@option(
+    "--under",
+    help="Find the cheapest plan that needs no more, such as '15 GiB'. "
+    "Default: what the GPU has, where the plan does not fit it.",
+)
+@option("--depth", type=int, help="Cut modules' paths to so many names.")
+@option("--top", default=12, help="Kinds of storage to list.")
+@option("--remedies/--no-remedies", default=True, help="Estimate what would need less.")
+@option("--plot", is_flag=True, help="Draw the step's timeline.")
+@FORMAT
+@OUTPUT
+@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
 def command(
     settings: dict[str, Any],
-    under: Annotated[
-        str | None,
-        typer.Option(
-            help="Find the cheapest plan that needs no more, such as '15 GiB'. "
-            "Default: what the GPU has, where the plan does not fit it.",
-            show_default=False,
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None, typer.Option(help="Cut modules' paths to so many names.", show_default=False)
-    ] = None,
-    top: Annotated[int, typer.Option(help="Kinds of storage to list.")] = 12,
-    remedies: Annotated[bool, typer.Option(help="Estimate what would need less.")] = True,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the step's timeline.")] = False,
-    format: Format = None,
-    output: Output = None,
-    cache: Annotated[bool, typer.Option(help="Keep and reuse traces on disk.")] = True,
+    under: str | None,
+    depth: int | None,
+    top: int,
+    remedies: bool,
+    plot: bool,
+    format: str | None,
+    output: Path | None,
+    cache: bool,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
     plans = plans_of(settings)
@@ -53,4 +56,4 @@ def command(
         sys.stdout.write(drawn(plans[0], use_cache=cache))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
-        raise typer.Exit(1)
+        raise exit_with(1)

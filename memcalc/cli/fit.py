@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from memcalc.cli.command import FILE, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import progress
 from memcalc.errors import UsageError
@@ -20,37 +19,33 @@ _AXES = ("batch", "seq")
 
 
 @with_plan
+@option("--memory", help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.")
+@option(
+    "--find",
+    help="What to find the largest of: batch, seq or batch,seq. Default: both, "
+    "unless --grid, --gpus or --settings ask for something else.",
+)
+@option("--grid", is_flag=True, help="Show batches by sequences.")
+@option("--gpus", is_flag=True, help="Show which GPUs fit the plan.")
+@option(
+    "--settings",
+    "settings_too",
+    is_flag=True,
+    help="Show which changes to the plan fit, and their cost.",
+)
+@option("--format", "-f", help="table, json or markdown.")
+@option("--output", "-o", type=FILE, help="Write here; format by extension.")
+@option("--cache/--no-cache", default=True, help="Keep and reuse what is learnt on disk.")
 def command(
     settings: dict[str, Any],
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
-            show_default=False,
-        ),
-    ] = None,
-    find: Annotated[
-        str | None,
-        typer.Option(
-            help="What to find the largest of: batch, seq or batch,seq. Default: both, "
-            "unless --grid, --gpus or --settings ask for something else.",
-            show_default=False,
-        ),
-    ] = None,
-    grid: Annotated[bool, typer.Option("--grid", help="Show batches by sequences.")] = False,
-    gpus: Annotated[bool, typer.Option("--gpus", help="Show which GPUs fit the plan.")] = False,
-    settings_too: Annotated[
-        bool, typer.Option("--settings", help="Show which changes to the plan fit, and their cost.")
-    ] = False,
-    format: Annotated[
-        str | None,
-        typer.Option("--format", "-f", help="table, json or markdown.", show_default=False),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write here; format by extension.", show_default=False),
-    ] = None,
-    cache: Annotated[bool, typer.Option(help="Keep and reuse what is learnt on disk.")] = True,
+    memory: str | None,
+    find: str | None,
+    grid: bool,
+    gpus: bool,
+    settings_too: bool,
+    format: str | None,
+    output: Path | None,
+    cache: bool,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc import report

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from memcalc.budgets import amounts, detect, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
+from memcalc.cli.command import FILE, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import progress
 from memcalc.errors import MemcalcError, UsageError
@@ -25,25 +26,29 @@ TARGET = Path("memcalc.toml")
 
 
 @with_plan
+@option(
+    "--from",
+    "source",
+    type=FILE,
+    help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
+    "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
+    "what is found in this folder.",
+)
+@option("--margin", default="5%", help="How far above today's estimate limits are.")
+@option("--name", help="Name of the run.")
+@option("--method", default="trace", help="trace or analytic.")
+@option(
+    "--schema", "with_schema", is_flag=True, help=f"Write {starter.SCHEMA_FILE} too, for editors."
+)
+@option("--force", is_flag=True, help="Overwrite memcalc.toml.")
 def command(
     settings: dict[str, Any],
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
-            "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
-            "what is found in this folder.",
-            show_default=False,
-        ),
-    ] = None,
-    margin: Annotated[str, typer.Option(help="How far above today's estimate limits are.")] = "5%",
-    name: Annotated[str | None, typer.Option(help="Name of the run.", show_default=False)] = None,
-    method: Annotated[str, typer.Option(help="trace or analytic.")] = "trace",
-    with_schema: Annotated[
-        bool, typer.Option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite memcalc.toml.")] = False,
+    source: Path | None,
+    margin: str,
+    name: str | None,
+    method: str,
+    with_schema: bool,
+    force: bool,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
     above = amounts.share_or_size(margin).percent
@@ -67,8 +72,8 @@ def command(
     artifact.write(TARGET, text)
     if with_schema:
         artifact.write(Path(starter.SCHEMA_FILE), json.dumps(schema(), indent=2) + "\n")
-    typer.echo(text, nl=False)
-    typer.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
+    click.echo(text, nl=False)
+    click.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
 
 
 def _free(force: bool) -> None:

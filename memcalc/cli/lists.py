@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import typer
+import click
 
-from memcalc.cli.options import guarded
+from memcalc.cli.command import option, verb
 
-app = typer.Typer(
-    help="List the models, optimizers and GPUs that memcalc knows.", no_args_is_help=True
-)
+command = click.Group(help="List the models, optimizers and GPUs that memcalc knows.")
 
 
-@app.command("models")
-@guarded
+@verb
 def models() -> None:
     """The bundled models and the head each is trained with by default."""
     from memcalc.catalog import models as catalog
@@ -21,11 +18,10 @@ def models() -> None:
     for name in catalog.bundled():
         source = catalog.find(name)
         head = tasks.choose(source, "auto")
-        typer.echo(f"{name:44} {source.model_type:14} {head.name:24} {head.class_name}")
+        click.echo(f"{name:44} {source.model_type:14} {head.name:24} {head.class_name}")
 
 
-@app.command("optimizers")
-@guarded
+@verb
 def optimizers() -> None:
     """All optimizers, with bytes of state per parameter by the rule of thumb."""
     from memcalc import registry
@@ -33,18 +29,16 @@ def optimizers() -> None:
     for row in registry.rows():
         rule = f"{row.rule:g}" if row.rule is not None else "n/a"
         also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
-        typer.echo(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
+        click.echo(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
 
 
-@app.command("gpus")
-@guarded
-def gpus(
-    context: bool = typer.Option(
-        False,
-        "--context",
-        help="What a process holds outside PyTorch's allocator on each, and how that is known.",
-    ),
-) -> None:
+@verb
+@option(
+    "--context",
+    is_flag=True,
+    help="What a process holds outside PyTorch's allocator on each, and how that is known.",
+)
+def gpus(context: bool) -> None:
     """All GPUs, with the memory CUDA offers a process."""
     from memcalc.catalog import gpus as catalog
     from memcalc.units import format_bytes
@@ -54,7 +48,7 @@ def gpus(
         return
     for gpu in catalog.table():
         major, minor = gpu.capability
-        typer.echo(
+        click.echo(
             f"{gpu.name:24} {format_bytes(gpu.memory):>10}  compute capability {major}.{minor}, "
             f"{gpu.multiprocessors} multiprocessors"
         )
@@ -69,10 +63,14 @@ def _contexts() -> None:
     def words(span: Span) -> str:
         return f"{span.low / MIB:,.0f} to {span.high / MIB:,.0f}"
 
-    typer.echo(f"{'':24} {'bare context':>14} {'with a model':>14} MiB")
+    click.echo(f"{'':24} {'bare context':>14} {'with a model':>14} MiB")
     for gpu in (*catalog.table(), None):
         held = outside(gpu)
         name = gpu.name if gpu is not None else "any"
-        typer.echo(
+        click.echo(
             f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}"
         )
+
+
+for _name, _command in (("models", models), ("optimizers", optimizers), ("gpus", gpus)):
+    command.add_command(_command, _name)

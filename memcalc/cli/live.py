@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from memcalc.accuracy.campaign import Watcher
-from memcalc.cli.options import say
+from memcalc.cli.command import say
 from memcalc.files.results import Run
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan

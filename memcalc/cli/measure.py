@@ -4,47 +4,41 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
 from memcalc.catalog.plan import TARGETS
+from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
 from memcalc.cli.live import follow, width
-from memcalc.cli.options import guarded, plans_of, say, with_plan
+from memcalc.cli.options import plans_of, with_plan
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.plan import Plan
 
 
 @with_plan
+@option("--suite", type=FILE, help="Suite file with many runs.")
+@option("--device", help="cuda or cpu. Default: --target.")
+@option("--steps", default=4, help="Optimizer steps: the first, warm-up, the last is measured.")
+@option("--weights", is_flag=True, help="Load real weights (safetensors) instead of random ones.")
+@option("--timeout", default=600.0, help="Seconds for one run.")
+@option("--output", "-o", type=FILE, help="Keep results here.")
+@option("--continue", "more", is_flag=True, help="Go on with the output file; skip what it has.")
+@option("--estimate/--no-estimate", default=True, help="Put the estimate beside each run.")
+@option("--snapshot", type=FILE, help="Dump PyTorch's memory snapshot.")
 def command(
     settings: dict[str, Any],
-    suite: Annotated[
-        Path | None, typer.Option(help="Suite file with many runs.", show_default=False)
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cuda or cpu. Default: --target.", show_default=False)
-    ] = None,
-    steps: Annotated[
-        int, typer.Option(help="Optimizer steps: the first, warm-up, the last is measured.")
-    ] = 4,
-    weights: Annotated[
-        bool,
-        typer.Option("--weights", help="Load real weights (safetensors) instead of random ones."),
-    ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for one run.")] = 600.0,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Keep results here.", show_default=False)
-    ] = None,
-    more: Annotated[
-        bool, typer.Option("--continue", help="Go on with the output file; skip what it has.")
-    ] = False,
-    estimate: Annotated[bool, typer.Option(help="Put the estimate beside each run.")] = True,
-    snapshot: Annotated[
-        Path | None, typer.Option(help="Dump PyTorch's memory snapshot.", show_default=False)
-    ] = None,
+    suite: Path | None,
+    device: str | None,
+    steps: int,
+    weights: bool,
+    timeout: float,
+    output: Path | None,
+    more: bool,
+    estimate: bool,
+    snapshot: Path | None,
 ) -> None:
     """Train for real, one child process a run, and put the estimate beside it."""
     if steps < 2:
@@ -65,9 +59,9 @@ def command(
         saved = writer.finish()
     _report(writer.runs)
     if not finished:
-        raise typer.Exit(130)
+        raise exit_with(130)
     if not saved or all(run.measurement is None for run in writer.runs):
-        raise typer.Exit(3)
+        raise exit_with(3)
 
 
 def _measure(plans: list[Plan], how: How, writer: ResultsWriter, watcher: Watcher) -> bool:
@@ -121,10 +115,9 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
     return [replace(plan, target=device or plan.target) for plan in plans]
 
 
-@guarded
-def compare(
-    files: Annotated[list[Path], typer.Argument(help="Files that memcalc measure wrote.")],
-) -> None:
+@verb
+@argument("files", "Files that memcalc measure wrote.", nargs=-1, required=True, type=FILE)
+def compare(files: tuple[Path, ...]) -> None:
     """Say how accurate the estimates of measured runs were: median, worst, by what they share."""
     from memcalc.report.accuracy import accuracy
 

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from memcalc.catalog import plan as plans
-from memcalc.errors import MemcalcError
+from memcalc.cli.command import FILE, Argument, Command, verb
 from memcalc.records.plan import Plan
 
-Model = Annotated[
-    str | None,
-    typer.Argument(
-        help="A bundled name, a local folder or config.json, a hub name, "
-        "or package.module:callable returning an nn.Module.",
-        show_default=False,
-    ),
-]
+MODEL = Argument(
+    ["model"],
+    required=False,
+    explained="A bundled name, a local folder or config.json, a hub name, "
+    "or package.module:callable returning an nn.Module.",
+)
+_TYPES = {str | None: str, int | None: int, float | None: float, bool | None: bool}
 
 
-def _option(kind: Any, help_text: str, *names: str, **more: Any) -> Any:
-    return Annotated[kind, typer.Option(*names, help=help_text, show_default=False, **more)]
+def _option(kind: Any, help_text: str, *names: str) -> Callable[[str], click.Option]:
+    """Options keep ``None``, or no entries, where nothing was typed."""
+
+    def named(field: str) -> click.Option:
+        typed = names or (f"--{field.replace('_', '-')}",)
+        repeatable = kind == list[str] | None
+        shape = str if repeatable else FILE if kind == Path | None else _TYPES[kind]
+        return click.Option(
+            [field, *typed], type=shape, multiple=repeatable, default=None, help=help_text
+        )
+
+    return named
 
 
-OPTIONS: dict[str, Any] = {
+OPTIONS: dict[str, Callable[[str], click.Option]] = {
     "plan_file": _option(Path | None, "TOML file with these settings.", "--plan"),
     "task": _option(str | None, "Head to train; default: by architecture."),
     "optim": _option(str | None, "Optimizer, a comma list, or all. Default: adamw."),
@@ -94,9 +100,10 @@ def settings_of(model: str | None, given: dict[str, Any]) -> dict[str, Any]:
     """Join the plan file and the command line; the command line wins."""
     path = given.pop("plan_file")
     settings: dict[str, Any] = plans.read(path) if path is not None else {}
-    if given["optim_arg"] is not None:
-        given["optim_arg"] = plans.parse_args(given["optim_arg"])
-    typed = {_RENAMED.get(key, key): value for key, value in given.items() if value is not None}
+    given["optim_arg"] = plans.parse_args(given["optim_arg"])
+    typed = {
+        _RENAMED.get(key, key): value for key, value in given.items() if value not in (None, ())
+    }
     if model is not None:
         typed["model"] = model
     return {**settings, **typed}
@@ -114,56 +121,14 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
     return [plans.make({**settings, "optim": name.strip()}) for name in names]
 
 
-def with_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a plan; it is called with ``settings`` instead of them.
-
-    An error for the user ends the command with its sentence on stderr and its exit code.
-    """
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
-        parameter.replace(kind=keyword)
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
-        if name != "settings"
-    ]
-    model = inspect.Parameter("model", keyword, default=None, annotation=Model)
-    shared = [
-        inspect.Parameter(name, keyword, default=None, annotation=kind)
-        for name, kind in OPTIONS.items()
-    ]
+def with_plan(command: Callable[..., None]) -> Command:
+    """Make a verb that takes a plan; its function gets ``settings`` in place of the options."""
+    shared = [MODEL, *(make(field) for field, make in OPTIONS.items())]
+    names = {one.name for one in shared}
 
     @functools.wraps(command)
-    def run(*, model: str | None, **given: Any) -> None:
-        ours = {parameter.name: given.pop(parameter.name) for parameter in own}
-        command(settings=settings_of(model, given), **ours)
+    def run(*, model: str | None, **typed: Any) -> None:
+        given = {name: typed.pop(name) for name in list(typed) if name in names}
+        command(settings=settings_of(model, given), **typed)
 
-    wrapped = guarded(run)
-    wrapped.__signature__ = inspect.Signature([model, *shared, *own])  # type: ignore[attr-defined]
-    return wrapped
-
-
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """Turn an error for the user into one sentence and its exit code; warnings into lines."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _show_warning
-            try:
-                command(*args, **kwargs)
-            except MemcalcError as error:
-                say(f"error: {error}")
-                raise typer.Exit(error.exit_code) from None
-            except KeyboardInterrupt:
-                raise typer.Exit(130) from None
-
-    return run
-
-
-def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
-    say(f"warning: {message}")
-
-
-def say(text: str) -> None:
-    """One line to a person, on stderr."""
-    print(text, file=sys.stderr)
+    return verb(run, shared)

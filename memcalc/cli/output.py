@@ -7,24 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from memcalc import report
+from memcalc.cli.command import FILE, option
 from memcalc.errors import UsageError, unknown
 from memcalc.explanation.records import Explanation
 from memcalc.files import artifact
 from memcalc.records.prediction import Prediction
 
-Format = Annotated[
-    str | None,
-    typer.Option("--format", "-f", help="table, json, markdown or csv.", show_default=False),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="Write here; format by extension.", show_default=False),
-]
+FORMAT = option("--format", "-f", help="table, json, markdown or csv.")
+OUTPUT = option("--output", "-o", type=FILE, help="Write here; format by extension.")
 FORMATS = ("table", "json", "markdown")
 _EXTENSIONS = {".json": "json", ".md": "markdown", ".txt": "table"}
 

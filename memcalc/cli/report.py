@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from memcalc.cli.options import plans_of, say, with_plan
+from memcalc.cli.command import FILE, option, say
+from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import progress
 from memcalc.cli.saved import explanation_in, predictions_in, saved
 from memcalc.errors import MemcalcError, UsageError
@@ -22,23 +21,16 @@ EXTENSIONS = (".html", ".svg", ".png", ".pdf", ".pickle")
 
 
 @with_plan
-def command(
-    settings: dict[str, Any],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
-            "predicted memory snapshot for pytorch.org/memory_viz.",
-            show_default=False,
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None, typer.Option(help="Cut modules' paths to so many names.", show_default=False)
-    ] = None,
-    cache: Annotated[bool, typer.Option(help="Keep and reuse traces on disk.")] = True,
-) -> None:
+@option(
+    "--output",
+    "-o",
+    type=FILE,
+    help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
+    "predicted memory snapshot for pytorch.org/memory_viz.",
+)
+@option("--depth", type=int, help="Cut modules' paths to so many names.")
+@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
+def command(settings: dict[str, Any], output: Path | None, depth: int | None, cache: bool) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.
 
     In place of a model, give what memcalc estimate, explain or measure wrote as JSON.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
-import typer
 
-from memcalc.cli.options import guarded
-from memcalc.cli.output import Format, Output, deliver_explanation, deliver_predictions, format_of
+from memcalc.cli.command import FILE, argument, option, verb
+from memcalc.cli.output import FORMAT, OUTPUT, deliver_explanation, deliver_predictions, format_of
 from memcalc.cli.saved import explanation_in, predictions_in
 from memcalc.errors import UsageError
 from memcalc.files import artifact
@@ -18,32 +16,34 @@ from memcalc.files import artifact
 _SNAPSHOTS = (".pickle", ".pkl")
 
 
-@guarded
+@verb
+@argument(
+    "file",
+    "A result that memcalc wrote, or a .pickle of torch.cuda.memory._dump_snapshot.",
+    type=FILE,
+)
+@FORMAT
+@OUTPUT
+@option("--top", default=12, help="Kinds of storage to list.")
+@option(
+    "--alloc-conf",
+    multiple=True,
+    help="Of a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
+)
+@option("--gpu", help="Of a snapshot: GPU to replay it on.")
+@option("--device", default=0, help="Of a snapshot: index of the GPU.")
 def command(
-    file: Annotated[
-        Path,
-        typer.Argument(
-            help="A result that memcalc wrote, or a .pickle of torch.cuda.memory._dump_snapshot."
-        ),
-    ],
-    format: Format = None,
-    output: Output = None,
-    top: Annotated[int, typer.Option(help="Kinds of storage to list.")] = 12,
-    alloc_conf: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Of a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Of a snapshot: GPU to replay it on.", show_default=False)
-    ] = None,
-    device: Annotated[int, typer.Option(help="Of a snapshot: index of the GPU.")] = 0,
+    file: Path,
+    format: str | None,
+    output: Path | None,
+    top: int,
+    alloc_conf: tuple[str, ...],
+    gpu: str | None,
+    device: int,
 ) -> None:
     """Show a saved result again, in any format; or a memory snapshot of a real run."""
     if file.suffix.lower() in _SNAPSHOTS:
-        question = _Question(confs=tuple(alloc_conf or ()), gpu=gpu, device=device)
+        question = _Question(confs=alloc_conf, gpu=gpu, device=device)
         _snapshot(file, question, format, output, top)
         return
     if alloc_conf or gpu:

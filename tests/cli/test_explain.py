@@ -4,8 +4,8 @@ import json
 import pickle
 
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
 from memcalc.catalog import models
 from memcalc.cli import app, explain

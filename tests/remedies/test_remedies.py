@@ -67,7 +67,7 @@ def test_an_explanation_reads_back_from_its_file(explained):
 
 
 def test_the_typed_command_says_the_same_plan(explained):
-    from typer.testing import CliRunner
+    from click.testing import CliRunner
 
     from memcalc.cli import app, explain
 

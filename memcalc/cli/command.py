@@ -1,0 +1,100 @@
+"""A command as memcalc's verbs are: its arguments explained, its errors one sentence."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.errors import MemcalcError
+
+FILE: Any = click.Path(path_type=Path)
+"""The type of an option or argument that names a file."""
+
+
+class Argument(click.Argument):
+    """An argument with a help text of its own."""
+
+    def __init__(self, names: Sequence[str], *, explained: str, **more: Any) -> None:
+        super().__init__(names, **more)
+        self.explained = explained
+
+
+class Command(click.Command):
+    """A command that explains its arguments before its options."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write both lists."""
+        known = [param for param in self.params if isinstance(param, Argument)]
+        if known:
+            with formatter.section("Arguments"):
+                formatter.write_dl([(one.make_metavar(ctx), one.explained) for one in known])
+        super().format_options(ctx, formatter)
+
+
+def argument(name: str, explained: str, **more: Any) -> Callable[[Any], Any]:
+    """Declare an argument of the function below, as ``click.option`` declares an option."""
+    return click.argument(name, cls=Argument, explained=explained, **more)
+
+
+def option(*names: str, **more: Any) -> Callable[[Any], Any]:
+    """Declare an option of the function below; its default is shown where it has one."""
+    return click.option(*names, **{"show_default": True, **more})
+
+
+def verb(
+    function: Callable[..., None], shared: Sequence[click.Parameter] = (), **more: Any
+) -> Command:
+    """Make a command of a function; its help is the docstring.
+
+    Args:
+        function: with ``argument`` and ``option`` declared on it.
+        shared: parameters that come before those.
+        **more: of ``click.Command``.
+    """
+    own = list(reversed(getattr(function, "__click_params__", [])))
+    return Command(
+        name=None,
+        callback=guarded(function),
+        params=[*shared, *own],
+        help=function.__doc__,
+        **more,
+    )
+
+
+def guarded(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn an error for the user into one sentence and its exit code; warnings into lines."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = _show_warning
+            try:
+                function(*args, **kwargs)
+            except MemcalcError as error:
+                say(f"error: {error}")
+                raise exit_with(error.exit_code) from None
+            except KeyboardInterrupt:
+                raise exit_with(130) from None
+
+    return run
+
+
+def exit_with(code: int) -> click.exceptions.Exit:
+    """What to raise to end the command with this exit code."""
+    return click.exceptions.Exit(code)
+
+
+def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
+    say(f"warning: {message}")
+
+
+def say(text: str) -> None:
+    """One line to a person, on stderr."""
+    print(text, file=sys.stderr)

@@ -1,0 +1,36 @@
+"""The table of verbs against the commands themselves, each imported only when it is typed."""
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from memcalc.cli.app import VERBS, app
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_table_says_of_a_verb_what_its_own_help_begins_with(name):
+    command = app.get_command(click.Context(app), name)
+    first = " ".join(command.help.split("\n\n")[0].split())
+    assert VERBS[name].help == first
+
+
+def test_help_shows_every_verb_and_imports_none():
+    code = (
+        "import sys; from memcalc.cli.app import app\n"
+        "try: app(['--help'])\nexcept SystemExit as end: assert end.code == 0\n"
+        "print(sorted(m for m in sys.modules if m.startswith('memcalc.cli.')), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name in VERBS:
+        assert f"\n  {name} " in done.stdout
+    assert done.stderr.strip() == "['memcalc.cli.app']"
+
+
+def test_a_mistyped_verb_is_answered_with_the_closest():
+    from click.testing import CliRunner
+
+    answer = CliRunner().invoke(app, ["estimat"])
+    assert answer.exit_code == 2
+    assert "estimate" in answer.output
