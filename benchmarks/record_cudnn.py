@@ -26,7 +26,7 @@ COLUMNS = (
 
 def problems(models: list[str]) -> list:
     """Sizes, but for the batch, of every convolution in these models."""
-    from memcalc.estimation.worker import Desk
+    from memcalc.estimation.tracing import Desk
     from memcalc.kernels import convolution
     from memcalc.records.plan import Plan
     from memcalc.trace.scratch.kernels import TargetKernelMemory

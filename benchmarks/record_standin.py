@@ -17,8 +17,7 @@ import time
 from memcalc.catalog.suite import load
 from memcalc.errors import MemcalcError
 from memcalc.files.artifact import decode, encode
-from memcalc.measure.runs.parent import Runner
-from memcalc.measure.runs.request import Request
+from memcalc.measure.runs.runner import Request, Runner
 from memcalc.records.plan import Plan
 
 STEPS = 4

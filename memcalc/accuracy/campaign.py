@@ -12,8 +12,7 @@ from memcalc.catalog import gpus
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers, check
 from memcalc.files.results import Run
-from memcalc.measure.runs.parent import Runner
-from memcalc.measure.runs.request import Request
+from memcalc.measure.runs.runner import Request, Runner
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
 

@@ -86,8 +86,7 @@ def _evidence(answer: Prediction | MemcalcError, method: str) -> Evidence:
 
 def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     """Train every run for real, one after the other, and put its estimate beside it."""
-    from memcalc.measure.runs.parent import Runner
-    from memcalc.measure.runs.request import Request
+    from memcalc.measure.runs.runner import Request, Runner
 
     found: dict[str, Evidence] = {}
     estimates = estimate(runs, effort)

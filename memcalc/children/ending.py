@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
+_LONGEST = 200
 
 
 def oom_kills() -> int | None:
@@ -22,23 +23,31 @@ def oom_kills() -> int | None:
     return sum(counts) if counts else None
 
 
-def epitaph(status: int | None, noise: str, kills: int | None, *, garbled: bool) -> str:
-    """Say why a run ended without an answer.
+def ending(
+    name: str, status: int | None, *, kills: int | None = None, where: str = "", noise: str = ""
+) -> str:
+    """Say why a process ended without an answer.
 
     Args:
+        name: what it did: ``simulated run``.
         status: of ``waitpid``; ``None``: not known.
-        noise: what the run wrote to standard error.
-        kills: ``oom_kills`` from before the run.
-        garbled: it said something that could not be read.
+        kills: ``oom_kills`` from before.
+        where: its last place, as breadcrumbs say it.
+        noise: what it wrote to standard error; its last line is repeated.
     """
-    last = noise.strip().rsplit("\n", 1)[-1].strip()[:200]
-    said = f": {last}" if last else ""
-    if garbled:
-        return f"What the run said cannot be read{said}."
+    last = noise.strip().rsplit("\n", 1)[-1].strip()[:_LONGEST]
     if status is not None and os.WIFSIGNALED(status):
-        return f"The run was {_killed(os.WTERMSIG(status), kills)}{said}."
-    code = os.WEXITSTATUS(status) if status is not None else "unknown"
-    return f"The run ended without an answer (exit code {code}){said}."
+        how = f"was {_killed(os.WTERMSIG(status), kills)}"
+    else:
+        code = os.WEXITSTATUS(status) if status is not None else "unknown"
+        how = f"ended without an answer (exit code {code})"
+    return f"The {name} {how}{where}{f': {last}' if last else ''}."
+
+
+def noise_of(descriptor: int) -> str:
+    """The end of what was written to a file."""
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
 
 
 def _killed(number: int, kills: int | None) -> str:

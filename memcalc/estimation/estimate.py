@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -132,16 +130,14 @@ class Tracer:
 
     def _fresh(self, plan: Plan) -> Traced | MemcalcError:
         from memcalc.estimation.client import Client
-        from memcalc.files.trace_file import read
 
         if self._client is None:
             self._client = self._stack.enter_context(Client())
-        with tempfile.TemporaryDirectory(prefix="memcalc-") as folder:
-            file = Path(folder) / "whole.trace"
-            answer = self._client.ask(plan, keep=file)
-            if isinstance(answer, Prediction):
-                return Traced(prediction=answer, trace=read(file))
+        answer = self._client.trace(plan)
+        if isinstance(answer, MemcalcError):
             return answer
+        prediction, trace = answer
+        return Traced(prediction=prediction, trace=trace)
 
 
 def traces(plans: Iterable[Plan], *, use_cache: bool = True) -> Iterator[Traced | MemcalcError]:

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from memcalc.children.ask import Parent
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import trace_all
+from memcalc.estimation.client import trace_all, tracing_parent
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -35,14 +36,15 @@ def trace_parallel(plans: Sequence[Plan], workers: int | None = None) -> Iterato
         return
     answers: list[Future[Answer]] = [Future() for _ in plans]
     stop = threading.Event()
-    for share in shares:
-        arguments = (plans, share, answers, stop)
-        threading.Thread(target=_work, args=arguments, daemon=True).start()
-    try:
-        for answer in answers:
-            yield answer.result()
-    finally:
-        stop.set()
+    with tracing_parent() as parent:
+        for share in shares:
+            arguments = (plans, share, answers, stop, parent)
+            threading.Thread(target=_work, args=arguments, daemon=True).start()
+        try:
+            for answer in answers:
+                yield answer.result()
+        finally:
+            stop.set()
 
 
 def _work(
@@ -50,10 +52,11 @@ def _work(
     share: Sequence[int],
     answers: Sequence[Future[Answer]],
     stop: threading.Event,
+    parent: Parent,
 ) -> None:
     left = iter(share)
     try:
-        for answer in trace_all([plans[index] for index in share]):
+        for answer in trace_all([plans[index] for index in share], parent):
             answers[next(left)].set_result(answer)
             if stop.is_set():
                 return

@@ -36,6 +36,11 @@ def write(path: Path, trace: Trace) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
+    write_bytes(path, pack(trace))
+
+
+def pack(trace: Trace) -> bytes:
+    """What a file of this trace holds."""
     kinds: dict[tuple[str, ...], int] = {}
     columns = {name: array("q") for name in _COLUMNS}
     for storage in trace.storages:
@@ -56,7 +61,7 @@ def write(path: Path, trace: Trace) -> None:
             if sys.byteorder == "big":
                 column.byteswap()
             file.write(_LENGTH.pack(len(column)) + column.tobytes())
-    write_bytes(path, raw.getvalue())
+    return raw.getvalue()
 
 
 def read(path: Path) -> Trace:
@@ -67,10 +72,22 @@ def read(path: Path) -> Trace:
         OSError: the file cannot be read.
     """
     try:
-        with gzip.open(path, "rb") as file:
-            return _read(file)  # type: ignore[arg-type]
-    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError, KeyError, TypeError) as error:
+        return unpack(path.read_bytes())
+    except DamagedTraceError as error:
         raise DamagedTraceError(f"{path}: {error}") from None
+
+
+def unpack(data: bytes) -> Trace:
+    """Read what ``pack`` made.
+
+    Raises:
+        DamagedTraceError: not such data, or cut short.
+    """
+    try:
+        with gzip.open(io.BytesIO(data), "rb") as file:
+            return _read(file)  # type: ignore[arg-type]
+    except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise DamagedTraceError(str(error)) from None
 
 
 def _read(file: BinaryIO) -> Trace:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus as catalog
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.client import Client
+from memcalc.estimation.client import Client, tracing_parent
 from memcalc.estimation.estimate import check
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import UNCOUNTED
@@ -84,7 +84,7 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
     source = check(plan)
     _refuse(plan, question)
     # A client's process starts when it is first asked; only a grid asks both.
-    with Client() as client, Client() as second:
+    with tracing_parent() as parent, Client(parent) as client, Client(parent) as second:
         oracle = Oracle((client, second), source.config, use_cache=use_cache)
         try:
             return _answer(plan, question, oracle)

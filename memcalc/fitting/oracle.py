@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,7 +20,6 @@ from memcalc.estimation.predict import UNLIMITED, replayable, tuples
 from memcalc.estimation.question import Asked, asked
 from memcalc.files import cache
 from memcalc.files.artifact import encode
-from memcalc.files.trace_file import read
 from memcalc.fitting.records import Probe
 from memcalc.fitting.symbolic import SymbolicTraces
 from memcalc.records.model import Place
@@ -156,14 +153,13 @@ class Oracle:
 
     def _trace(self, plan: Plan, client: Client | None = None) -> Trace:
         self.traces += 1
-        with tempfile.TemporaryDirectory(prefix="memcalc-") as folder:
-            file = Path(folder) / "trace"
-            answer = (client or self._clients[0]).ask(plan, file)
-            if isinstance(answer, MemcalcError):
-                raise answer
-            if self._config is not None:
-                cache.store(cache.key(plan, self._config, "trace"), encode(answer))
-            return read(file)
+        answer = (client or self._clients[0]).trace(plan)
+        if isinstance(answer, MemcalcError):
+            raise answer
+        prediction, trace = answer
+        if self._config is not None:
+            cache.store(cache.key(plan, self._config, "trace"), encode(prediction))
+        return trace
 
 
 def _least(stream: EventStream, settings: AllocatorSettings) -> int:

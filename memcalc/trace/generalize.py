@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Trace
@@ -25,7 +26,7 @@ from memcalc.workload.program import Program
 
 
 def generalize(
-    program: Program, target: Target, known: Trace, *, breadcrumbs: str = ""
+    program: Program, target: Target, known: Trace, *, breadcrumbs: Breadcrumbs | None = None
 ) -> SymbolicTrace:
     """Trace a program on symbols, at its plan's own batch and sequence.
 
@@ -33,7 +34,7 @@ def generalize(
         program: what to run; its plan's batch and sequence are where it is learnt.
         target: the GPU and PyTorch to stand for.
         known: the program's plain trace, without what was assumed of the target.
-        breadcrumbs: file that shall always say where the program is; empty for none.
+        breadcrumbs: shall always say where the program is.
 
     Raises:
         EstimateError: the program cannot run on symbols, or differs then.
@@ -51,7 +52,9 @@ def generalize(
 class _SymbolicRun:
     """A program on symbols."""
 
-    def __init__(self, program: Program, target: Target, known: Trace, breadcrumbs: str) -> None:
+    def __init__(
+        self, program: Program, target: Target, known: Trace, breadcrumbs: Breadcrumbs | None
+    ) -> None:
         self.point = Point(batch=program.plan.batch, seq=program.seq)
         assert program.inputs is not None
         self.symbols = Symbols(self.point, fixed=program.inputs.exact)
@@ -78,7 +81,11 @@ class _SymbolicRun:
 
 
 def _folded(
-    program: Program, target: Target, known: Trace, stacks: list[Stack], breadcrumbs: str
+    program: Program,
+    target: Target,
+    known: Trace,
+    stacks: list[Stack],
+    breadcrumbs: Breadcrumbs | None,
 ) -> SymbolicTrace:
     run = _SymbolicRun(program, target, known, breadcrumbs)
     with cut_layers(program.model, stacks, BASE):

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
 from memcalc.kernels import blas
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
-from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.folding.tagged import UNTAGGED
 from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node

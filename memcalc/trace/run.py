@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.trace import device
-from memcalc.trace.breadcrumbs import Breadcrumbs
 from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
@@ -41,7 +41,7 @@ def trace(
     target: Target,
     *,
     notes: tuple[str, ...] = (),
-    breadcrumbs: str = "",
+    breadcrumbs: Breadcrumbs | None = None,
     symbols: Symbols | None = None,
 ) -> Trace:
     """Train on the simulated GPU for two optimizer steps.
@@ -50,7 +50,7 @@ def trace(
         program: what to run; its model is moved, and back on the meta device afterwards.
         target: the GPU and PyTorch to stand for.
         notes: what was assumed so far.
-        breadcrumbs: file that shall always say where the program is; empty for none.
+        breadcrumbs: shall always say where the program is.
         symbols: of the program's batches; sizes that hold one are written down as numbers.
     """
     said: dict[str, None] = {}
@@ -69,7 +69,7 @@ def tracer(
     said: dict[str, None],
     *,
     missing: dict[str, None] | None = None,
-    breadcrumbs: str = "",
+    breadcrumbs: Breadcrumbs | None = None,
     symbols: Symbols | None = None,
 ) -> Run:
     """A function that traces the program as it is when called; arguments as for ``trace``.
@@ -79,7 +79,7 @@ def tracer(
         target: the GPU and PyTorch to stand for.
         said: grows by what was assumed.
         missing: grows by what kernels take that nobody knows.
-        breadcrumbs: file that shall always say where the program is; empty for none.
+        breadcrumbs: shall always say where the program is.
         symbols: of the program's batches.
     """
     device.use(program.plan.target)
@@ -92,7 +92,7 @@ def tracer(
     def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
         recorder = TraceRecorder(
             kernels if program.plan.target == "cuda" else None,
-            Breadcrumbs(breadcrumbs) if breadcrumbs else None,
+            breadcrumbs,
             symbols,
         )
         recorder.ledger.units = _units(program.model, stacks, repeats)

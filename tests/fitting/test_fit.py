@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 import memcalc
+from memcalc.children.ask import Parent
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
-from memcalc.estimation.client import Client
 from memcalc.records.prediction import FitVerdict
 from memcalc.report import fitted
 
@@ -69,7 +69,7 @@ def test_a_later_estimate_of_any_batch_needs_no_pytorch_and_has_the_traces_bytes
     ]
     fresh = list(api.answers(plans, use_cache=False))
     monkeypatch.setenv("MEMCALC_CACHE", cache)
-    monkeypatch.setattr(Client, "_start", lambda _: pytest.fail("a child process was started"))
+    monkeypatch.setattr(Parent, "child", lambda *_: pytest.fail("a child process was started"))
     quick = list(api.answers(plans))
     for known, answer in zip(fresh, quick, strict=True):
         *same, note = answer.assumptions

@@ -12,8 +12,7 @@ import pytest
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.client import trace_all
-from memcalc.measure.runs.parent import measure
-from memcalc.measure.runs.request import Request
+from memcalc.measure.runs.runner import Request, measure
 from memcalc.records.measurement import steady_peaks
 
 SCALARS = 64

@@ -1,0 +1,97 @@
+"""What a child does: answers requests one after the other, and turns errors into sentences."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+import sys
+import traceback
+from typing import Any
+
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.channel import Channel
+from memcalc.errors import MemcalcError
+
+_LONGEST = 300
+
+
+class Speaker:
+    """Tells the asker how a job goes, while it goes."""
+
+    def __init__(self, channel: Channel, job: int) -> None:
+        self._channel = channel
+        self._job = job
+
+    def tell(self, **event: Any) -> None:
+        """Something has happened."""
+        self._send({"job": self._job, "event": event})
+
+    def wait(self, **event: Any) -> None:
+        """Something has happened; go on when the asker has looked at it."""
+        self._send({"job": self._job, "event": event, "waits": True})
+        while (message := self._channel.receive()) is not None:
+            if message.get("go") == self._job:
+                return
+        os._exit(1)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message)
+        except OSError:
+            # Nobody listens any more; a model's code must not take this for an error of its own.
+            os._exit(1)
+
+
+def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) -> None:
+    """Answer requests until nobody asks any more.
+
+    Args:
+        end: where they come from.
+        module: the job module.
+        name: what a job is called in sentences.
+        breadcrumbs: where the jobs leave their place.
+    """
+    channel = Channel(end)
+    place = channel.receive()
+    if place is None:
+        return
+    _settle(place)
+    work = None
+    while (request := channel.receive()) is not None:
+        job = request.pop("job", None)
+        if job is None:
+            continue
+        breadcrumbs.clear()
+        try:
+            if work is None:
+                work = importlib.import_module(module).answer_for(breadcrumbs)
+            said = {"answer": work(request, Speaker(channel, job))}
+        except BaseException as error:
+            if os.environ.get("MEMCALC_DEBUG"):
+                traceback.print_exc()
+            said = _failure(error, name, breadcrumbs.where())
+        sys.stdout.flush()
+        channel.send({"job": job, **said})
+
+
+def _settle(place: dict[str, Any]) -> None:
+    """Be where the asker is."""
+    if dict(os.environ) != place["environment"]:
+        os.environ.clear()
+        os.environ.update(place["environment"])
+    if place["folder"] is not None:
+        os.chdir(place["folder"])
+    sys.path[:] = place["path"]
+
+
+def _failure(error: BaseException, name: str, where: str) -> dict[str, Any]:
+    if isinstance(error, MemcalcError):
+        return {"error": str(error), "exit_code": error.exit_code}
+    reason = " ".join(str(error).split())[:_LONGEST] or "no reason given"
+    said = f"{type(error).__name__}: {reason}"
+    if isinstance(error, SystemExit):
+        said = f"its code called sys.exit({error.code!r})"
+    elif isinstance(error, RecursionError):
+        said = "its code recursed too deeply"
+    return {"error": f"The {name} stopped{where}: {said}", "exit_code": MemcalcError.exit_code}

@@ -1,0 +1,110 @@
+"""What a tracing child does: PyTorch lives here, so that the command line stays light.
+
+``{"plan": ...}`` is answered by ``{"prediction": ...}``, with ``"keep": true`` also by its
+``"trace"``, packed; with ``"grow": true`` instead by ``{"growth": ..., "trace": ...}``, and with
+``"inventory": true`` by ``{"inventory": ...}``, for which nothing is traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from memcalc import registry
+from memcalc.catalog import models
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Speaker
+from memcalc.estimation.predict import predict
+from memcalc.estimation.question import asked
+from memcalc.files.artifact import decode, encode
+from memcalc.files.trace_file import pack
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Trace
+from memcalc.registry import Choice
+from memcalc.symbolic.records import SymbolicTrace
+from memcalc.trace.generalize import generalize
+from memcalc.trace.run import trace
+from memcalc.workload import tasks
+from memcalc.workload.inventory import whole
+from memcalc.workload.program import Program, prepare
+
+_OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
+"""What every model of transformers imports."""
+
+
+def warm(architecture: str) -> None:
+    """Import what traces of an architecture have in common; of a callable, nothing is known."""
+    if not architecture:
+        return
+    for name in (*_OF_TRANSFORMERS, f"models.{architecture}.modeling_{architecture}"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"transformers.{name}")
+
+
+def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
+    """A function that answers requests."""
+    desk = Desk(breadcrumbs)
+    return lambda request, speaker: desk.answer(request)
+
+
+class Desk:
+    """Answers requests, and keeps the last program for the next one that differs in size only."""
+
+    def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
+        self._breadcrumbs = breadcrumbs
+        self._program: tuple[Plan, Program] | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request.
+
+        Raises:
+            MemcalcError: it cannot be answered.
+        """
+        plan = decode(Plan, request["plan"])
+        if request.get("inventory"):
+            source = models.find(plan.model)
+            return {"inventory": encode(whole(source, tasks.choose(source, plan.task)))}
+        if request.get("grow"):
+            growth = self.grow(plan)
+            return {"growth": encode(growth.without_events), "trace": pack(growth.trace)}
+        prediction, traced = self.estimate(plan)
+        kept = {"trace": pack(traced)} if request.get("keep") else {}
+        return {"prediction": encode(prediction), **kept}
+
+    def estimate(self, plan: Plan) -> tuple[Prediction, Trace]:
+        """Trace one plan in this process and predict from it."""
+        question = asked(plan)
+        program = self._prepared(plan, question.choice)
+        state = registry.state_of(question.choice, program.inventory.parameters, plan)
+        traced = trace(
+            program, question.target, notes=question.notes, breadcrumbs=self._breadcrumbs
+        )
+        prediction = predict(
+            plan,
+            traced,
+            state,
+            rule=question.choice.rule_bytes_per_parameter,
+            gpu=question.gpu,
+            torch_version=question.target.torch,
+        )
+        return prediction, traced
+
+    def grow(self, plan: Plan) -> SymbolicTrace:
+        """Learn how the trace of a plan grows."""
+        question = asked(plan)
+        program = self._prepared(plan, question.choice)
+        plain = trace(program, question.target, breadcrumbs=self._breadcrumbs)
+        return generalize(program, question.target, plain, breadcrumbs=self._breadcrumbs)
+
+    def _prepared(self, plan: Plan, choice: Choice) -> Program:
+        known = self._program
+        if known is None or known[0] != plan.program or known[1].inputs is None:
+            self._program = known = (plan.program, prepare(plan, choice))
+        if known[1].inputs is None:
+            return known[1]
+        return replace(known[1].resized(plan.batch, plan.seq), plan=plan)

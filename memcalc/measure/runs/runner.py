@@ -1,0 +1,161 @@
+"""Asks for runs, passes on what they say, and puts beside it what NVML says of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.catalog import models
+from memcalc.children.ask import Child, Parent
+from memcalc.errors import MeasureError, MeasureTimeoutError
+from memcalc.files.artifact import decode, encode
+from memcalc.measure.gpu.sampler import Sampler
+from memcalc.records.measurement import Measurement, PhaseReading
+from memcalc.records.plan import Plan
+
+_KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "TZ", "VIRTUAL_ENV")
+_KEPT_PREFIXES = (
+    "CUDA_",
+    "CUBLAS_",
+    "HF_",
+    "LD_",
+    "MEMCALC_",
+    "NVIDIA_",
+    "OMP_",
+    "PYTHON",
+    "PYTORCH_",
+    "STANDIN_",
+    "TORCH_",
+    "TRITON_",
+)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One run to measure."""
+
+    plan: Plan
+    device: str
+    steps: int = 4
+    timeout: float = 600.0
+    """Seconds after which the child is killed."""
+    weights: bool = False
+    """Load real weights instead of random ones."""
+    snapshot: str | None = None
+
+
+class Runner:
+    """Measures plans one after another, each in a child process of its own."""
+
+    def __init__(self) -> None:
+        self._parent: Parent | None = None
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        if self._parent is not None:
+            self._parent.close()
+
+    def measure(self, request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
+        """Measure one plan.
+
+        Args:
+            request: what to measure.
+            said: told of every reading as it comes.
+
+        Raises:
+            MeasureTimeoutError: the run took too long; it is gone.
+            MeasureError: the run failed, or died.
+            UsageError: the plan cannot be run.
+        """
+        hint = models.find(request.plan.model).model_type
+        sampler = Sampler() if request.device == "cuda" else None
+        child = None
+        try:
+            child = self._parent_for(request.plan).child(
+                "memcalc.measure.runs.training", "run", hint=hint
+            )
+            return _heard(child, request, said, sampler)
+        except TimeoutError:
+            raise MeasureTimeoutError(
+                f"The run took longer than {request.timeout:g} seconds and was ended: "
+                "give it more with --timeout."
+            ) from None
+        finally:
+            # What it held on the GPU is free before the next run looks.
+            if child is not None:
+                child.end()
+            if sampler is not None:
+                sampler.close()
+
+    def _parent_for(self, plan: Plan) -> Parent:
+        """One whose environment is the run's: PyTorch reads its settings as it is imported."""
+        environment = environment_of(plan)
+        if self._parent is None or self._parent.environment != environment:
+            self.close()
+            self._parent = Parent(MeasureError, environment)
+        return self._parent
+
+
+def measure(request: Request, said: Callable[[PhaseReading], None]) -> Measurement:
+    """Measure one plan; see ``Runner.measure``."""
+    with Runner() as runner:
+        return runner.measure(request, said)
+
+
+def environment_of(plan: Plan) -> dict[str, str]:
+    """Only what a run needs, so that measurements can be repeated."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or name.startswith(_KEPT_PREFIXES)
+    }
+    if plan.alloc_conf:
+        kept["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
+    kept.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    kept["TOKENIZERS_PARALLELISM"] = "false"
+    return kept
+
+
+def _heard(
+    child: Child, request: Request, said: Callable[[PhaseReading], None], sampler: Sampler | None
+) -> Measurement:
+    def heard(event: dict[str, Any]) -> None:
+        if "phase" in event:
+            said(decode(PhaseReading, event["phase"]))
+        elif sampler is not None:
+            sampler.moment(event["moment"], event["facts"], event["pid"])
+
+    answer = child.ask(
+        encode(request),
+        heard=heard,
+        tick=sampler.tick if sampler is not None else lambda: None,
+        interval=sampler.interval if sampler is not None else math.inf,
+        timeout=request.timeout,
+    )
+    try:
+        measured: Measurement = decode(Measurement, answer["measurement"])
+    except (ValueError, KeyError):
+        raise MeasureError("What the run measured cannot be read.") from None
+    return measured if sampler is None else _with_gpu(measured, sampler)
+
+
+def _with_gpu(measured: Measurement, sampler: Sampler) -> Measurement:
+    """Add what NVML said."""
+    gpu, failure = sampler.reading(), sampler.failure
+    used = gpu.peak_process if gpu is not None else None
+    unknown = dict(measured.unknown)
+    if used is None:
+        unknown["process_used"] = failure or "NVML listed no process of the run"
+    if gpu is None:
+        unknown["gpu"] = failure or "the run never said which card it used"
+    return replace(measured, gpu=gpu, process_used=used, unknown=unknown)

@@ -1,0 +1,52 @@
+"""What a child that trains does: one run of a plan, which tells of every phase as it ends.
+
+A request is the fields of ``Request``, answered by ``{"measurement": ...}``. Events are
+``{"phase": reading}`` and, where the run waits to be looked at, ``{"moment": name, "facts": ...,
+"pid": ...}``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Speaker
+from memcalc.files.artifact import decode, encode
+from memcalc.measure.runs.run import Options, measure
+from memcalc.records.measurement import PhaseReading
+from memcalc.records.plan import Plan
+
+
+def warm(architecture: str) -> None:
+    """Import what runs have in common, but nothing that asks CUDA: bitsandbytes does at once."""
+    if architecture:
+        import transformers
+
+        _ = transformers.PreTrainedModel
+
+
+def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
+    """A function that answers requests."""
+    return _answer
+
+
+def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+    plan, options = decode(Plan, request["plan"]), decode(Options, request)
+    return {"measurement": encode(measure(plan, options, _Listener(speaker)))}
+
+
+class _Listener:
+    """Passes on how the run goes."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self._speaker = speaker
+
+    def said(self, reading: PhaseReading) -> None:
+        """A phase has ended."""
+        self._speaker.tell(phase=encode(reading))
+
+    def moment(self, name: str, facts: dict[str, Any]) -> None:
+        """Wait until the asker has read what it wants to read."""
+        self._speaker.wait(moment=name, facts=facts, pid=os.getpid())
