@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import warnings
@@ -96,5 +97,6 @@ def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
 
 
 def say(text: str) -> None:
-    """One line to a person, on stderr."""
-    print(text, file=sys.stderr)
+    """One line to a person, on stderr; where that is closed, to nobody."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)

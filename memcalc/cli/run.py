@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from functools import partial
 from pathlib import Path
 
-from memcalc.cli.command import FILE, argument, exit_with, option, verb
+from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
+from memcalc.errors import UsageError
 from memcalc.files import results
 
 _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -22,11 +24,19 @@ def command(command: tuple[str, ...], output: Path | None) -> None:
     from memcalc.report.outside import render
 
     if output is not None:
-        results.append(output, None)
+        try:
+            results.append(output, None, patience=5)
+        except UsageError as error:
+            # Whoever wraps a command wants it to run; its result will be elsewhere.
+            say(f"warning: {error}")
     outcome = run(list(command))
-    # Standard output belongs to the command.
-    sys.stderr.write(render(outcome))
     if output is not None:
         plan = outcome.measurement.plan
-        results.append(output, results.Run(plan=plan, measurement=outcome.measurement))
+        failure = results.keep(output, results.Run(plan=plan, measurement=outcome.measurement))
+        if failure is not None:
+            say(f"warning: {failure}")
+    # Standard output belongs to the command.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(render(outcome))
+        sys.stderr.flush()
     raise exit_with(outcome.code)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from memcalc.errors import UsageError
+from memcalc.files import plain
 
 SCHEMA = 1
 T = TypeVar("T")
+_IN_THE_WAY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.EXDEV)
+"""A file can be written, but none can be put in its place, or not with its owner."""
 
 
 def encode(value: Any) -> Any:
@@ -33,60 +37,121 @@ def decode(kind: type[T], data: Any) -> T:
     """
     try:
         return msgspec.convert(data, kind, str_keys=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, RecursionError) as error:
         raise ValueError(str(error)) from None
 
 
-def write(path: Path, text: str) -> None:
-    """Write a whole file or nothing: readers never see half a result.
+def part(kind: type[T], data: Any, path: Path, what: str) -> T:
+    """Decode a piece of a file, for a person who named the file.
 
     Raises:
-        UsageError: the folder does not exist or cannot be written, or the disk is full.
+        UsageError: it is damaged; says where.
     """
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file or nothing.
-
-    Raises:
-        UsageError: the folder does not exist or cannot be written, or the disk is full.
-    """
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "wb", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            temporary = file.name
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        temporary = None
-    except OSError as error:
-        raise UsageError(f"Cannot write {path}: {error.strerror}.") from None
-    finally:
-        # Also when it is interrupted, no half file stays behind.
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        return decode(kind, data)
+    except ValueError as error:
+        raise UsageError(f"{path} holds no {what} that can be read: {error}.") from None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a result file.
+    """Read a result file; its pieces are checked as they are decoded.
 
     Raises:
         UsageError: no such file, or it is not a result of memcalc, or of a later major version.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UsageError(f"{path} is not JSON: give a file that memcalc wrote.") from None
+    data = plain.json(path, hint="give a file that memcalc wrote")
     if not isinstance(data, dict) or "schema" not in data:
         raise UsageError(f"{path} is not a result of memcalc: give a file that memcalc wrote.")
     if not isinstance(data["schema"], int) or data["schema"] > SCHEMA:
         raise UsageError(f"{path} was written by a later memcalc: update memcalc to read it.")
     return data
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text as ``write_bytes`` does; what UTF-8 cannot hold is escaped.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a whole file or nothing: readers never see half a result.
+
+    A file that is there keeps its mode and owner, a link stays a link, and a new file has the mode
+    that the umask leaves. A device or a pipe is written to, never replaced.
+
+    Raises:
+        UsageError: the folder does not exist or cannot be written, or the disk is full.
+    """
+    try:
+        if is_stream(path):
+            number = _opened(path)
+            # A copy of a descriptor shares its place in the file with whoever else writes there.
+            with open(path, "ab") if number is None else open(os.dup(number), "wb") as stream:
+                stream.write(data)
+        else:
+            _put(Path(os.path.realpath(path)), data)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot write {path}: {plain.reason(error)}.") from None
+
+
+def is_stream(path: Path) -> bool:
+    """Whether this is a device, a pipe or the like: nothing is kept in it that can be read back.
+
+    What stands for a descriptor of this process (``/dev/stdout``) counts too, also where that is a
+    file: somebody else writes there.
+    """
+    try:
+        kind = os.stat(path).st_mode
+        return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)) or _opened(path) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def _opened(path: Path) -> int | None:
+    """The descriptor of this process that a path stands for."""
+    while os.path.realpath(path.parent) != f"/proc/{os.getpid()}/fd":
+        if not path.is_symlink():
+            return None
+        path = path.parent / path.readlink()
+    return int(path.name)
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Put a new file in the place of the old; where that cannot be, write into the old one."""
+    try:
+        old = os.stat(path)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileNotFoundError:
+        old = None
+    beside = path.with_name(f".memcalc-{secrets.token_hex(6)}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with open(descriptor, "wb") as file:
+            if old is not None:
+                if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(beside, path)
+    except OSError as error:
+        if old is None or error.errno not in _IN_THE_WAY:
+            raise
+        _overwrite(path, data)
+    finally:
+        # Also when it is interrupted, no half file stays behind.
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())

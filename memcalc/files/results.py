@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,9 @@ from memcalc.records.measurement import Measurement
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.version import __version__
+
+PATIENCE = 60.0
+"""Seconds to wait for others that add a run to the same file, each of which takes milliseconds."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,26 +47,54 @@ def load(path: Path) -> list[Run]:
     """Read runs back.
 
     Raises:
-        UsageError: the file holds no measurements.
+        UsageError: the file holds no measurements, or they are damaged.
     """
     data = artifact.read(path)
     if data.get("kind") != "measurements":
         raise UsageError(f"{path} holds no measurements: give a file that memcalc measure wrote.")
-    try:
-        return [artifact.decode(Run, run) for run in data["runs"]]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UsageError(f"{path} is damaged: it holds no runs that can be read.") from None
+    return artifact.part(list[Run], data.get("runs"), path, "runs")
 
 
-def append(path: Path, run: Run | None) -> None:
+def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:
     """Add one run to a file, making it if there is none; ``None``: only see that this will work.
+
+    Args:
+        path: the file.
+        run: what to add.
+        patience: seconds to wait for another memcalc that writes there.
 
     Raises:
         UsageError: the file cannot be written, or holds something else.
     """
-    with lock.held(path):
-        runs = load(path) if path.exists() else []
+    if artifact.is_stream(path):
+        if run is not None:
+            save(path, [run])
+        return
+    with lock.held(path, patience=patience):
+        runs = load(path) if os.path.exists(path) else []
         save(path, [*runs, run] if run is not None else runs)
+
+
+def keep(path: Path, run: Run) -> str | None:
+    """Add a run to a file that may have become impossible to write; never fails.
+
+    Returns:
+        ``None``: it is there; else why it is not, and where it is instead.
+    """
+    try:
+        append(path, run)
+    except UsageError as error:
+        return f"{error} {_elsewhere(path, [run])}"
+    return None
+
+
+def _elsewhere(path: Path, runs: list[Run]) -> str:
+    """Save runs in a folder of their own; says where."""
+    with contextlib.suppress(UsageError, OSError):
+        place = Path(tempfile.mkdtemp(prefix="memcalc-")) / path.name[-100:]
+        save(place, runs)
+        return f"The results are in {place}."
+    return "The results are kept nowhere: they are only in what is printed."
 
 
 class ResultsWriter:
@@ -73,6 +105,8 @@ class ResultsWriter:
         self._path = path
         self._say = say
         self._unsaved = False
+        # A reader of a pipe wants the runs once, when all are there.
+        self._late = path is not None and artifact.is_stream(path)
 
     def add(self, run: Run) -> None:
         """Take a run and write the file."""
@@ -81,7 +115,9 @@ class ResultsWriter:
 
     def write(self) -> None:
         """Write the file."""
-        if self._path is not None:
+        if self._late:
+            self._unsaved = True
+        elif self._path is not None:
             try:
                 save(self._path, self.runs)
                 self._unsaved = False
@@ -94,18 +130,14 @@ class ResultsWriter:
         """Write what could not be written so far, elsewhere if need be; False: elsewhere."""
         if not self._unsaved or self._path is None:
             return True
-        with contextlib.suppress(UsageError):
+        try:
             save(self._path, self.runs)
-            self._unsaved = False
-            return True
-        where = "nowhere else either: they are only in what is printed"
-        with contextlib.suppress(UsageError, OSError):
-            folder = Path(tempfile.mkdtemp(prefix="memcalc-"))
-            save(folder / self._path.name, self.runs)
-            where = f"in {folder}"
-        self._say(f"error: {self._path} cannot be written; the results are {where}.")
-        self._path = None
-        return False
+        except UsageError as error:
+            self._say(f"error: {error} {_elsewhere(self._path, self.runs)}")
+            self._path = None
+            return False
+        self._unsaved = False
+        return True
 
 
 @contextlib.contextmanager
@@ -123,19 +155,18 @@ def keeping(
         UsageError: the file holds runs and ``more`` is false, it cannot be written, or another
             program writes it.
     """
-    if path is None:
-        yield ResultsWriter(None, [], say)
-        return
-    with lock.held(path):
-        runs = load(path) if path.exists() else []
+    in_file = path is not None and not artifact.is_stream(path)
+    with lock.held(path) if path is not None and in_file else contextlib.nullcontext():
+        runs = load(path) if path is not None and in_file and os.path.exists(path) else []
         if runs and not more:
             raise UsageError(
                 f"{path} holds {len(runs)} runs already: add --continue to go on with it, "
                 "or name another file."
             )
-        # Written once before anything runs: a full disk or a closed folder shows now.
-        save(path, runs)
         writer = ResultsWriter(path, runs, say)
+        if path is not None and in_file:
+            # Written once before anything runs: a full disk or a closed folder shows now.
+            save(path, runs)
         try:
             yield writer
         finally:

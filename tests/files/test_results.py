@@ -83,7 +83,7 @@ def test_a_lock_dies_with_its_process_and_leaves_no_file(tmp_path):
             pass
         append_refused = pytest.raises(UsageError, match="Another memcalc")
         with append_refused:
-            append(path, run())
+            append(path, run(), patience=0)
     assert os.listdir(tmp_path) == []
 
 

@@ -167,6 +167,13 @@ def test_any_command_is_watched_and_its_exit_code_passed_on(memcalc, tmp_path):
     assert run.measurement.peak_rss > 200 << 20
     assert "NVML" in run.measurement.unknown["process_used"]
     assert memcalc("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    (tmp_path / "mine.py").write_text("mine")
+    for place in ("nowhere/own.json", "mine.py", "/dev/full", "n" * 300):
+        done = memcalc("run", "-o", place, "--", "sh", "-c", "exit 7", TMPDIR=str(tmp_path))
+        assert done.returncode == 7, place
+        assert "warning: Cannot write" in done.stderr or "is not JSON" in done.stderr
+    assert (tmp_path / "mine.py").read_text() == "mine"
+    assert len(list(tmp_path.glob("memcalc-*/*"))) == 4
     missing = memcalc("run", "no-such-command")
     assert missing.returncode == 2
     assert "no-such-command" in missing.stderr

@@ -1,0 +1,127 @@
+"""What a file that somebody else may have written holds: plain values within bounds, or a sentence.
+
+Nothing that is read here is run, and no file makes reading it take more than its size deserves.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memcalc.errors import UsageError
+
+MOST = 256 << 20
+"""Bytes of a file of results; a campaign of a thousand measured runs takes a tenth of it."""
+_LARGEST = (1 << 63) - 1
+"""No size, count or time of a machine is larger."""
+_MANY_DIGITS = re.compile(rb"\d{19}")
+_MOST_NODES = 100_000
+
+
+def reason(error: BaseException) -> str:
+    """Why a file could not be used, in a few words and on one line."""
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(said.split())[:200].rstrip(".")
+
+
+def content(path: Path, most: int = MOST) -> bytes:
+    """The bytes of a file; of a device or a pipe too, as long as they end.
+
+    Raises:
+        UsageError: it cannot be read, or holds more bytes than ``most``.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most + 1)
+    except (OSError, ValueError, MemoryError) as error:
+        raise UsageError(f"Cannot read {path}: {reason(error)}.") from None
+    if len(data) > most:
+        raise UsageError(f"{path} is larger than {most >> 20} MiB: that cannot be meant.")
+    return data
+
+
+def json(path: Path, *, hint: str, most: int = MOST) -> Any:
+    """The JSON in a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no JSON with numbers that a machine has.
+    """
+    try:
+        return loads(content(path, most))
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON ({reason(error)}): {hint}.") from None
+
+
+def loads(data: bytes) -> Any:
+    """JSON as plain values; whole numbers have at most 63 bits, others are finite.
+
+    Raises:
+        ValueError: it is no such JSON.
+    """
+    try:
+        value = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(reason(error)) from None
+    if _MANY_DIGITS.search(data):
+        _check_numbers(value)
+    return value
+
+
+def toml(path: Path, most: int = MOST) -> dict[str, Any]:
+    """The TOML in a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no TOML.
+    """
+    try:
+        value = tomllib.loads(content(path, most).decode("utf-8-sig"))
+        _check_numbers(value)
+        return value
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid TOML: {reason(error)}.") from None
+
+
+def yaml(text: str) -> Any:
+    """YAML as plain values.
+
+    Raises:
+        ValueError: it is no YAML, or its aliases stand for far more than is written.
+    """
+    import yaml as library
+
+    try:
+        root = library.compose(text, library.SafeLoader)
+        if root is not None and _size(root, {}) > _MOST_NODES:
+            raise ValueError("its aliases stand for too much")
+        value = library.safe_load(text)
+        _check_numbers(value)
+        return value
+    except (library.YAMLError, RecursionError, OverflowError) as error:
+        raise ValueError(reason(error)) from None
+
+
+def _size(node: Any, known: dict[int, int]) -> int:
+    """How many nodes there are below one, each alias counted as what it stands for."""
+    if id(node) not in known:
+        # While it is being counted, one that holds itself has no end.
+        known[id(node)] = _MOST_NODES + 1
+        below = node.value if isinstance(node.value, list) else []
+        parts = [part for item in below for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _check_numbers(value: Any) -> None:
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item
+        elif isinstance(item, int) and abs(item) > _LARGEST:
+            raise ValueError("a number in it is larger than any machine's")

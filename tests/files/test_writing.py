@@ -1,0 +1,185 @@
+"""Writing results: whole files, and everything else on the machine left as it was."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from memcalc.errors import UsageError
+from memcalc.files import artifact
+from memcalc.files.results import append, keep, keeping, load
+from tests.files.test_results import run
+
+
+def mode(path):
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A named pipe, and what a reader of it has got so far."""
+    path, got = tmp_path / "pipe", []
+    os.mkfifo(path)
+
+    def read():
+        with open(path, "rb") as file:
+            got.append(file.read())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    yield path, got, reader
+    reader.join(5)
+
+
+def test_a_device_is_written_to_and_stays_a_device(tmp_path):
+    artifact.write(Path("/dev/null"), "x")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    with pytest.raises(UsageError, match="Cannot write /dev/full: No space left"):
+        artifact.write(Path("/dev/full"), "x")
+    assert not list(Path("/dev").glob(".memcalc*"))
+
+
+def test_a_pipe_gets_the_bytes_and_stays_a_pipe(pipe):
+    path, got, reader = pipe
+    artifact.write(path, "all of it")
+    reader.join(5)
+    assert got == [b"all of it"]
+    assert stat.S_ISFIFO(os.stat(path).st_mode)
+
+
+def test_measured_runs_go_into_a_pipe_once_when_all_are_there(pipe):
+    path, got, reader = pipe
+    with keeping(path, more=False, say=print) as keeper:
+        keeper.add(run("a"))
+        keeper.add(run("b"))
+    reader.join(5)
+    assert [r["plan"]["model"] for r in json.loads(got[0])["runs"]] == ["a", "b"]
+
+
+def test_what_stands_for_standard_output_is_added_to_and_not_replaced(tmp_path):
+    code = (
+        "import pathlib; from memcalc.files.artifact import write\n"
+        "print('before', flush=True); write(pathlib.Path('/dev/stdout'), 'result\\n')\n"
+        "print('after')"
+    )
+    with open(tmp_path / "out", "wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "before\nresult\nafter\n"
+
+
+def test_a_link_stays_a_link_and_the_file_behind_it_is_written(tmp_path):
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    link.symlink_to("real.json")
+    artifact.write(link, "first")
+    artifact.write(link, "second")
+    assert link.is_symlink()
+    assert real.read_text() == "second"
+    link.unlink()
+    link.symlink_to("link.json")
+    with pytest.raises(UsageError, match="Too many levels"):
+        artifact.write(link, "x")
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path, mask, expected):
+    before = os.umask(mask)
+    try:
+        artifact.write(tmp_path / "new", "x")
+    finally:
+        os.umask(before)
+    assert mode(tmp_path / "new") == expected
+
+
+def test_a_file_that_is_there_keeps_its_mode_and_owner(tmp_path):
+    path = tmp_path / "old"
+    path.write_text("old")
+    path.chmod(0o640)
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 23456)
+    before = os.stat(path)
+    artifact.write(path, "new")
+    after = os.stat(path)
+    assert (after.st_mode, after.st_uid, after.st_gid) == (
+        before.st_mode, before.st_uid, before.st_gid,
+    )  # fmt: skip
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["old"]
+
+
+def test_a_file_that_cannot_be_replaced_is_written_in_place(tmp_path, monkeypatch):
+    path = tmp_path / "mounted"
+    path.write_text("a longer text than the next")
+
+    def busy(*_):
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(os, "replace", busy)
+    number = path.stat().st_ino
+    artifact.write(path, "short")
+    assert path.read_text() == "short"
+    assert path.stat().st_ino == number
+    assert os.listdir(tmp_path) == ["mounted"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_file_that_may_only_be_read_is_not_replaced(tmp_path):
+    path = tmp_path / "kept"
+    path.write_text("kept")
+    path.chmod(0o444)
+    with pytest.raises(UsageError, match="Permission denied"):
+        artifact.write(path, "x")
+    assert path.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("n" * 300, "too long"), ("a\0b", "null byte"), (".", "directory"), ("no/such", "No such")],
+)
+def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path, name, words):
+    for act in (
+        lambda path: artifact.write(path, "x"),
+        lambda path: append(path, run()),
+        lambda path: append(path, None),
+    ):
+        with pytest.raises(UsageError, match=r"^Cannot write ") as said:
+            act(tmp_path / name)
+        assert words in str(said.value) or "folder" in str(said.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_text_that_is_no_unicode_is_written_as_an_escape(tmp_path):
+    artifact.write(tmp_path / "a", "x\ud800y")
+    assert (tmp_path / "a").read_text() == "x\\ud800y"
+
+
+def test_eight_that_add_to_one_file_at_once_lose_nothing(tmp_path):
+    path, failures = tmp_path / "all.json", []
+
+    def add(number):
+        failures.append(keep(path, run(f"m{number}")))
+
+    # Threads hold the lock apart as processes do: each opens the file for itself.
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [None] * 8
+    assert {r.plan.model for r in load(path)} == {f"m{number}" for number in range(8)}
+    assert os.listdir(tmp_path) == ["all.json"]
+
+
+def test_a_result_that_finds_no_place_is_kept_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "train.py").write_text("print('mine')")
+    said = keep(tmp_path / "train.py", run("a"))
+    assert "is not JSON" in said
+    assert (tmp_path / "train.py").read_text() == "print('mine')"
+    [other] = tmp_path.glob("memcalc-*/train.py")
+    assert [r.plan.model for r in load(other)] == ["a"]
+    assert str(other) in said
