@@ -51,6 +51,10 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that were accepted and change no size on the device."""
     torch: Version = LATEST
 
+    def allowed(self, total: int) -> int | None:
+        """Bytes the allocator may reserve of a device of ``total``; ``None``: all it can get."""
+        return int(self.memory_fraction * float(total)) if self.memory_fraction < 1.0 else None
+
 
 def parse_alloc_conf(text: str, *, torch: Version = LATEST) -> AllocatorSettings:
     """Read the value of ``PYTORCH_ALLOC_CONF`` or ``PYTORCH_CUDA_ALLOC_CONF``.

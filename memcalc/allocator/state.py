@@ -42,9 +42,7 @@ class AllocatorState:
         self.oversize_blocks, self.oversize_segments = Counter(), Counter()
         self.at_reserved_peak = self.stats.levels()
         """All rungs at the first moment reserved was as high as ever."""
-        self.allowed: int | None = None
-        if settings.memory_fraction < 1.0:
-            self.allowed = int(settings.memory_fraction * float(device.total))
+        self.allowed = settings.allowed(device.total)
         self.collects = self.allowed is not None and settings.gc_threshold > 0.0
         self.limited = settings.max_split != UNLIMITED
         self.grew = False

@@ -23,13 +23,19 @@ from memcalc.budgets.records import (
 )
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
-from memcalc.records.prediction import Fit, Prediction
+from memcalc.estimation import fits
+from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
     from memcalc.records.measurement import Measurement
 
 _ORDER = list(Status)
+_FITTING = {
+    FitVerdict.FITS: Status.HOLDS,
+    FitVerdict.TOO_CLOSE: Status.UNKNOWN,
+    FitVerdict.DOES_NOT_FIT: Status.OVER,
+}
 
 
 def judge(
@@ -111,9 +117,11 @@ def _before(budget: Budget, before: Known | None) -> int | None:
 
 
 def _less_margin(budget: Budget, limit: int) -> int:
-    if budget.margin is None:
-        return limit
-    return max(0, limit - budget.margin.of(limit))
+    return max(0, limit - _spare(budget, limit))
+
+
+def _spare(budget: Budget, limit: int) -> int:
+    return budget.margin.of(limit) if budget.margin is not None else 0
 
 
 def _growth(budget: Budget, evidence: Evidence, figure: Figure, before: Known | None) -> Verdict:
@@ -153,20 +161,21 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     if prediction is None or prediction.fit is None:
         reason = "no estimate for this GPU"
         return Verdict(budget=budget, status=Status.UNKNOWN, reason=reason)
-    fit = prediction.fit
-    capacity = _less_margin(budget, fit.capacity)
-    verdict = Verdict(
+    fit, spare = prediction.fit, _spare(budget, prediction.fit.capacity)
+    found = fits.verdict(fit, prediction.context, spare)
+    reason = why(budget, evidence, None)
+    if found is FitVerdict.TOO_CLOSE:
+        reason = f"{found.value}: {_spread(prediction)}"
+    elif found is FitVerdict.DOES_NOT_FIT and fit.allowed is not None:
+        reason = f"per_process_memory_fraction allows no more; {reason}"
+    return Verdict(
         budget=budget,
-        status=Status.OVER if fit.needed > capacity else Status.HOLDS,
+        status=_FITTING[found],
         value=fit.needed,
-        limit=capacity,
+        limit=min(fit.limit, max(0, fit.capacity - spare)),
         source="estimated",
-        reason=why(budget, evidence, None),
+        reason=reason,
     )
-    if _too_close(prediction, fit, capacity):
-        reason = f"too close to call: {_spread(prediction)}"
-        return replace(verdict, status=Status.UNKNOWN, reason=reason)
-    return verdict
 
 
 def _ran(budget: Budget, measurement: Measurement) -> Verdict | None:
@@ -192,16 +201,6 @@ def _ran(budget: Budget, measurement: Measurement) -> Verdict | None:
         source="measured",
         reason=f"as NVML read the process on {measurement.device}",
     )
-
-
-def _too_close(prediction: Prediction, fit: Fit, capacity: int) -> bool:
-    """Does it depend on how large the CUDA context is, which is known only within limits?"""
-    context = prediction.context
-    if fit.metric != "process_used" or context is None or context.likely is None:
-        # Without the context, what is compared is the least that the process takes.
-        return fit.metric != "process_used" and fit.needed <= capacity
-    bare = fit.needed - context.likely
-    return bare + context.low <= capacity < bare + context.high
 
 
 def _spread(prediction: Prediction) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from memcalc.budgets.metrics import default_peak
+from memcalc.estimation.fits import verdict
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.units import GIB, KIB, MIB, format_mib
 
 SCHEMA_FILE = "memcalc.schema.json"
@@ -92,7 +93,8 @@ def _settings(prediction: Prediction) -> dict[str, Any]:
 
 
 def _fits(prediction: Prediction) -> bool:
-    return prediction.fit is not None and prediction.fit.margin >= 0
+    fit = prediction.fit
+    return fit is not None and verdict(fit, prediction.context) is FitVerdict.FITS
 
 
 def _limits(starter: Starter) -> list[str]:
@@ -115,7 +117,7 @@ def _limits(starter: Starter) -> list[str]:
     if fit is not None and _fits(prediction):
         lines.append(f"fits = {toml(fit.gpu)}")
     elif fit is not None:
-        lines.append(f"# It does not fit {fit.gpu} today: fits = {toml(fit.gpu)} would fail.")
+        lines.append(f"# It does not surely fit {fit.gpu}: fits = {toml(fit.gpu)} would fail.")
     return [*lines, '# Against the baseline, once there is one.\nmax_growth = "2%"']
 
 

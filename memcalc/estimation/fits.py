@@ -8,15 +8,21 @@ c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13; the model is ``memcalc.allocato
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from memcalc.allocator.context import context_span
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Replay, replay
 from memcalc.allocator.settings import AllocatorSettings
+from memcalc.catalog.gpus import Gpu
+from memcalc.records.model import OptimizerState, Place
 from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.units import format_bytes
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +39,40 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         """What is left for the allocator."""
         return max(self.capacity - context - self.others, 0)
 
+    def holding(self, state: OptimizerState) -> Device:
+        """The same for a process that holds this optimizer's managed memory beside."""
+        return replace(self, others=state.total(Place.MANAGED))
+
+
+def device_of(gpu: Gpu | None, memory: int | None = None) -> Device:
+    """A GPU as a run finds it, or a device of so many bytes in its place."""
+    capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
+    size = f" of {format_bytes(capacity)}" if memory is not None else ""
+    name = gpu.name if gpu is not None else "a GPU"
+    return Device(name=f"{name}{size}", capacity=capacity, context=context_span(gpu))
+
+
+def verdict(fit: Fit, context: Span | None = None, spare: int = 0) -> FitVerdict:
+    """Whether a run fits: the one answer that every command gives.
+
+    Args:
+        fit: what the replay at the device's size came to.
+        context: of the process, for what was saved without the verdict; as in the prediction.
+        spare: bytes of the GPU that are to stay free.
+    """
+    if fit.verdict is not None and (not spare or fit.verdict is FitVerdict.DOES_NOT_FIT):
+        return fit.verdict
+    room = fit.capacity - spare
+    if fit.metric != "process_used":
+        # Without the context, what is known is the least that the process takes.
+        return FitVerdict.DOES_NOT_FIT if fit.needed > room else FitVerdict.TOO_CLOSE
+    low, high = fit.needed, fit.needed if fit.needed_high is None else fit.needed_high
+    if context is not None and context.likely is not None:
+        low, high = (fit.needed - context.likely + end for end in (context.low, context.high))
+    if low > room or (fit.margin < 0 and fit.allowed is not None):
+        return FitVerdict.DOES_NOT_FIT
+    return FitVerdict.FITS if high <= room else FitVerdict.TOO_CLOSE
+
 
 Events = Callable[[], Iterable[tuple[Any, ...]]]
 
@@ -47,36 +87,58 @@ def judge(events: Events, settings: AllocatorSettings, device: Device, unlimited
         unlimited: peaks of the same events on a device without a limit.
     """
     low, high = device.room(device.context.high), device.room(device.context.low)
+    fit = functools.partial(_fit, device, settings.allowed(device.capacity))
     if unlimited.reserved <= low and not _depends_on_size(settings):
-        return _fit(device, FitVerdict.FITS, unlimited.reserved)
+        return fit(FitVerdict.FITS, unlimited.reserved)
     if unlimited.allocated > high:
-        return _fit(device, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
+        return fit(FitVerdict.DOES_NOT_FIT, unlimited.reserved)
 
     def at(room: int) -> Replay:
         return replay(events(), settings, device.capacity, available=room)
 
     tight = at(low)
     if tight.out_of_memory is None:
-        return _fit(device, FitVerdict.FITS, tight.peaks.reserved, tight.retries)
+        return fit(FitVerdict.FITS, tight.peaks.reserved, tight.retries)
     loose = at(high)
     if loose.out_of_memory is None:
-        return _fit(device, FitVerdict.TOO_CLOSE, loose.peaks.reserved, loose.retries)
-    return _fit(device, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
+        return fit(FitVerdict.TOO_CLOSE, loose.peaks.reserved, loose.retries)
+    return fit(FitVerdict.DOES_NOT_FIT, unlimited.reserved)
+
+
+def hopeless(least: int, device: Device) -> Fit | None:
+    """The answer for a run whose live bytes alone are too many for the device, else ``None``.
+
+    Args:
+        least: bytes of the blocks alive at once, at their most.
+        device: where.
+    """
+    if least <= device.room(device.context.low):
+        return None
+    return Fit(
+        gpu=device.name,
+        capacity=device.capacity,
+        needed=least,
+        metric="allocated",
+        verdict=FitVerdict.DOES_NOT_FIT,
+    )
 
 
 def _depends_on_size(settings: AllocatorSettings) -> bool:
     return settings.gc_threshold > 0 or settings.memory_fraction < 1
 
 
-def _fit(device: Device, verdict: FitVerdict, reserved: int, retries: int = 0) -> Fit:
+def _fit(
+    device: Device, allowed: int | None, verdict: FitVerdict, reserved: int, retries: int = 0
+) -> Fit:
     likely = device.context.likely
-    bare = reserved + device.others
+    outside = device.others + (likely if likely is not None else device.context.high)
     return Fit(
         gpu=device.name,
         capacity=device.capacity,
-        needed=bare + (likely if likely is not None else device.context.high),
-        needed_high=bare + device.context.high,
+        needed=reserved + outside,
+        needed_high=reserved + device.others + device.context.high,
         metric="process_used",
         verdict=verdict,
         retries=retries,
+        allowed=allowed + outside if allowed is not None else None,
     )

@@ -11,7 +11,7 @@ from memcalc.allocator.context import context_span
 from memcalc.allocator.replay import Interval, Op, Replay, replay
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation.fits import Device, judge
+from memcalc.estimation.fits import device_of, judge
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
@@ -82,7 +82,7 @@ def predict(
     answer = _on_cuda(answer, top, trace, gpu)
     if gpu is None:
         return answer
-    device = device_of(gpu, context_span(gpu), state)
+    device = device_of(gpu).holding(state)
     fit = judge(lambda: tuples(trace, MORE), settings, device, replayed.peaks)
     return replace(answer, fit=fit)
 
@@ -219,9 +219,3 @@ def _process_used(reserved: int, context: Span | None, state: OptimizerState) ->
     if context is None or context.likely is None:
         return None
     return reserved + context.likely + state.total(Place.MANAGED)
-
-
-def device_of(gpu: Gpu, context: Span, state: OptimizerState) -> Device:
-    """A GPU as a run of this process finds it."""
-    managed = state.total(Place.MANAGED)
-    return Device(name=gpu.name, capacity=gpu.memory, context=context, others=managed)

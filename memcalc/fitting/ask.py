@@ -14,11 +14,10 @@ from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Client, tracing_parent
 from memcalc.estimation.estimate import check
-from memcalc.estimation.fits import Device
+from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED
 from memcalc.fitting import advice, search
-from memcalc.fitting.devices import device_for
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.others import gpus_that_fit, settings_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
@@ -113,7 +112,7 @@ def _answer(plan: Plan, question: Question, oracle: Oracle) -> FitAnswer:
     if question.gpus:
         found = replace(found, gpus=gpus_that_fit(plan, oracle))
     if question.settings:
-        device = device_for(plan, question.memory)
+        device = _device(plan, question)
         found = replace(found, settings=settings_that_fit(plan, device, oracle))
     return replace(
         found,
@@ -124,7 +123,7 @@ def _answer(plan: Plan, question: Question, oracle: Oracle) -> FitAnswer:
 
 
 def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
-    plan, device = found.plan, device_for(found.plan, question.memory)
+    plan, device = found.plan, _device(found.plan, question)
     if question.grid:
         # A batch of one is learnt for itself; a grid holds it and larger ones.
         oracle.learn((plan, replace(plan, batch=2 if plan.batch == 1 else 1)))
@@ -149,6 +148,10 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
         grid=grid,
         unknown=unknown,
     )
+
+
+def _device(plan: Plan, question: Question) -> Device:
+    return device_of(catalog.find(plan.gpu) if plan.gpu is not None else None, question.memory)
 
 
 def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -> Limit:

@@ -7,14 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
 
-from msgspec.structs import replace
-
 from memcalc import registry
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf, round_size
 from memcalc.errors import MemcalcError
 from memcalc.estimation.client import Client
-from memcalc.estimation.fits import Device, judge
+from memcalc.estimation.fits import Device, hopeless, judge
 from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.predict import UNLIMITED, replayable, tuples
 from memcalc.estimation.question import Asked, asked
@@ -22,9 +20,8 @@ from memcalc.files import cache
 from memcalc.files.artifact import encode
 from memcalc.fitting.records import Probe
 from memcalc.fitting.symbolic import SymbolicTraces
-from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict
+from memcalc.records.prediction import Fit
 from memcalc.records.steady import MORE, continued
 from memcalc.records.trace import Trace
 from memcalc.symbolic.evaluate import EventStream
@@ -140,16 +137,8 @@ class Oracle:
             return None
         point = point_of(evaluator.symbolic, plan)
         least = _least(evaluator.stream(point, question.target), _settings(question))
-        if least <= device.room(device.context.low):
-            return None
-        fit = Fit(
-            gpu=device.name,
-            capacity=device.capacity,
-            needed=least,
-            metric="allocated",
-            verdict=FitVerdict.DOES_NOT_FIT,
-        )
-        return Probe(batch=plan.batch, seq=point.seq, fit=fit)
+        fit = hopeless(least, device)
+        return Probe(batch=plan.batch, seq=point.seq, fit=fit) if fit is not None else None
 
     def _trace(self, plan: Plan, client: Client | None = None) -> Trace:
         self.traces += 1
@@ -200,8 +189,8 @@ class _Traced:
 def _judged(events: _Events | _Traced, question: Asked, trace: Trace, device: Device) -> Fit:
     settings = _settings(question)
     state = registry.state_of(question.choice, trace.inventory.parameters, question.plan)
-    device = replace(device, others=state.total(Place.MANAGED))
-    return judge(events, settings, device, replay(events(), settings, UNLIMITED).peaks)
+    unlimited = replay(events(), settings, UNLIMITED).peaks
+    return judge(events, settings, device.holding(state), unlimited)
 
 
 def _settings(question: Asked) -> AllocatorSettings:

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError
-from memcalc.estimation.fits import Device
-from memcalc.fitting.devices import device_for
+from memcalc.estimation.fits import Device, device_of
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.records import GpuFit, Probe, Setting
 from memcalc.records.plan import Plan
@@ -39,7 +38,7 @@ def _fits(row: GpuFit) -> bool:
 def _on(gpu: catalog.Gpu, plan: Plan, ask: Callable[[Plan, Device], Probe]) -> GpuFit:
     there = replace(plan, gpu=gpu.name)
     try:
-        found = ask(there, device_for(there, None)).fit
+        found = ask(there, device_of(gpu)).fit
     except MemcalcError as error:
         return GpuFit(name=gpu.name, capacity=gpu.memory, fit=None, reason=str(error))
     return GpuFit(name=gpu.name, capacity=gpu.memory, fit=found)

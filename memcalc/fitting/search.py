@@ -86,7 +86,7 @@ def _reach(ask: Ask, start: int, low: int) -> int:
     assert first is not None
     assert second is not None
     slope = (_high(second.fit) - _high(first.fit)) / (low - start)
-    room = second.fit.capacity - _high(second.fit)
+    room = second.fit.least_margin
     return low + int(room / slope * 1.02) + 1 if slope > 0 else 0
 
 
@@ -95,7 +95,7 @@ def _line(ask: Ask, low: int, high: int) -> int:
     share = 0.5
     if lower is not None and upper is not None:
         rise = _high(upper.fit) - _high(lower.fit)
-        share = (lower.fit.capacity - _high(lower.fit)) / rise if rise > 0 else share
+        share = lower.fit.least_margin / rise if rise > 0 else share
     return min(max(low + round(share * (high - low)), low + 1), high - 1)
 
 

@@ -88,11 +88,26 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """``needed`` with the largest context."""
     retries: int = 0
     """How often the allocator gives its cache back to go on (``num_alloc_retries``)."""
+    allowed: int | None = None
+    """What the process may use where ``per_process_memory_fraction`` allows its allocator less
+    than the GPU has; ``None``: all of it."""
+
+    @property
+    def limit(self) -> int:
+        """What the process may use at most."""
+        return self.capacity if self.allowed is None else min(self.allowed, self.capacity)
 
     @property
     def margin(self) -> int:
         """Bytes left over; negative when it does not fit."""
-        return self.capacity - self.needed
+        return self.limit - self.needed
+
+    @property
+    def least_margin(self) -> int:
+        """The same with the largest context, which is outside what the allocator is allowed."""
+        high = self.needed if self.needed_high is None else self.needed_high
+        left = self.capacity - high
+        return left if self.allowed is None else min(left, self.allowed - self.needed)
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

@@ -76,8 +76,7 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     best = limit.value(limit.best)
     if limit.best is None or best is None:
         return [f"largest {what}{other}: none, not even {limit.step} fits"]
-    room = limit.best.fit.capacity - (limit.best.fit.needed_high or limit.best.fit.needed)
-    more = f" with {format_bytes(room)} to spare"
+    more = f" with {format_bytes(limit.best.fit.least_margin)} to spare"
     if limit.best.fit.retries:
         more += ", the allocator giving its cache back on the way"
     line = f"largest {what}{other}: {best}{more}"
@@ -148,7 +147,7 @@ def _cell(probe: Probe) -> str:
 
 
 def _spare(fit: Fit) -> str:
-    return format_bytes(fit.capacity - (fit.needed_high or fit.needed))
+    return format_bytes(fit.least_margin)
 
 
 def _verdict(fit: Fit) -> str:

@@ -66,7 +66,7 @@ def ladder(prediction: Prediction) -> Figure:
     figure, axes = _figure(9.5, 1.9)
     known = [(rung, getattr(prediction.peak, rung)) for rung in RUNGS]
     known = [(rung.replace("_", " "), size) for rung, size in known if size is not None]
-    capacity = prediction.fit.capacity if prediction.fit is not None else 0
+    capacity = prediction.fit.limit if prediction.fit is not None else 0
     unit, name = _unit(max(capacity, *(size for _, size in known)))
     bars = axes.barh(
         [rung for rung, _ in known],

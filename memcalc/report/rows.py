@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction
 from memcalc.records.trace import Component
@@ -107,23 +108,26 @@ def verdict(prediction: Prediction) -> str | None:
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
     rung = fit.metric.replace("_", " ")
-    word = fit.verdict.value if fit.verdict is not None else _by_margin(fit)
+    word = verdict_of(fit).value
     side = "to spare" if fit.margin >= 0 else "too much"
     return (
         f"{word} on {fit.gpu}: {rung} {format_bytes(fit.needed)} of "
-        f"{format_bytes(fit.capacity)}, {format_bytes(abs(fit.margin))} {side}"
+        f"{_offered(fit)}, {format_bytes(abs(fit.margin))} {side}"
         f"{_with_largest_context(fit)}{_retries(fit.retries)}"
     )
 
 
-def _by_margin(fit: Fit) -> str:
-    return "fits" if fit.margin >= 0 else "does not fit"
+def _offered(fit: Fit) -> str:
+    offered = format_bytes(fit.capacity)
+    if fit.limit == fit.capacity:
+        return offered
+    return f"the {format_bytes(fit.limit)} that per_process_memory_fraction allows (of {offered})"
 
 
 def _with_largest_context(fit: Fit) -> str:
     if fit.needed_high is None or fit.needed_high == fit.needed or fit.margin < 0:
         return ""
-    left = fit.capacity - fit.needed_high
+    left = fit.least_margin
     short = "" if left >= 0 else " too much"
     return f" ({format_bytes(abs(left))}{short} with the largest context)"
 

@@ -24,7 +24,7 @@ from memcalc.budgets.run import exit_code
 from memcalc.measure import state as measured_state
 from memcalc.measure.runs import run as measured
 from memcalc.records.model import Place
-from memcalc.records.prediction import Fit, Span
+from memcalc.records.prediction import Fit, FitVerdict, Span
 from memcalc.records.trace import Phase
 
 STATE = measured_state.StateReading(
@@ -151,6 +151,18 @@ def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, bare,
     fit = Fit(gpu="T4", capacity=CAPACITY, needed=bare + 100, metric="process_used")
     evidence = Evidence(prediction=replace(prediction, context=context, fit=fit))
     assert verdict(budget("fits", Rule.FITS, gpu="T4"), evidence).status is status
+
+
+def test_what_the_allocator_may_not_take_does_not_fit_however_much_the_gpu_has(prediction):
+    context = Span(low=51, likely=100, high=200, source="")
+    fit = Fit(
+        gpu="T4", capacity=CAPACITY, needed=300, needed_high=400, metric="process_used",
+        verdict=FitVerdict.DOES_NOT_FIT, allowed=150,
+    )  # fmt: skip
+    evidence = Evidence(prediction=replace(prediction, context=context, fit=fit))
+    found = verdict(budget("fits", Rule.FITS, gpu="T4"), evidence)
+    assert (found.status, found.value, found.limit) == (Status.OVER, 300, 150)
+    assert "per_process_memory_fraction" in found.reason
 
 
 def measurement(prediction, device, *, failure=None, process=None):

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.estimation.fits import Device, judge
-from memcalc.records.prediction import FitVerdict, Span
+from memcalc.estimation.fits import Device, judge, verdict
+from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.report.rows import fit_words
 
 MIB = 1 << 20
 CONTEXT = Span(low=100 * MIB, likely=150 * MIB, high=200 * MIB, source="test")
@@ -45,6 +46,41 @@ def test_a_fraction_of_the_device_limits_even_where_there_is_room():
     half = parse_alloc_conf("per_process_memory_fraction:0.5")
     assert judged(events, 900 * MIB, half).verdict is FitVerdict.DOES_NOT_FIT
     assert judged(events, 1100 * MIB, half).verdict is FitVerdict.FITS
+
+
+def test_what_a_fraction_allows_is_the_limit_that_is_told():
+    half = parse_alloc_conf("per_process_memory_fraction:0.5")
+    fit = judged([(0, 500 * MIB)], 900 * MIB, half)
+    assert fit.limit == (450 + 150) * MIB < fit.needed < fit.capacity
+    assert fit.margin == fit.least_margin == -50 * MIB
+    assert "of the 600.0 MiB that per_process_memory_fraction allows" in fit_words(fit)
+    roomy = judged([(0, 500 * MIB)], 1100 * MIB, half)
+    assert (roomy.margin, roomy.least_margin) == (50 * MIB, 50 * MIB)
+
+
+@given(st.integers(300, 900), st.integers(0, 300), st.sampled_from(("", ":0.5", ":0.9")))
+def test_what_shall_stay_free_is_taken_off_the_device_and_the_verdict_follows(
+    capacity, spare, fraction
+):
+    settings = parse_alloc_conf(fraction and f"per_process_memory_fraction{fraction}")
+    fit = judged([(0, 300 * MIB)], capacity * MIB, settings)
+    assert verdict(fit) is fit.verdict
+    found = verdict(fit, CONTEXT, spare * MIB)
+    if fit.verdict is FitVerdict.DOES_NOT_FIT or 400 + spare > capacity:
+        assert found is FitVerdict.DOES_NOT_FIT
+    else:
+        fits = 500 + spare <= capacity
+        assert found is (FitVerdict.FITS if fits else FitVerdict.TOO_CLOSE)
+
+
+def test_a_fit_of_an_earlier_version_is_judged_by_its_context():
+    for bare, wanted in ((799, "FITS"), (801, "TOO_CLOSE"), (901, "DOES_NOT_FIT")):
+        span = Span(low=100, likely=150, high=201, source="")
+        fit = Fit(gpu="x", capacity=1000, needed=bare + 150, metric="process_used")
+        assert verdict(fit, span) is FitVerdict[wanted]
+    least = Fit(gpu="x", capacity=1000, needed=1000, metric="allocated")
+    assert verdict(least) is FitVerdict.TOO_CLOSE
+    assert verdict(least, None, 1) is FitVerdict.DOES_NOT_FIT
 
 
 @st.composite

@@ -3,12 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
+from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
 from memcalc.estimation import from_symbolic
+from memcalc.estimation.fits import device_of
 from memcalc.fitting import ask
 from memcalc.fitting.ask import Question
-from memcalc.fitting.devices import device_for
 from memcalc.fitting.oracle import Oracle
 from memcalc.records.model import Inventory
 from memcalc.records.prediction import FitVerdict
@@ -82,7 +83,7 @@ def answered(symbolic):
 
 
 def brute_force():
-    device = device_for(PLAN, None)
+    device = device_of(gpus.find("t4"))
     oracle = Oracle([Client(EstimateError("no"))], None, use_cache=False)
     batches = range(300, 500)
     plans = [replace(PLAN, batch=batch) for batch in batches]
@@ -126,7 +127,7 @@ def table(*clients):
     oracle = Oracle(clients, None, use_cache=False)
     oracle.learn([PLAN, replace(PLAN, batch=1)])
     plans = [replace(PLAN, batch=1 << power) for power in range(13)]
-    return plans, oracle.table(plans, device_for(PLAN, None))
+    return plans, oracle.table(plans, device_of(gpus.find("t4")))
 
 
 def test_a_table_is_answered_by_symbolic_traces_that_each_client_learns_and_proves():
@@ -138,7 +139,7 @@ def test_a_table_is_answered_by_symbolic_traces_that_each_client_learns_and_prov
     assert sorted(first.traced + second.traced) == [1, 1 << 12]
     sure = Oracle([Client(EstimateError("no"))], None, use_cache=False)
     for plan, probe in zip(plans, found, strict=True):
-        traced = sure.verify(plan, device_for(PLAN, None))
+        traced = sure.verify(plan, device_of(gpus.find("t4")))
         assert probe.fit.verdict is traced.fit.verdict
         if probe.fit.metric == "allocated":
             # What every layout needs is a bound; all else is the answer of a plain trace.
