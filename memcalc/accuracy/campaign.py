@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers, check
+from memcalc.estimation.question import code_in
 from memcalc.files.results import Run
 from memcalc.measure.runs.runner import Request, Runner
 from memcalc.records.measurement import Measurement, PhaseReading
@@ -82,15 +83,26 @@ def _measure(runner: Runner, plan: Plan, how: How, watcher: Watcher) -> Run:
         return Run(plan=plan, error=str(error))
 
 
-def estimate_all(runs: Sequence[Run], watcher: Watcher) -> Iterator[tuple[int, Run]]:
+def estimate_all(
+    runs: Sequence[Run], watcher: Watcher, typed: Collection[Plan] = ()
+) -> Iterator[tuple[int, Run]]:
     """Put an estimate beside every measured run that has none; yields its index and the run.
 
     All are made in one go after the last run: the two would fight for the processor, and a model
     that hangs has shown it by then.
+
+    Args:
+        runs: measured now, or read from a file.
+        watcher: told of everything as it happens.
+        typed: plans that a person asked for; code that other plans name is not run.
     """
     numbers, asked = [], []
     for number, run in enumerate(runs):
         if run.measurement is not None and run.prediction is None:
+            code = code_in(run.measurement.plan)
+            if code is not None and run.plan not in typed:
+                watcher.note(f"no estimate of {code}: it is code, which a file cannot have run")
+                continue
             plan = _asked(run.measurement, watcher)
             if plan is not None:
                 numbers.append(number)

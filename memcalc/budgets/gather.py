@@ -14,7 +14,7 @@ from memcalc.catalog import gpus, models
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
-from memcalc.files.results import Run, load
+from memcalc.files.results import Run, load, predictions
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.workload import tasks
@@ -136,13 +136,7 @@ def _results(file: Path) -> list[Run]:
     data = artifact.read(file)
     if data.get("kind") == "measurements":
         return load(file)
-    bodies = data.get("predictions", [data])
-    try:
-        predictions = [artifact.decode(Prediction, body["record"]) for body in bodies]
-    except (KeyError, TypeError, ValueError, AttributeError):
-        hint = "give one that memcalc check --save, measure or estimate wrote."
-        raise UsageError(f"{file} holds no results of runs: {hint}") from None
-    return [Run(plan=found.plan, prediction=found) for found in predictions]
+    return [Run(plan=found.plan, prediction=found) for found in predictions(data, file)]
 
 
 def _key(plan: Plan) -> str:

@@ -55,7 +55,9 @@ def command(
         snapshot=str(snapshot) if snapshot is not None else None,
     )
     with keeping(output, more=more, say=say) as writer, follow() as watcher:
-        finished = _measure(plans, how, writer, watcher) and _estimate(writer, watcher, estimate)
+        finished = _measure(plans, how, writer, watcher) and _estimate(
+            writer, watcher, plans if estimate else None
+        )
         saved = writer.finish()
     _report(writer.runs)
     if not finished:
@@ -80,11 +82,11 @@ def _measure(plans: list[Plan], how: How, writer: ResultsWriter, watcher: Watche
     return True
 
 
-def _estimate(writer: ResultsWriter, watcher: Watcher, wanted: bool) -> bool:
-    """Put estimates beside the runs; False: interrupted."""
-    if wanted:
+def _estimate(writer: ResultsWriter, watcher: Watcher, plans: list[Plan] | None) -> bool:
+    """Put estimates beside the runs, if these plans are to have some; False: interrupted."""
+    if plans is not None:
         try:
-            for number, run in estimate_all(writer.runs, watcher):
+            for number, run in estimate_all(writer.runs, watcher, plans):
                 writer.runs[number] = run
         except KeyboardInterrupt:
             return False

@@ -9,12 +9,13 @@ from typing import Any
 from memcalc.cli.command import FILE, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import progress
-from memcalc.cli.saved import explanation_in, predictions_in, saved
+from memcalc.cli.saved import explanation_in, saved
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.question import code_in
 from memcalc.explanation.chapters import Chapter, Document, again, chapter
 from memcalc.files import artifact
-from memcalc.files.results import load
+from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
 
 EXTENSIONS = (".html", ".svg", ".png", ".pdf", ".pickle")
@@ -76,15 +77,18 @@ def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | Non
         explanation = explanation_in(data, path)
         first = again(explanation.prediction, tracer, depth=depth)
         return Document(chapters=(first,), explanation=explanation)
-    chapters = tuple(again(one, tracer, depth=depth) for one in predictions_in(data, path))
+    chapters = tuple(again(one, tracer, depth=depth) for one in predictions(data, path))
     return Document(chapters=chapters)
 
 
 def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
     path = Path(str(settings.get("model")))
-    plans = plans_of(settings) if data is None else [p.plan for p in predictions_in(data, path)]
-    if len(plans) > 1:
+    plans = plans_of(settings) if data is None else [p.plan for p in predictions(data, path)]
+    if len(plans) != 1:
         raise UsageError("One plan makes one snapshot: name one optimizer.")
+    code = code_in(plans[0]) if data is not None else None
+    if code is not None:
+        raise UsageError(f"{path} names {code}, which is code: type memcalc report {code} itself.")
     return plans[0]
 
 

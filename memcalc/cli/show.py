@@ -9,9 +9,10 @@ import msgspec
 
 from memcalc.cli.command import FILE, argument, option, verb
 from memcalc.cli.output import FORMAT, OUTPUT, deliver_explanation, deliver_predictions, format_of
-from memcalc.cli.saved import explanation_in, predictions_in
+from memcalc.cli.saved import explanation_in
 from memcalc.errors import UsageError
 from memcalc.files import artifact
+from memcalc.files.results import predictions
 
 _SNAPSHOTS = (".pickle", ".pkl")
 
@@ -56,7 +57,7 @@ def command(
     elif kind == "measurements":
         _measurements(file, format, output)
     else:
-        deliver_predictions(predictions_in(data, file), format, output)
+        deliver_predictions(predictions(data, file), format, output)
 
 
 def _measurements(file: Path, format: str | None, output: Path | None) -> None:

@@ -46,6 +46,24 @@ def asked(plan: Plan) -> Asked:
     return Asked(plan=plan, choice=choice, gpu=gpu, target=target, notes=notes)
 
 
+def code_in(plan: Plan) -> str | None:
+    """What of a plan is somebody's own code, which an estimate would import and run.
+
+    A person who types it wants that. A file is data: what it names is never run for it.
+
+    Returns:
+        The model's or the optimizer's name; ``None``: all of it is known to memcalc.
+    """
+    if ":" in plan.model:
+        return plan.model
+    try:
+        known = ":" not in plan.optim and registry.find(plan.optim, {}).row in registry.rows()
+    except UsageError:
+        # Unknown to all: whoever asks about it is told so, and nothing is imported.
+        known = True
+    return None if known else plan.optim
+
+
 def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     """Settle the target; returns it with what was assumed.
 

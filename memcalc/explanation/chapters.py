@@ -6,6 +6,7 @@ import msgspec
 
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.question import code_in
 from memcalc.explanation.peak import moments
 from memcalc.explanation.records import Explanation, PeakContents
 from memcalc.explanation.timeline import Timeline, timeline
@@ -50,6 +51,10 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     """
     if saved.method != "trace":
         return Chapter(prediction=saved, notes=("closed forms answered: there is no timeline",))
+    code = code_in(saved.plan)
+    if code is not None:
+        note = f"no timeline: {code} is code, which a file cannot have run"
+        return Chapter(prediction=saved, notes=(note,))
     answer = tracer.trace(saved.plan)
     if isinstance(answer, MemcalcError):
         return Chapter(prediction=saved, notes=(f"no timeline: {answer}",))

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -53,6 +54,25 @@ def load(path: Path) -> list[Run]:
     if data.get("kind") != "measurements":
         raise UsageError(f"{path} holds no measurements: give a file that memcalc measure wrote.")
     return artifact.part(list[Run], data.get("runs"), path, "runs")
+
+
+class _Document(msgspec.Struct, frozen=True):
+    """What a reporter wrote of one prediction; its other keys are for people."""
+
+    record: Prediction
+
+
+def predictions(data: dict[str, Any], path: Path) -> list[Prediction]:
+    """The predictions in a result file that was read.
+
+    Raises:
+        UsageError: there are none, or they are damaged.
+    """
+    bodies = data.get("predictions", [data])
+    found = artifact.part(list[_Document], bodies, path, "prediction")
+    if not found:
+        raise UsageError(f"{path} holds no prediction that can be read: it has none.")
+    return [one.record for one in found]
 
 
 def append(path: Path, run: Run | None, *, patience: float = PATIENCE) -> None:

@@ -72,8 +72,10 @@ def test_runs_are_measured_estimated_kept_and_gone_on_with(memcalc, tmp_path):
 
     shown = memcalc("show", "out.json").stdout
     assert shown.count("zoo:Small") == 3
-    judged = memcalc("compare", "out.json").stdout
-    assert "3 runs with a traced estimate" in judged
+    compared = memcalc("compare", "out.json")
+    assert "no estimate of zoo:Small: it is code" in compared.stderr
+    judged = compared.stdout
+    assert "2 runs with a traced estimate" in judged
     assert "optimizer state     3               3" in judged
 
 

@@ -108,7 +108,8 @@ def _only_plain(found: Detected) -> Detected:
     left: list[str] = []
     for key, value in found.settings.items():
         plain = _as(wanted[key], value)
-        if plain is None:
+        # A model with a colon is code that an estimate would run: a file cannot ask for that.
+        if plain is None or (key in ("model", "optim") and ":" in plain):
             left.append(f"{key} = {str(value)[:40]!r} is not read")
         else:
             kept[key] = plain
