@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from memcalc.estimation.client import trace_all
 from memcalc.files.artifact import decode
+from memcalc.records.fields import changed_settings
 from memcalc.records.measurement import PhaseReading, steady_peaks
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
@@ -55,14 +56,9 @@ def errors(
 
 
 def label(plan: Plan) -> str:
-    default = Plan(model=plan.model)
     skip = ("model", "gpu", "torch", "batch", "seq", "cudnn_attention")
-    changed = [
-        f"{name}={_plain(getattr(plan, name))}"
-        for name in Plan.__struct_fields__
-        if name not in skip and getattr(plan, name) != getattr(default, name)
-    ]
-    return " ".join((plan.model, *changed))
+    told = [f"{name}={_plain(v)}" for name, v in changed_settings(plan).items() if name not in skip]
+    return " ".join((plan.model, *told))
 
 
 def _plain(value: object) -> str:

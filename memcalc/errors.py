@@ -18,6 +18,20 @@ class UsageError(MemcalcError):
     exit_code = 2
 
 
+class SettingError(UsageError):
+    """One setting of a plan is not understood."""
+
+    def __init__(self, setting: str, message: str) -> None:
+        """Say what is wrong.
+
+        Args:
+            setting: the field of ``Plan``.
+            message: one sentence that says what to type instead.
+        """
+        super().__init__(message)
+        self.setting = setting
+
+
 class OverBudgetError(MemcalcError):
     """A budget does not hold."""
 

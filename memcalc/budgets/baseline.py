@@ -21,6 +21,7 @@ from memcalc.budgets.read import rebase
 from memcalc.budgets.records import Baseline, BudgetedRun, Evidence, Known
 from memcalc.errors import UsageError
 from memcalc.files import artifact
+from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
 from memcalc.version import __version__
 
@@ -105,9 +106,8 @@ def source(evidence: Evidence) -> str:
 def brief(plan: Plan, folder: Path) -> dict[str, object]:
     """What a plan sets, with files named from this folder."""
     moved = replace(plan, model=rebase(plan.model, Path(), folder))
-    data: dict[str, Any] = artifact.encode(moved)
-    plain: dict[str, Any] = artifact.encode(Plan(model=""))
-    return {key: value for key, value in data.items() if value != plain[key]}
+    settings: dict[str, object] = artifact.encode(changed_settings(moved))
+    return settings
 
 
 def versions_of(found: Sequence[Evidence]) -> dict[str, str]:

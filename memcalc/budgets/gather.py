@@ -15,6 +15,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, load, predictions
+from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.workload import tasks
@@ -149,8 +150,7 @@ def _key(plan: Plan) -> str:
 
 
 def _absent(plan: Plan, others: Sequence[Plan], names: str) -> Evidence:
-    fields = list(Plan.__struct_fields__)
-    unlike = [[f for f in fields if getattr(o, f) != getattr(plan, f)] for o in others]
+    unlike = [[f for f in FIELDS if getattr(o, f) != getattr(plan, f)] for o in others]
     closest = min(unlike, key=len, default=[])
     beside = f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
     return Evidence(error=f"{names} holds no result of this run{beside}")

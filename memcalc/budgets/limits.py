@@ -33,17 +33,28 @@ def budgets(source: Source, run: str, tables: list[Key], default: str) -> tuple[
     margin: Amount | None = None
     found: dict[tuple[Rule, str], Budget] = {}
     for table in tables:
-        for path, value in _leaves(source.table(table)):
-            with source.at((*table, *path)):
+        here: set[Any] = set()
+        for written, value in _leaves(source.table(table)):
+            path = tuple(part.replace("-", "_") for part in written)
+            with source.at((*table, *written)):
                 if path == ("margin",):
+                    _once(here, path, path)
                     margin = amounts.share_or_size(value)
                     continue
                 budget = _budget(run, path, value, default)
-                place = source.where((*table, *path))
+                _once(here, (budget.rule, budget.metric), path)
+                place = source.where((*table, *written))
                 found[budget.rule, budget.metric] = replace(budget, where=place)
     return tuple(
         replace(budget, margin=margin) if _has_room(budget) else budget for budget in found.values()
     )
+
+
+def _once(here: set[Any], limit: Any, path: Key) -> None:
+    """Of two limits on one figure in one table, nobody could say which is meant."""
+    if limit in here:
+        raise UsageError(f"{'.'.join(path)} limits what is limited above already: leave one out.")
+    here.add(limit)
 
 
 def _has_room(budget: Budget) -> bool:
@@ -85,14 +96,12 @@ def _metric(path: Key, default: str) -> str:
         return default if not rest else f"peak.{_one(rest, RUNGS, 'rung')}"
     if head == PER_PARAMETER:
         return head if not rest else f"{head}.{_one(rest, COMPONENTS, 'component')}"
-    name = head.replace("-", "_")
-    if name not in COMPONENTS or rest:
+    if head not in COMPONENTS or rest:
         raise unknown("limit", ".".join(path), KEYS, hint=f"limits are {', '.join(KEYS)}.")
-    return name
+    return head
 
 
 def _one(rest: list[str], known: tuple[str, ...], kind: str) -> str:
-    name = rest[0].replace("-", "_")
-    if len(rest) > 1 or name not in known:
+    if len(rest) > 1 or rest[0] not in known:
         raise unknown(kind, ".".join(rest), known, hint=f"choose one of {', '.join(known)}.")
-    return name
+    return rest[0]

@@ -14,13 +14,13 @@ from memcalc.budgets.metrics import default_peak
 from memcalc.budgets.records import Budget, BudgetedRun, BudgetFile, Rule
 from memcalc.budgets.source import Key, Source, load
 from memcalc.catalog.plan import make
-from memcalc.errors import UsageError, unknown
+from memcalc.errors import SettingError, UsageError, unknown
+from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 
 TOP = ("defaults", "runs", "baseline")
 METHODS = ("trace", "analytic")
-PLAN_KEYS = Plan.__struct_fields__
-RUN_KEYS = (*PLAN_KEYS, "method", "limits")
+OWN_KEYS = ("method", "limits")
 DEFAULT_BASELINE = "memcalc-baseline.json"
 _LONGEST_NAME = 100
 
@@ -62,7 +62,7 @@ def _unknown_top(source: Source, key: str) -> UsageError:
     hint = f"a budget file has {', '.join(TOP)}."
     if key in ("run", "budget", "budgets"):
         hint = "runs have names: write [runs.NAME]."
-    elif key.replace("-", "_") in RUN_KEYS:
+    elif key.replace("-", "_") in (*FIELDS, *OWN_KEYS):
         hint = f"write {key} below [defaults] or [runs.NAME]."
     return source.error((key,), str(unknown("key", key, TOP, hint=hint)))
 
@@ -76,6 +76,8 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     for table in (("defaults",), here):
         for key, value in source.table(table).items():
             plain = _known(source, (*table, key))
+            if places.get(plain, here)[:-1] == table:
+                raise source.error((*table, key), f"{plain} is given twice: give it once.")
             if plain != "limits":
                 settings[plain], places[plain] = value, (*table, key)
     method = settings.pop("method", "trace")
@@ -99,27 +101,26 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
 
 def _known(source: Source, key: Key) -> str:
     name = key[-1].replace("-", "_")
-    if name not in RUN_KEYS:
+    known = (*FIELDS, *OWN_KEYS)
+    if name not in known:
         hint = "a run has the keys of memcalc estimate's options, method and limits."
         if name in ("peak", "fits", "max_growth", "margin", "bytes_per_parameter"):
             hint = f"write it below [{'.'.join(key[:-1])}.limits]."
-        raise source.error(key, str(unknown("key", key[-1], RUN_KEYS, hint=hint)))
+        raise source.error(key, str(unknown("key", key[-1], known, hint=hint)))
     return name
 
 
 def _plan(
     source: Source, here: Key, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> Plan:
-    for key, value in settings.items():
-        with source.at(places[key]):
-            try:
-                make({"model": "any", key: value})
-            except (TypeError, ValueError):
-                raise UsageError(f"{key} = {str(value)[:40]} is not understood.") from None
-    if not str(settings.get("model", "")).strip():
+    if "model" not in settings:
         raise source.error(here, f"run {here[-1]} names no model: write model = NAME.")
-    with source.at(here):
+    try:
         return make(settings)
+    except SettingError as error:
+        raise source.error(places[error.setting], str(error)) from None
+    except UsageError as error:
+        raise source.error(here, str(error)) from None
 
 
 def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memcalc.budgets.metrics import COMPONENTS, METRICS, PER_PARAMETER
 from memcalc.budgets.records import Budget, Evidence, Known, Rule
-from memcalc.records.plan import Plan
+from memcalc.records.fields import FIELDS
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component
 from memcalc.units import format_bytes
@@ -54,14 +54,11 @@ def growth(evidence: Evidence, before: Known) -> str:
 
 def plan_changes(before: dict[str, object], now: dict[str, object]) -> str:
     """How the plan differs from the baseline's, such as ``batch 8 -> 16``."""
-    from memcalc.files.artifact import encode
-
-    plain = encode(Plan(model=""))
-    names = [key for key in plain if before.get(key, plain[key]) != now.get(key, plain[key])]
-    shown = [
-        f"{name} {_plain(before.get(name, plain[name]))} -> {_plain(now.get(name, plain[name]))}"
-        for name in names
-    ]
+    shown = []
+    for name, field in FIELDS.items():
+        old, new = before.get(name, field.default), now.get(name, field.default)
+        if old != new:
+            shown.append(f"{name} {_plain(old)} -> {_plain(new)}")
     return ", ".join(shown)
 
 

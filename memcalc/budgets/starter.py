@@ -11,8 +11,8 @@ import msgspec
 
 from memcalc.budgets.metrics import default_peak
 from memcalc.estimation.fits import verdict
+from memcalc.records.fields import changed_settings
 from memcalc.records.model import Place
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.units import GIB, KIB, MIB, format_mib
 
@@ -79,12 +79,7 @@ def _key(name: str) -> str:
 
 def _settings(prediction: Prediction) -> dict[str, Any]:
     """What the plan sets; a GPU that it fits is said by ``fits``."""
-    plan, plain = prediction.plan, Plan(model="")
-    found = {
-        name: getattr(plan, name)
-        for name in Plan.__struct_fields__
-        if getattr(plan, name) != getattr(plain, name)
-    }
+    found = changed_settings(prediction.plan)
     if "optim_args" in found:
         found["optim_args"] = dict(found["optim_args"])
     if _fits(prediction):

@@ -9,12 +9,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
-from memcalc.catalog.plan import TARGETS
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
 from memcalc.cli.live import follow, width
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
+from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 
 
@@ -103,8 +103,8 @@ def _report(runs: list[Run]) -> None:
 
 
 def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> list[Plan]:
-    if device is not None and device not in TARGETS:
-        raise UsageError(f"Unknown device {device!r}: choose cuda or cpu.")
+    if device is not None:
+        FIELDS["target"].check(device)
     if suite is None:
         plans = plans_of(settings)
     else:

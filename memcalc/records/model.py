@@ -15,6 +15,7 @@ DTYPE_BYTES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
     "complex64": 8,
+    "complex128": 16,
     "int64": 8,
     "int32": 4,
     "int16": 2,

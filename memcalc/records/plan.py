@@ -1,60 +1,153 @@
-"""What is asked: which model to train, and how."""
+"""What is asked: which model to train, and how.
 
-from __future__ import annotations
+A field of ``Plan`` says everything about itself where it stands: its type and range or choices, its
+words for help, and how it is typed. The command line, the check of settings, the JSON Schema of
+budget files and docs/cli.md are made from that; see ``memcalc.records.fields``.
+"""
+
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
-Scalar = str | int | float | bool | None
+from memcalc.records.texts import Input, Lora, Text, Version
+
+Scalar = (
+    str
+    | Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+    | Annotated[float, Meta(ge=-1e300, le=1e300)]
+    | bool
+    | None
+)
+Count = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+def about(words: str, *, otherwise: str = "", option: str = "", typed: str = "") -> Meta:
+    """What a person is told of a field.
+
+    Args:
+        words: what it is, in a sentence.
+        otherwise: what holds where the setting is left out, if its default does not say.
+        option: its name on the command line, if it is not the field's own.
+        typed: a sentence on how it is typed there.
+    """
+    return Meta(description=words, extra={"otherwise": otherwise, "option": option, "typed": typed})
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to train and how; everything that changes a byte."""
 
-    model: str
-    task: str = "auto"
-    optim: str = "adamw"
-    optim_args: tuple[tuple[str, Scalar], ...] = ()
-    precision: str = "fp32"
-    batch: int = 8
-    seq: int | None = None
-    """Tokens per sample; ``None``: 512, or the model's longest when that is shorter."""
-    grad_accum: int = 1
-    checkpointing: bool = False
-    checkpoint_every: int = 1
-    """With checkpointing: recompute every n-th layer, and keep what the others saved."""
-    loss_chunks: int = 1
-    """Pieces the loss of a causal language model is made in; each piece's logits live alone."""
-    attention: str = "auto"
-    gpu: str | None = None
-    padding: bool | None = None
-    """Batches hold padding, so an attention mask is passed; ``None``: yes, but for causal-lm."""
-    cudnn_attention: bool = True
-    """False where the run disables cuDNN attention (``torch.backends.cuda.enable_cudnn_sdp``)."""
-    freeze: tuple[str, ...] = ()
-    """Patterns (fnmatch) of parameter names that do not train."""
-    lora: str | None = None
-    """``r=16,target=all-linear``: train adapters of this rank instead of the model."""
-    loop: str = "plain"
-    """Who drives: ``plain`` (the bare optimizer) or ``trainer`` (transformers' Trainer)."""
-    max_grad_norm: float | None = None
-    """Clip gradients to this norm; ``None``: not in a plain loop, 1.0 under the Trainer."""
-    set_to_none: bool = True
-    optim_in_backward: bool = False
-    """Each parameter is updated, and its gradient freed, as soon as backward has completed it."""
-    resume: bool = False
-    """The run continues a checkpoint: optimizer state is there before the first forward."""
-    eval: int | None = None
-    """Evaluate over this many batches after the last step, keeping logits on the device."""
-    inputs: tuple[str, ...] = ()
-    """``name=dtype[shape]`` of each input of a ``package.module:callable`` model."""
-    target: str = "cuda"
-    torch: str | None = None
-    """The version of PyTorch that will run; ``None``: the installed one."""
-    alloc_conf: str = ""
-    """``PYTORCH_ALLOC_CONF`` of the run."""
+    model: Annotated[
+        Text,
+        about(
+            "A bundled name, a local folder or config.json, a hub name, or package.module:callable "
+            "returning an nn.Module."
+        ),
+    ]
+    task: Annotated[Text, about("Head to train.", otherwise="by architecture")] = "auto"
+    optim: Annotated[
+        Text,
+        about(
+            "Optimizer; see memcalc list optimizers.",
+            typed="Several: a comma list, or all.",
+        ),
+    ] = "adamw"
+    optim_args: Annotated[
+        tuple[tuple[str, Scalar], ...],
+        about("Arguments of the optimizer.", option="optim-arg", typed="One is key=value."),
+    ] = ()
+    precision: Annotated[
+        Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16", "fp16"],
+        about("What weights are kept and computed in."),
+    ] = "fp32"
+    batch: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 20)], about("Samples in one micro-batch.")
+    ] = 8
+    seq: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 24)] | None,
+        about("Tokens per sample.", otherwise="512, or the model's longest"),
+    ] = None
+    grad_accum: Annotated[Count, about("Micro-batches per optimizer step.")] = 1
+    checkpointing: Annotated[bool, about("Recompute activations in backward.")] = False
+    checkpoint_every: Annotated[
+        Count, about("With checkpointing: recompute every n-th layer, and keep what others saved.")
+    ] = 1
+    loss_chunks: Annotated[
+        Count,
+        about(
+            "Make a causal language model's loss in so many pieces; each one's logits live alone."
+        ),
+    ] = 1
+    attention: Annotated[
+        Literal["auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math"],
+        about("Implementation of attention."),
+    ] = "auto"
+    gpu: Annotated[Text | None, about("GPU to fit; see memcalc list gpus.")] = None
+    padding: Annotated[
+        bool | None,
+        about(
+            "Batches hold padding, so an attention mask is passed.", otherwise="yes, but causal-lm"
+        ),
+    ] = None
+    cudnn_attention: Annotated[bool, about("Let cuDNN attention run where PyTorch prefers it.")] = (
+        True
+    )
+    """False where the run disables it (``torch.backends.cuda.enable_cudnn_sdp``)."""
+    freeze: Annotated[
+        tuple[Text, ...], about("Pattern (fnmatch) of parameter names that do not train.")
+    ] = ()
+    lora: Annotated[
+        Lora | None, about("Train adapters instead of the model: r=16,target=all-linear.")
+    ] = None
+    loop: Annotated[
+        Literal["plain", "trainer"],
+        about("Who drives: the bare optimizer (plain) or transformers' Trainer."),
+    ] = "plain"
+    max_grad_norm: Annotated[
+        Annotated[float, Meta(gt=0, le=1e300)] | None,
+        about("Clip gradients to this norm.", otherwise="1.0 under the Trainer, else not"),
+    ] = None
+    set_to_none: Annotated[bool, about("zero_grad frees gradients.")] = True
+    optim_in_backward: Annotated[
+        bool, about("Update each parameter inside backward and free its gradient at once.")
+    ] = False
+    resume: Annotated[
+        bool, about("Continue a checkpoint: optimizer state is there before the first forward.")
+    ] = False
+    eval: Annotated[
+        Count | None,
+        about("Evaluate over this many batches after the last step, keeping their logits."),
+    ] = None
+    inputs: Annotated[
+        tuple[Input, ...],
+        about("Input of a callable's model, name=dtype[shape].", option="input"),
+    ] = ()
+    target: Annotated[Literal["cuda", "cpu"], about("Where it trains.")] = "cuda"
+    torch: Annotated[
+        Version | None, about("PyTorch version that will run.", otherwise="the installed one")
+    ] = None
+    alloc_conf: Annotated[str, about("PYTORCH_ALLOC_CONF of the run.")] = ""
 
     @property
-    def program(self) -> Plan:
+    def program(self) -> "Plan":
         """What plans have in common that run the same model and loop on other sizes and GPUs."""
         return replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
+
+    @property
+    def disagreement(self) -> str | None:
+        """Why PyTorch itself cannot run these settings together; ``None``: it can."""
+        if self.checkpoint_every > 1 and not self.checkpointing:
+            return "checkpoint_every needs checkpointing: add --checkpointing."
+        against = {
+            "grad_accum above 1": self.grad_accum > 1,
+            "max_grad_norm": self.max_grad_norm is not None,
+            "precision amp-fp16": self.precision == "amp-fp16",
+        }
+        named = next((name for name, given in against.items() if given), None)
+        if named is None or not self.optim_in_backward:
+            return None
+        return (
+            f"optim_in_backward does not go with {named}: gradients are used and freed one by "
+            "one, before all of them are known."
+        )

@@ -6,36 +6,18 @@ Shapes: B batch, S tokens, C channels, H height, W width.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memcalc.errors import UsageError
+from memcalc.records.texts import input_of
 from memcalc.workload.tasks import Task
 
 Batch = dict[str, torch.Tensor]
 
-_SPEC = re.compile(r"^(\w+)=(\w+)\[([\d,\s]*)\]$")
 DEFAULT_SEQ = 512
-
-
-def parse(spec: str) -> tuple[str, torch.dtype, tuple[int, ...]]:
-    """Read ``name=dtype[shape]``, such as ``x=float32[8,3,224,224]``.
-
-    Raises:
-        UsageError: the text has another form, or names no dtype of PyTorch.
-    """
-    match = _SPEC.match(spec.replace(" ", ""))
-    dtype = getattr(torch, match[2], None) if match else None
-    if match is None or not isinstance(dtype, torch.dtype):
-        raise UsageError(
-            f"Input {spec!r} is not understood: write name=dtype[shape], "
-            "such as x=float32[8,3,224,224]."
-        )
-    shape = tuple(int(size) for size in match[3].split(",") if size)
-    return match[1], dtype, shape
 
 
 class Inputs:
@@ -190,11 +172,12 @@ _NEED_MEDIA = ("vilt",)
 
 def described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
     """Batches of a model whose inputs the user described."""
-    parsed = [parse(spec) for spec in specs]
+    parsed = [input_of(spec) for spec in specs]
 
     def make(device: Any) -> Batch:
         return {
-            name: torch.zeros(shape, dtype=dtype, device=device) for name, dtype, shape in parsed
+            name: torch.zeros(shape, dtype=getattr(torch, dtype), device=device)
+            for name, dtype, shape in parsed
         }
 
     return make

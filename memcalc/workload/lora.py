@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from memcalc.errors import UsageError
-
-_KEYS = ("r", "target", "alpha", "dropout")
-
-
-def parse(spec: str) -> dict[str, str]:
-    """Read ``r=16,target=all-linear``; targets of more than one name are joined by ``+``.
-
-    Raises:
-        UsageError: a part has another form or an unknown key.
-    """
-    parts: dict[str, str] = {}
-    for part in spec.split(","):
-        key, equals, value = part.strip().partition("=")
-        if not equals or key not in _KEYS or not value:
-            raise UsageError(
-                f"--lora {spec!r} is not understood at {part!r}: write r=16,target=all-linear "
-                f"(keys: {', '.join(_KEYS)})."
-            )
-        parts[key] = value
-    if not parts.get("r", "16").isdigit() or int(parts.get("r", "16")) < 1:
-        raise UsageError(f"--lora {spec!r}: the rank r is a whole number of at least 1.")
-    return parts
+from memcalc.records.texts import adapter
 
 
-def attach(model: torch.nn.Module, spec: str) -> torch.nn.Module:
-    """Wrap a model with adapters.
+def attach(model: torch.nn.Module, text: str) -> torch.nn.Module:
+    """Wrap a model with the adapters that a text of ``Plan.lora`` asks for.
 
     Raises:
-        UsageError: peft is not installed, or it cannot adapt this model.
+        UsageError: peft cannot adapt this model.
     """
-    parts = parse(spec)
-    try:
-        import peft
-    except ImportError:
-        raise UsageError("LoRA needs peft: type pip install 'memcalc[lora]'.") from None
-    target: Any = parts.get("target", "all-linear")
+    import peft
+
+    wanted = adapter(text)
     config = peft.LoraConfig(
-        r=int(parts.get("r", "16")),
-        lora_alpha=float(parts.get("alpha", 2 * int(parts.get("r", "16")))),
-        lora_dropout=float(parts.get("dropout", "0")),
-        target_modules=target if target == "all-linear" else target.split("+"),
+        r=wanted.r,
+        lora_alpha=wanted.alpha,
+        lora_dropout=wanted.dropout,
+        target_modules=wanted.target if isinstance(wanted.target, str) else list(wanted.target),
     )
     try:
         # Adapter weights are made on the device of the layer they adapt, here meta.

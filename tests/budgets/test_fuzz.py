@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.budgets.limits import KEYS
-from memcalc.budgets.read import RUN_KEYS
+from memcalc.budgets.read import OWN_KEYS
 from memcalc.budgets.starter import toml
 from memcalc.cli.app import app
+from memcalc.records.fields import FIELDS
 
 WEIGHTS = 263_132_168
 GOOD = """# budgets
@@ -134,7 +135,7 @@ def tables(draw, keys):
 
 
 # Whatever traces, or asks the network for a model, has its own tests.
-RUN = tables([key for key in RUN_KEYS if key in USUAL or key == "optim_args"])
+RUN = tables([key for key in (*FIELDS, *OWN_KEYS) if key in USUAL or key == "optim_args"])
 LIMITS = tables([key for key in (*KEYS, "peek") if key in USUAL or key == "peek"])
 
 

@@ -50,7 +50,7 @@ def test_the_shipped_schema_is_the_one_the_reader_makes():
 
 
 def test_every_key_is_explained():
-    run = schema()["properties"]["defaults"]["properties"]
+    run = schema()["$defs"]["run"]["properties"]
     assert [
         name for name, told in run.items() if name != "limits" and not told["description"]
     ] == []

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc import units
-from memcalc.catalog.plan import make, parse_args
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.records.plan import Plan
@@ -22,7 +22,7 @@ from memcalc.records.trace import Phase
         ({"model": "gpt2", "batch": True}, "batch = True"),
         ({"model": "gpt2", "batch": 10**30}, "whole number"),
         ({"model": "gpt2", "precision": "fp31"}, "did you mean fp32"),
-        ({"model": "gpt2", "max_grad_norm": float("nan")}, "positive number"),
+        ({"model": "gpt2", "max_grad_norm": float("nan")}, "number above 0"),
         ({"model": "gpt2", "checkpointing": "yes"}, "true or false"),
         ({"model": 7}, "not a text"),
     ],
@@ -30,14 +30,6 @@ from memcalc.records.trace import Phase
 def test_a_bad_setting_is_named(settings, words):
     with pytest.raises(UsageError, match=words):
         make(settings)
-
-
-def test_optimizer_arguments_are_read_as_what_they_look_like():
-    pairs = ["a=1", "b=0.5", "c=true", "d=none", "e=word", "f=1e-3"]
-    parsed = dict(parse_args(pairs))
-    assert parsed == {"a": 1, "b": 0.5, "c": True, "d": None, "e": "word", "f": 1e-3}
-    with pytest.raises(UsageError, match="key=value"):
-        parse_args(["a"])
 
 
 @given(st.integers(0, 1 << 60))
@@ -79,13 +71,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
         artifact.write(tmp_path / "missing" / "x.json", "text")
     artifact.write(tmp_path / "x.json", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
-
-
-def test_every_field_of_a_plan_has_an_option_on_the_command_line():
-    from memcalc.cli.options import _RENAMED, OPTIONS
-
-    options = {_RENAMED.get(name, name) for name in OPTIONS} | {"model"}
-    assert options - {"plan_file"} == set(Plan.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from memcalc.budgets.detect import accelerate, axolotl, script, trainer
 from memcalc.budgets.detect.records import Detected
-from memcalc.errors import UsageError
-from memcalc.records.plan import Plan
+from memcalc.errors import SettingError, UsageError
+from memcalc.records.fields import FIELDS
 
 __all__ = ["Detected", "read", "search"]
 _LARGEST = 1 << 20
@@ -103,26 +103,16 @@ def _from_mapping(data: Mapping[str, Any], file: str) -> Detected | None:
 
 def _only_plain(found: Detected) -> Detected:
     """Without values of a kind that no plan has: they are named instead."""
-    wanted = Plan.__annotations__
     kept: dict[str, Any] = {}
     left: list[str] = []
     for key, value in found.settings.items():
-        plain = _as(wanted[key], value)
+        try:
+            plain = FIELDS[key].check(value)
+        except SettingError:
+            plain = None
         # A model with a colon is code that an estimate would run: a file cannot ask for that.
         if plain is None or (key in ("model", "optim") and ":" in plain):
             left.append(f"{key} = {str(value)[:40]!r} is not read")
         else:
             kept[key] = plain
     return replace(found, settings=kept, unread=(*found.unread, *left))
-
-
-def _as(kind: str, value: Any) -> Any:
-    if kind.startswith("bool"):
-        return value if isinstance(value, bool) else None
-    if kind.startswith("int"):
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        return value if whole else None
-    if kind.startswith("float"):
-        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-        return float(value) if number else None
-    return value if isinstance(value, str) and value.strip() else None

@@ -1,0 +1,245 @@
+"""What is declared of each field of a plan, for whoever takes settings, writes or explains them.
+
+A setting is written in a file or in Python as a value, and on the command line as text. Either way
+it is checked against the declared type, so what is refused is refused everywhere in the same words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from memcalc.errors import SettingError, unknown
+from memcalc.records.plan import Plan, Scalar
+
+_WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9]){0,40}")
+_DECIMAL = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
+_WORDS: dict[str, Scalar] = {"true": True, "false": False, "none": None, "null": None}
+_ARGUMENT = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]+$")]
+_LONGEST = 60
+
+
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """One field of ``Plan``."""
+
+    name: str
+    type: Any
+    """What a setting is checked against: without ``None``, and a table where pairs are held."""
+    default: Any
+    """``None`` also where there is none."""
+    words: str
+    """What it is, in a sentence."""
+    otherwise: str
+    """What holds where the setting is left out; empty: nothing worth saying."""
+    option: str
+    """Name on the command line, without the dashes before it."""
+    typed: str
+    """How it is typed there, in a sentence; empty: as anybody would think."""
+
+    @property
+    def kind(self) -> type:
+        """Python's type of one value: bool, int, float or str."""
+        plain = _plain(self.type)
+        return plain if plain in (bool, int, float) else str
+
+    @property
+    def is_table(self) -> bool:
+        """It holds names and their values."""
+        return get_origin(self.type) is dict
+
+    @property
+    def repeats(self) -> bool:
+        """On the command line it is given again for every further value."""
+        return isinstance(self.default, tuple)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All values there are; empty where they cannot be listed."""
+        return get_args(self.type) if get_origin(self.type) is Literal else ()
+
+    @property
+    def help(self) -> str:
+        """What it is, its choices and its default, in sentences."""
+        parts = [self.words]
+        parts += [f"One of {', '.join(self.choices)}."] if self.choices else []
+        parts += [f"Default: {self.otherwise}."] if self.otherwise else []
+        return " ".join(parts)
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the setting in a file."""
+        schema = msgspec.json.schema(self.type)
+        if self.choices:
+            schema["enum"] = list(self.choices)
+        if self.repeats and not self.is_table:
+            schema = {"anyOf": [schema["items"], schema]}
+        return {**schema, "description": self.help}
+
+    def check(self, value: Any) -> Any:
+        """Take a setting from a file or from Python and return it as the plan holds it.
+
+        Raises:
+            SettingError: it is of another type, out of range, or none of the choices.
+        """
+        if self.is_table:
+            value = self._table(value)
+        elif self.repeats and isinstance(value, str):
+            value = (value,)
+        elif isinstance(value, float) and value.is_integer() and self.kind is int:
+            # To JSON Schema, 8.0 is a whole number.
+            value = int(value)
+        try:
+            checked = msgspec.convert(value, self.type)
+        except msgspec.ValidationError:
+            raise SettingError(self.name, self._refusal(value)) from None
+        return tuple(checked.items()) if self.is_table else checked
+
+    def read(self, given: str | tuple[str, ...] | bool) -> Any:
+        """Take a setting from the command line: its text, all texts where it repeats, or a switch.
+
+        Raises:
+            SettingError: it is not understood.
+        """
+        if self.is_table and isinstance(given, tuple):
+            return self.check(tuple(self._pair(text) for text in given))
+        if self.kind in (int, float) and isinstance(given, str):
+            return self.check(_scalar(given))
+        return self.check(given)
+
+    def write(self, value: Any) -> list[str]:
+        """The words on the command line that ``read`` takes for this value."""
+        if self.kind is bool:
+            return [f"--{self.option}" if value else f"--no-{self.option}"]
+        if self.is_table:
+            value = [f"{key}={_text(item)}" for key, item in value]
+        values = value if self.repeats else [value]
+        return [word for item in values for word in (f"--{self.option}", str(item))]
+
+    def _table(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if not isinstance(value, tuple) or not all(
+            isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str)
+            for item in value
+        ):
+            raise SettingError(self.name, self._refusal(value))
+        twice = [key for key, _ in value if [key for key, _ in value].count(key) > 1]
+        if twice:
+            raise SettingError(self.name, f"{self.name} names {twice[0]} twice: name it once.")
+        return dict(value)
+
+    def _pair(self, text: str) -> tuple[str, Scalar]:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(
+                self.name, f"{self.name} = {text!r} is not understood: write key=value."
+            )
+        return key.strip(), _scalar(value)
+
+    def _refusal(self, value: Any) -> str:
+        if self.choices:
+            hint = f"choose one of {', '.join(self.choices)}."
+            return str(unknown(self.name, str(value)[:_LONGEST], self.choices, hint=hint))
+        shown = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
+        shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+        return f"{self.name} = {shown} is not {_wanted(self.type)}."
+
+
+def changed_settings(plan: Plan) -> dict[str, Any]:
+    """The settings of a plan that are not left at their defaults, as its fields hold them."""
+    settings = msgspec.structs.asdict(plan)
+    return {name: value for name, value in settings.items() if value != FIELDS[name].default}
+
+
+def declared(kind: type[Plan]) -> dict[str, Field]:
+    """What a class declares of its own fields, by name and in order."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    return {
+        name: _field(name, annotation, defaults[name])
+        for name, annotation in kind.__annotations__.items()
+    }
+
+
+def _field(name: str, annotation: Any, default: Any) -> Field:
+    kind, *metas = get_args(annotation)
+    told = next(meta for meta in metas if meta.extra is not None)
+    limits = [meta for meta in metas if meta is not told]
+    declared = Annotated[(kind, *limits)] if limits else kind
+    default = None if default is msgspec.NODEFAULT else default
+    again = "Repeatable." if isinstance(default, tuple) else ""
+    named = default if isinstance(default, str | int) and not isinstance(default, bool) else ""
+    return Field(
+        name=name,
+        type=_written(declared),
+        default=default,
+        words=told.description,
+        otherwise=told.extra["otherwise"] or ("yes" if default is True else str(named)),
+        option=told.extra["option"] or name.replace("_", "-"),
+        typed=" ".join(filter(None, (told.extra["typed"], again))),
+    )
+
+
+def _written(kind: Any) -> Any:
+    """From the type that a plan holds to the one that settings are checked against."""
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    item = get_args(kind)[0] if get_origin(kind) is tuple else None
+    if get_origin(item) is tuple:
+        return dict[_ARGUMENT, get_args(item)[1]]  # type: ignore[misc]
+    return kind
+
+
+def _plain(kind: Any) -> Any:
+    """A type without its limits."""
+    return kind.__origin__ if get_origin(kind) is Annotated else kind
+
+
+def _wanted(kind: Any) -> str:
+    """What is wanted, in words that follow ``is not``."""
+    if get_origin(kind) is dict:
+        return "a table of names, each with a number, a text, true or false"
+    if get_origin(kind) is tuple:
+        return f"{_wanted(get_args(kind)[0])}, or a list of such"
+    if kind in (bool, str):
+        return "true or false" if kind is bool else "a text"
+    limits = {k: v for meta in kind.__metadata__ for k, v in _limits(meta).items()}
+    if "title" in limits:
+        return str(limits["title"])
+    if _plain(kind) is int:
+        return f"a whole number from {limits['ge']} to {limits['le']:,}"
+    return f"a number above {limits['gt']}"
+
+
+def _limits(meta: Meta) -> dict[str, Any]:
+    names = ("ge", "gt", "le", "title")
+    return {name: getattr(meta, name) for name in names if getattr(meta, name) is not None}
+
+
+def _scalar(text: str) -> Scalar:
+    """A number, true, false or none, as it looks; else a text, which may stand in quotes."""
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _DECIMAL.fullmatch(text):
+        return float(text)
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text
+
+
+def _text(value: Scalar) -> str:
+    """What ``_scalar`` takes for this value."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value if _scalar(value) == value else f'"{value}"'
+    return repr(value)
+
+
+FIELDS = declared(Plan)

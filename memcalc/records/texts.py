@@ -1,0 +1,101 @@
+"""Settings that are written as one text: their form, and what they say.
+
+Patterns are searched for by Python and by readers of JSON Schema (ECMA 262) alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from memcalc.errors import UsageError
+from memcalc.records.model import DTYPE_BYTES
+
+
+def whole(pattern: str) -> str:
+    """A pattern that the whole text must match; Python's ``$`` alone allows a line break."""
+    return rf"^(?:{pattern})$(?!\n)"
+
+
+Text = Annotated[str, Meta(pattern=r"\S", title="a text that is not empty")]
+Version = Annotated[
+    str,
+    Meta(
+        pattern=whole(r"[0-9]+\.[0-9]+[0-9A-Za-z.+]*"), title="a version of PyTorch, such as 2.13"
+    ),
+]
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_LORA = {
+    "r": r"[1-9][0-9]{0,3}",
+    "target": r"[A-Za-z0-9_.-]+(?:\+[A-Za-z0-9_.-]+)*",
+    "alpha": r"[0-9]{1,9}(?:\.[0-9]{1,9})?",
+    "dropout": r"0(?:\.[0-9]{1,9})?",
+}
+_PART = rf" *(?:{'|'.join(f'{key}={form}' for key, form in _LORA.items())}) *"
+_TWICE = rf"(?!.*(?:^|[, ])({'|'.join(_LORA)})=.*[, ]\1=)"
+Lora = Annotated[
+    str,
+    Meta(
+        pattern=rf"{_TWICE}{whole(f'{_PART}(?:,{_PART})*')}",
+        title="LoRA settings, such as r=16,target=all-linear (r: a rank from 1 to 9999; target: "
+        "all-linear, or modules' names joined by +; alpha: a number; dropout: from 0 to below 1)",
+    ),
+]
+_SIZE = " *[1-9][0-9]{0,11} *"
+Input = Annotated[
+    str,
+    Meta(
+        pattern=whole(
+            rf" *{_NAME} *= *(?:{'|'.join(DTYPE_BYTES)}) *"
+            rf"\[(?:{_SIZE}(?:,{_SIZE})*)?,? *\] *"
+        ),
+        title="name=dtype[shape], such as x=float32[8,3,224,224]",
+    ),
+]
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """Low-rank adapters, as ``peft.LoraConfig`` takes them (peft 0.17)."""
+
+    r: int = 16
+    target: str | tuple[str, ...] = "all-linear"
+    alpha: float
+    dropout: float = 0.0
+
+
+def adapter(text: str) -> Adapter:
+    """What a text of ``Plan.lora`` says; alpha is twice the rank unless it is given.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    parts = dict(part.strip().split("=") for part in _checked(text, Lora).split(","))
+    rank, target = int(parts.get("r", 16)), parts.get("target", "all-linear")
+    return Adapter(
+        r=rank,
+        target=target if target == "all-linear" else tuple(target.split("+")),
+        alpha=float(parts.get("alpha", 2 * rank)),
+        dropout=float(parts.get("dropout", 0)),
+    )
+
+
+def input_of(text: str) -> tuple[str, str, tuple[int, ...]]:
+    """Name, dtype and shape of a text of ``Plan.inputs``.
+
+    Raises:
+        UsageError: the text has another form.
+    """
+    name, dtype, sizes, _ = re.split(r"[=\[\]]", _checked(text, Input).replace(" ", ""))
+    return name, dtype, tuple(int(size) for size in sizes.split(",") if size)
+
+
+def _checked(text: str, form: Any) -> str:
+    try:
+        checked: str = msgspec.convert(text, form)
+    except msgspec.ValidationError:
+        raise UsageError(f"{text!r} is not {form.__metadata__[0].title}.") from None
+    return checked
