@@ -76,7 +76,7 @@ def test_runs_are_measured_estimated_kept_and_gone_on_with(memcalc, tmp_path):
     assert "no estimate of zoo:Small: it is code" in compared.stderr
     judged = compared.stdout
     assert "2 runs with a traced estimate" in judged
-    assert "optimizer state     3               3" in judged
+    assert "optimizer state     2               2" in judged
 
 
 def _state(prediction):
