@@ -99,7 +99,13 @@ class Case:
             cwd=self.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "MEMCALC_MARK": self.mark, "PYTHONPATH": str(ROOT), **self.driver},
+            env={
+                **os.environ,
+                "MEMCALC_MARK": self.mark,
+                "MEMCALC_WARM": "",
+                "PYTHONPATH": str(ROOT),
+                **self.driver,
+            },
             preexec_fn=self._prepare,
         )
 

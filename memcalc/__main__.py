@@ -1,19 +1,82 @@
-"""``python -m memcalc`` and the ``memcalc`` command."""
+"""``python -m memcalc`` and the ``memcalc`` command: the outermost handler of whatever happens."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""As shells say it of a program that writes to a pipe nobody reads: 128 + SIGPIPE."""
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line and leave with its exit code."""
+    _fill_closed_streams()
+    code = run(sys.argv[1:])
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            # Python would try again, and complain in words and an exit code of its own.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command; whatever goes wrong is one sentence on stderr and the right exit code.
+
+    1 is the exit code of what is over a budget or limit, and of nothing else.
+    """
     try:
         from memcalc.cli.app import app
 
-        app()
-    except KeyboardInterrupt:
+        with app.make_context("memcalc", list(arguments)) as context:
+            app.invoke(context)
+        sys.stdout.flush()
+    except BaseException as error:
+        return _told(error)
+    return 0
+
+
+def _told(error: BaseException) -> int:
+    """Say what happened; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
         # Also while the command line is still being imported.
-        sys.exit(130)
+        return INTERRUPTED
+    import click
+
+    if isinstance(error, click.exceptions.Exit):
+        return error.exit_code
+    if isinstance(error, click.exceptions.Abort):
+        return INTERRUPTED
+    if isinstance(error, click.ClickException):
+        error.show()
+        return 2
+    if os.environ.get("MEMCALC_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    if isinstance(error, BrokenPipeError):
+        return BROKEN_PIPE
+    from memcalc.errors import MemcalcError, sentence
+
+    with contextlib.suppress(OSError):
+        print(f"error: {sentence(error)}", file=sys.stderr)
+    return error.exit_code if isinstance(error, MemcalcError) else MemcalcError.exit_code
+
+
+def _fill_closed_streams() -> None:
+    """Keep files from being opened in place of a standard stream that was closed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # Writing an answer there fails, saying nothing succeeds.
+            mode = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            descriptor = os.open(os.devnull, mode)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w"))
 
 
 if __name__ == "__main__":

@@ -69,3 +69,19 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
     close = difflib.get_close_matches(name.lower(), by_key, n=3, cutoff=0.5)
     offer = f"did you mean {' or '.join(by_key[key] for key in close)}? " if close else ""
     return UsageError(f"Unknown {kind} {name!r}: {offer}{hint}")
+
+
+def sentence(error: BaseException) -> str:
+    """What a user is told of an error, also of one that nobody expected."""
+    if isinstance(error, MemcalcError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        what = f"use {error.filename}" if error.filename is not None else "write the answer"
+        return f"Cannot {what}: {error.strerror}."
+    if isinstance(error, MemoryError):
+        return "memcalc ran out of main memory."
+    if isinstance(error, RecursionError):
+        return "memcalc recursed too deeply: its input is nested too far."
+    text = " ".join(str(error).split())[:300]
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"memcalc itself failed ({said}): MEMCALC_DEBUG=1 shows where."

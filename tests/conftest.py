@@ -1,5 +1,8 @@
+import contextlib
+import io
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -7,6 +10,32 @@ import pytest
 
 pytest_plugins = ["tests.small"]
 ROOT = pathlib.Path(__file__).parent.parent
+_WARM = pytest.StashKey()
+
+
+def pytest_configure(config):
+    """Start one process for the session whose forks trace and train for all tests.
+
+    A cold one takes seconds to import PyTorch and transformers; it does so when it is first asked.
+    A test that needs a process of its own sets ``MEMCALC_WARM`` to nothing.
+    """
+    if hasattr(config, "workerinput"):
+        return
+    from memcalc.children.ask import WARM, launch
+
+    name = f"memcalc-tests-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        door.bind(f"\0{name}")
+        door.listen(64)
+        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        config.stash[_WARM] = launch(door, {**os.environ, **quiet}, 2)
+    os.environ[WARM] = name
+
+
+def pytest_unconfigure(config):
+    if _WARM in config.stash:
+        config.stash[_WARM].terminate()
+        config.stash[_WARM].wait()
 
 
 @pytest.fixture(autouse=True)
@@ -34,5 +63,19 @@ def memcalc(tmp_path):
                 **environment,
             },
         )
+
+    return run
+
+
+@pytest.fixture
+def in_process():
+    """Run a command in this process: for what a test has patched, and for what starts nothing."""
+    from memcalc.__main__ import run as outermost
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = outermost(list(arguments))
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     return run

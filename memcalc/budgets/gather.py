@@ -79,9 +79,8 @@ def _evidence(answer: Prediction | MemcalcError, method: str) -> Evidence:
     if isinstance(answer, MemcalcError):
         return Evidence(error=str(answer))
     if answer.method != method:
-        # Closed forms in place of a trace that failed are another figure, not this one.
-        reason = next((note for note in answer.assumptions if note.startswith("no trace: ")), "")
-        return Evidence(error=reason.removeprefix("no trace: ") or f"no answer by {method}")
+        # A figure of another kind, not this one.
+        return Evidence(error=f"no answer by {method}: the one that was saved is {answer.method}")
     return Evidence(prediction=answer)
 
 

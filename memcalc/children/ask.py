@@ -20,12 +20,11 @@ from memcalc.errors import MemcalcError, UsageError
 
 _PATIENCE = 5.0
 """Seconds that a killed process has to be gone."""
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-    "from memcalc.children.parent import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-)
 WARM = "MEMCALC_WARM"
-"""Names a socket where a parent listens that others have started: tests share one."""
+"""Names an abstract socket where a parent listens that somebody else has started.
+
+For tests, which would else wait for PyTorch's import a hundred times; ``launch`` starts it.
+"""
 
 
 class Parent:
@@ -117,29 +116,16 @@ class Parent:
         try:
             if known:
                 self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._control.connect(known)
+                self._control.connect(f"\0{known}")
                 return
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            # A file, because a pipe that nobody reads would block a process that prints a lot.
+            self._noise = os.memfd_create("noise")
             with theirs:
-                self._launch(theirs.fileno())
+                self._process = launch(theirs, self.environment, self._noise)
         except OSError as error:
             self._stop()
             raise self.failure(f"No process can be started: {error.strerror}.") from None
-
-    def _launch(self, control: int) -> None:
-        # A file, because a pipe that nobody reads would block a process that prints a lot.
-        self._noise = os.memfd_create("noise")
-        arguments = [str(control), str(os.getpid()), json.dumps(_path())]
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _START, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=None if os.environ.get("MEMCALC_DEBUG") else self._noise,
-            pass_fds=[control],
-            env=self.environment,
-            # Ctrl-C at a terminal reaches the asker alone.
-            start_new_session=True,
-        )
 
     def _stop(self) -> None:
         if self._control is not None:
@@ -156,6 +142,32 @@ class Parent:
         if self._noise >= 0:
             os.close(self._noise)
             self._noise = -1
+
+
+def launch(
+    control: socket.socket, environment: Mapping[str, str], noise: int
+) -> subprocess.Popen[bytes]:
+    """Start a parent, which dies with this process.
+
+    Args:
+        control: where it shall be asked, or listen for those who ask.
+        environment: of the process.
+        noise: descriptor for what it prints.
+    """
+    return subprocess.Popen(
+        # Not the folder it is started in comes first, but what this process imports from.
+        [
+            *(sys.executable, "-P", "-m", "memcalc.children.parent"),
+            *(str(control.fileno()), str(os.getpid())),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if os.environ.get("MEMCALC_DEBUG") else noise,
+        pass_fds=[control.fileno()],
+        env={**environment, "PYTHONPATH": os.pathsep.join(_path())},
+        # Ctrl-C at a terminal reaches the asker alone.
+        start_new_session=True,
+    )
 
 
 class Child:

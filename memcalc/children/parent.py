@@ -222,3 +222,7 @@ def _die_with(parent: int, number: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

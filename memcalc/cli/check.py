@@ -22,7 +22,7 @@ from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
 from memcalc.cli.output import progress
-from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.errors import UsageError, sentence
 from memcalc.files import artifact
 from memcalc.files.results import save as save_runs
 
@@ -123,7 +123,7 @@ def _adviser(wanted: bool, use_cache: bool) -> Iterator[Remedy]:
 def _run(
     files: list[Path], question: Question, delivery: _Delivery, exit_zero: bool, save: Path | None
 ) -> int:
-    """Check and tell; a fault of memcalc itself is not taken for an exceeded budget."""
+    """Check and tell."""
     try:
         with progress("checking memory budgets"):
             outcome = check([read(file) for file in files], question)
@@ -131,19 +131,10 @@ def _run(
         if save is not None:
             save_runs(save, keep(outcome.runs, outcome.evidence))
         _deliver(outcome, delivery, code)
-    except MemcalcError as error:
-        if delivery.format == "github":
-            sys.stdout.write(github.refusal(str(error)))
-        raise
-    except BrokenPipeError:
-        raise
     except Exception as error:
-        if os.environ.get("MEMCALC_DEBUG"):
-            raise
-        name = type(error).__name__
-        raise EstimateError(
-            f"memcalc itself failed ({name}: {error}): MEMCALC_DEBUG=1 shows where."
-        ) from error
+        if delivery.format == "github":
+            sys.stdout.write(github.refusal(sentence(error)))
+        raise
     return code
 
 

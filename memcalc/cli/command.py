@@ -1,4 +1,4 @@
-"""A command as memcalc's verbs are: its arguments explained, its errors one sentence."""
+"""A command as memcalc's verbs are: its arguments explained, its warnings lines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-
-from memcalc.errors import MemcalcError
 
 FILE: Any = click.Path(path_type=Path)
 """The type of an option or argument that names a file."""
@@ -61,28 +59,22 @@ def verb(
     own = list(reversed(getattr(function, "__click_params__", [])))
     return Command(
         name=None,
-        callback=guarded(function),
+        callback=_warning_in_lines(function),
         params=[*shared, *own],
         help=function.__doc__,
         **more,
     )
 
 
-def guarded(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn an error for the user into one sentence and its exit code; warnings into lines."""
+def _warning_in_lines(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn warnings into lines on stderr; errors are told by ``memcalc.__main__``."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = _show_warning
-            try:
-                function(*args, **kwargs)
-            except MemcalcError as error:
-                say(f"error: {error}")
-                raise exit_with(error.exit_code) from None
-            except KeyboardInterrupt:
-                raise exit_with(130) from None
+            function(*args, **kwargs)
 
     return run
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memcalc.cli.command import option, say
+from memcalc.cli.command import exit_with, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import FORMAT, OUTPUT, deliver_predictions, progress
-from memcalc.errors import MemcalcError
-from memcalc.estimation.estimate import answers
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import advised, answers
 from memcalc.records.prediction import Prediction
 
 
@@ -34,9 +34,15 @@ def command(
             if isinstance(answer, Prediction):
                 found.append(answer)
             else:
-                failed.append(answer)
+                failed.append(advised(answer))
                 if len(plans) > 1:
-                    say(f"{plan.optim}: {answer}")
+                    say(f"{plan.optim}: {failed[-1]}")
     if not found:
         raise failed[0]
     deliver_predictions(found, format, output)
+    if settings.get("optim") == "all":
+        # An optimizer that does not take this model is no failure.
+        failed = [error for error in failed if not isinstance(error, UsageError)]
+    if failed:
+        # What was answered is not the whole answer.
+        raise exit_with(max(error.exit_code for error in failed))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.catalog import gpus, inventory, models
@@ -17,6 +16,7 @@ from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.analytic import estimate as analytic_estimate
 from memcalc.files import cache
 from memcalc.files.artifact import decode, encode
+from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
@@ -51,8 +51,18 @@ def estimate(
     plan = make({"model": model, **settings})
     answer = next(iter(answers([plan], method=method, use_cache=use_cache)))
     if isinstance(answer, MemcalcError):
-        raise answer
+        raise advised(answer)
     return answer
+
+
+def advised(error: MemcalcError) -> MemcalcError:
+    """The error with what can be known without a trace, where it is a trace that failed."""
+    if not isinstance(error, EstimateError):
+        return error
+    return EstimateError(
+        f"{str(error).rstrip('.')}. Without a trace, --method analytic gives the weights, "
+        "gradients and optimizer state alone."
+    )
 
 
 def answers(
@@ -70,15 +80,16 @@ def answers(
         raise UsageError(f"Unknown method {method!r}: choose trace or analytic.")
     known: dict[int, Answer] = {}
     names: dict[int, str] = {}
+    if method == "analytic":
+        yield from _analytic(plans)
+        return
     for index, plan in enumerate(plans):
         try:
             source = check(plan)
         except MemcalcError as error:
             known[index] = error
             continue
-        if method == "analytic":
-            known[index] = _analytic(plan)
-        elif use_cache and source.config is not None:
+        if use_cache and source.config is not None:
             names[index] = cache.key(plan, source.config, "trace")
             found = _from_cache(names[index]) or _from_symbolic(plan, source.config)
             if found is not None:
@@ -168,16 +179,13 @@ def _in_order(
 
     missing = [index for index in range(len(plans)) if index not in known]
     traced = trace_parallel([plans[index] for index in missing], workers)
-    for index, plan in enumerate(plans):
+    for index in range(len(plans)):
         if index in known:
             yield known[index]
             continue
         answer = next(traced)
-        if isinstance(answer, Prediction):
-            if index in names:
-                cache.store(names[index], encode(answer))
-        elif isinstance(answer, EstimateError):
-            answer = _fall_back(plan, answer)
+        if isinstance(answer, Prediction) and index in names:
+            cache.store(names[index], encode(answer))
         yield answer
 
 
@@ -198,26 +206,55 @@ def _from_symbolic(plan: Plan, config: dict[str, Any]) -> Prediction | None:
     return from_symbolic.answer(plan, config)
 
 
-def _analytic(plan: Plan) -> Answer:
-    try:
-        source = models.find(plan.model)
+def _analytic(plans: Sequence[Plan]) -> Iterator[Answer]:
+    with _Inventories() as inventories:
+        for plan in plans:
+            try:
+                yield _by_closed_forms(plan, inventories)
+            except MemcalcError as error:
+                yield error
+
+
+def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
+    source = check(plan)
+    tensors = as_planned(inventories.of(plan, source), plan)
+    choice = registry.find(plan.optim, dict(plan.optim_args))
+    state = registry.state_of(choice, tensors.parameters, plan)
+    return analytic_estimate(plan, source, tensors, state, choice)
+
+
+class _Inventories:
+    """The tensors of models; those that are not shipped are built once, in a child process."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._client: Client | None = None
+        self._known: dict[tuple[str, str], Inventory] = {}
+
+    def __enter__(self) -> _Inventories:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def of(self, plan: Plan, source: models.ModelSource) -> Inventory:
+        """The inventory of a plan's model with its head.
+
+        Raises:
+            MemcalcError: the model cannot be built.
+        """
         head = tasks.choose(source, plan.task)
-        tensors = inventory.load(source, head.name)
-        if tensors is None:
-            from memcalc.workload.inventory import whole
+        key = (source.name, head.name)
+        if key not in self._known:
+            self._known[key] = inventory.load(source, head.name) or self._built(plan)
+        return self._known[key]
 
-            tensors = whole(source, head)
-        tensors = as_planned(tensors, plan)
-        choice = registry.find(plan.optim, dict(plan.optim_args))
-        state = registry.state_of(choice, tensors.parameters, plan)
-        return analytic_estimate(plan, source, tensors, state, choice)
-    except MemcalcError as error:
-        return error
+    def _built(self, plan: Plan) -> Inventory:
+        from memcalc.estimation.client import Client
 
-
-def _fall_back(plan: Plan, error: EstimateError) -> Answer:
-    """Where the trace fails, the closed forms still stand, marked as such."""
-    answer = _analytic(plan)
-    if isinstance(answer, MemcalcError):
-        return error
-    return replace(answer, assumptions=(f"no trace: {error}", *answer.assumptions))
+        if self._client is None:
+            self._client = self._stack.enter_context(Client())
+        answer = self._client.inventory(plan)
+        if isinstance(answer, MemcalcError):
+            raise answer
+        return answer

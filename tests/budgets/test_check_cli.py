@@ -120,6 +120,27 @@ def test_3_when_a_run_fails_and_1_when_another_is_over_as_well(memcalc, failing)
     assert memcalc("check").returncode == 1
 
 
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "os._exit(0)"])
+@pytest.mark.parametrize("place", ["__init__", "forward"])
+def test_3_when_the_models_code_ends_its_process(memcalc, tmp_path, ending, place):
+    (tmp_path / "mine.py").write_text(
+        "import os, sys, torch\n"
+        "class Model(torch.nn.Linear):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(4, 4)\n"
+        f"        if {place == '__init__'}: {ending}\n"
+        f"    def forward(self, input): {ending}\n"
+    )
+    (tmp_path / "memcalc.toml").write_text(
+        '[runs.mine]\nmodel = "mine:Model"\ninputs = ["input=float32[2,4]"]\n'
+        'limits.peak = "1 GiB"\n'
+    )
+    done = memcalc("check")
+    assert done.returncode == 3, done.stdout
+    assert done.stdout.startswith("unknown")
+    assert "exit" in done.stdout
+
+
 def test_exit_zero_reports_what_is_over_and_passes(memcalc, repository):
     repository('weights = "1 MiB"')
     done = memcalc("check", "--exit-zero")

@@ -58,8 +58,6 @@ def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
 
 
 def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monkeypatch):
-    """The API falls back to closed forms; a budget must not be judged by them unasked."""
-
     def fails(plans, workers=None):
         return iter([EstimateError("the model's code stopped")] * len(plans))
 

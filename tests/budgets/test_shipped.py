@@ -78,6 +78,14 @@ def test_without_files_the_action_takes_what_it_finds(job, tmp_path, small):
     assert (tmp_path / "summary").read_text().startswith("<!-- memcalc:check -->")
 
 
+@pytest.mark.parametrize("code", ["0", "1"])
+def test_a_check_that_leaves_no_report_is_no_verdict(job, tmp_path, code):
+    (tmp_path / "bin" / "memcalc").write_text(f"#!/bin/sh\nexit {code}\n")
+    done = job("Check", FILES="", ARGS="")
+    assert done.stdout.startswith("::error")
+    assert outputs(tmp_path)["exit-code"] == "3"
+
+
 def test_a_verdict_that_never_came_is_red(job):
     assert job("Verdict", CODE="").returncode == 3
 

@@ -163,38 +163,89 @@ def test_any_module_can_be_estimated_with_its_inputs_described(memcalc, tmp_path
     assert json.loads(done.stdout)["parameters"]["count"] == 8 * 16 + 16 + 16 * 4 + 4
 
 
-def test_a_failure_in_the_model_names_module_and_operator_and_keeps_the_exact_figures(
-    memcalc, tmp_path
-):
-    (tmp_path / "mine.py").write_text(
-        "import torch\n"
-        "class Broken(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.inner = torch.nn.Linear(8, 8)\n"
-        "    def forward(self, input):\n"
-        "        return self.inner(input) @ torch.zeros(5, 5, device=input.device)\n"
+OWN = """
+import ctypes, os, sys, torch
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+
+class Mismatched(Own):
+    def forward(self, input):
+        return self.inner(input) @ torch.zeros(5, 5, device=input.device)
+
+class Exits(Own):
+    def forward(self, input):
+        sys.exit(0)
+
+class Leaves(Own):
+    def forward(self, input):
+        os._exit(0)
+
+class Crashes(Own):
+    def forward(self, input):
+        self.inner(input)
+        ctypes.string_at(0)
+
+def exits(): sys.exit(0)
+def leaves(): os._exit(0)
+"""
+FAILING = {
+    "Mismatched": "The simulated run stopped, at mm: RuntimeError: a and b must have",
+    "Exits": "its code called sys.exit(0)",
+    "Leaves": "ended without an answer (exit code 0)",
+    "Crashes": "was ended by SIGSEGV in inner, at",
+    "exits": "its code called sys.exit(0)",
+    "leaves": "ended without an answer (exit code 0)",
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_a_trace_that_fails_is_an_error_and_never_a_smaller_number(memcalc, tmp_path, name):
+    (tmp_path / "mine.py").write_text(OWN)
+    done = memcalc("estimate", f"mine:{name}", "--input", "input=float32[2,8]", "-f", "json")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    (said,) = done.stderr.splitlines()
+    assert FAILING[name] in said
+    assert said.endswith(
+        "--method analytic gives the weights, gradients and optimizer state alone."
     )
-    done = memcalc("estimate", "mine:Broken", "--input", "input=float32[2,8]", "-f", "json")
+
+
+@pytest.mark.parametrize("name", ["exits", "leaves"])
+def test_a_model_is_built_in_a_child_also_where_nothing_is_traced(memcalc, tmp_path, name):
+    (tmp_path / "mine.py").write_text(OWN)
+    done = memcalc("estimate", f"mine:{name}", "--method", "analytic")
+    assert done.returncode == 3
+    assert FAILING[name] in done.stderr
+
+
+def test_closed_forms_of_a_callable_are_its_exact_parts(memcalc, tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    done = memcalc("estimate", "mine:Mismatched", "--method", "analytic", "-f", "json")
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    assert answer["method"] == "analytic"
-    assert answer["components"]["weights"] == 4 * 72
-    assert "no trace" in answer["assumptions"][0]
-    assert "mm" in answer["assumptions"][0]
+    assert json.loads(done.stdout)["components"]["weights"] == 4 * 72
 
 
-def test_a_crash_of_the_simulated_run_is_one_sentence(memcalc, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import os, torch\n"
-        "class Crash(torch.nn.Linear):\n"
-        "    def __init__(self):\n"
-        "        super().__init__(4, 4)\n"
-        "    def forward(self, input):\n"
-        "        os.abort()\n"
-    )
-    done = memcalc("estimate", "mine:Crash", "--input", "input=float32[2,4]", "-f", "json")
-    assert "SIGABRT" in json.loads(done.stdout)["assumptions"][0]
+def test_where_one_of_several_optimizers_fails_the_others_are_shown_and_the_exit_code_says_so(
+    in_process, monkeypatch
+):
+    from memcalc.cli import estimate
+    from memcalc.errors import EstimateError
+    from memcalc.estimation.estimate import answers
+
+    def one_fails(plans, **how):
+        first, _ = plans
+        yield from answers([first], method="analytic")
+        yield EstimateError("The simulated run stopped.")
+
+    monkeypatch.setattr(estimate, "answers", one_fails)
+    done = in_process("estimate", "distilbert-base-cased", "--optim", "adamw,sgd")
+    assert done.returncode == 3
+    assert "adamw" in done.stdout
+    assert done.stderr.startswith("sgd: The simulated run stopped.")
 
 
 @pytest.mark.parametrize("arguments", ["--help", "list models", "list optimizers", "list gpus"])

@@ -4,11 +4,10 @@ import json
 import pickle
 
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 
 from memcalc.catalog import models
-from memcalc.cli import app, explain
+from memcalc.cli import explain
 from memcalc.remedies.records import Search
 
 
@@ -65,23 +64,25 @@ def test_one_trace_serves_all_pictures_and_files(memcalc, model, tmp_path):
         (("show", "missing.pickle"), "Cannot read"),
     ],
 )
-def test_bad_input_gets_one_sentence_and_exit_code_2(tmp_path, monkeypatch, arguments, words):
+def test_bad_input_gets_one_sentence_and_exit_code_2(
+    in_process, tmp_path, monkeypatch, arguments, words
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged.json").write_text('{"schema": 1, "kind": "prediction"}')
     (tmp_path / "unexplained.json").write_text('{"schema": 1, "kind": "explanation"}')
     (tmp_path / "code.pickle").write_bytes(pickle.dumps({"segments": 3})[:-3])
-    done = CliRunner().invoke(app.app, list(arguments))
-    assert done.exit_code == 2, done.output
+    done = in_process(*arguments)
+    assert done.returncode == 2, done.stderr
     assert words in " ".join(done.stderr.split())
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_limit_that_nothing_meets_ends_with_1(monkeypatch, explained):
+def test_a_limit_that_nothing_meets_ends_with_1(in_process, monkeypatch, explained):
     nothing = Search(limit=1 << 20, rung="reserved", trials=(), best=None)
     failed = replace(explained, search=nothing)
     monkeypatch.setattr(explain, "explain_plan", lambda plan, wish: failed)
-    done = CliRunner().invoke(app.app, ["explain", "gpt2", "--under", "1 MiB"])
-    assert done.exit_code == 1
+    done = in_process("explain", "gpt2", "--under", "1 MiB")
+    assert done.returncode == 1
     assert "Nothing holds under 1.0 MiB" in done.stdout
-    met = CliRunner().invoke(app.app, ["explain", "gpt2"])
-    assert met.exit_code == 0
+    met = in_process("explain", "gpt2")
+    assert met.returncode == 0

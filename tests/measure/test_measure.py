@@ -92,7 +92,8 @@ def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(memcalc, tmp_pat
           "Nothing", "Spawns", "Small")  # fmt: skip
     mark = f"MEMCALC_MARK={os.getpid()}-{tmp_path.name}"
     done = memcalc("measure", "--suite", "suite.toml", "--steps", "2", "--timeout", "20",
-                   "-o", "out.json", "--no-estimate", MEMCALC_MARK=mark.split("=")[1])  # fmt: skip
+                   "-o", "out.json", "--no-estimate", MEMCALC_WARM="",
+                   MEMCALC_MARK=mark.split("=")[1])  # fmt: skip
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     first, aborts, killed, leaves, raises, babbles, large, nothing, spawns, last = runs(tmp_path)

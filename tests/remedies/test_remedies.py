@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.explanation.command import options as typed
 from memcalc.explanation.records import Explanation
@@ -66,22 +67,20 @@ def test_an_explanation_reads_back_from_its_file(explained):
     assert sum(group["bytes"] for group in data["peak"]["groups"]) == data["peak"]["requested"]
 
 
-def test_the_typed_command_says_the_same_plan(explained):
-    from click.testing import CliRunner
-
-    from memcalc.cli import app, explain
+def test_the_typed_command_says_the_same_plan(in_process, explained):
+    from memcalc.cli import explain
 
     seen = []
 
     def catch(plan, wish):
         seen.append(plan)
-        raise SystemExit(0)
+        raise UsageError("seen")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explain, "explain_plan", catch)
         for option in explained.options:
             plan = option.trial.figures.plan
-            CliRunner().invoke(app.app, ["explain", *_words(typed(plan))])
+            in_process("explain", *_words(typed(plan)))
             assert seen.pop() == plan
 
 

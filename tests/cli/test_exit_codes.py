@@ -1,0 +1,99 @@
+"""Whatever happens to a command is one sentence and the right exit code: 1 is over budget alone."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import click
+import pytest
+
+from memcalc.errors import MeasureTimeoutError, OverBudgetError
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (KeyboardInterrupt(), 130, None),
+        (click.Abort(), 130, None),
+        (BrokenPipeError(32, "Broken pipe"), 141, None),
+        (OSError(28, "No space left on device"), 3, "Cannot write the answer: No space"),
+        (PermissionError(13, "Permission denied", "x.json"), 3, "Cannot use x.json: Permission"),
+        (MemoryError(), 3, "ran out of main memory"),
+        (RecursionError("maximum recursion"), 3, "nested too far"),
+        (SystemExit(0), 3, "memcalc itself failed (SystemExit: 0)"),
+        (SystemExit(1), 3, "memcalc itself failed"),
+        (KeyError("x"), 3, "memcalc itself failed (KeyError: 'x')"),
+        (GeneratorExit(), 3, "memcalc itself failed (GeneratorExit)"),
+        (click.FileError("x"), 2, "x"),
+        (OverBudgetError("Too much."), 1, "error: Too much."),
+        (MeasureTimeoutError("Too long."), 124, "error: Too long."),
+    ],
+)
+def test_every_error_has_its_sentence_and_exit_code(in_process, monkeypatch, error, code, words):
+    from memcalc.cli import doctor
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.delenv("MEMCALC_DEBUG", raising=False)
+    monkeypatch.setattr(doctor.command, "callback", fails)
+    done = in_process("doctor")
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    if words is None:
+        assert done.stderr.strip() == ""
+    else:
+        assert words in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_person_who_looks_for_the_cause_sees_the_traceback(in_process, monkeypatch):
+    from memcalc.cli import doctor
+
+    def fails(*_, **__):
+        raise KeyError("x")
+
+    monkeypatch.setattr(doctor.command, "callback", fails)
+    monkeypatch.setenv("MEMCALC_DEBUG", "1")
+    done = in_process("doctor")
+    assert done.returncode == 3
+    assert "Traceback" in done.stderr
+
+
+def typed(line):
+    done = subprocess.run(
+        ["bash", "-c", line.replace("memcalc", f"{sys.executable} -m memcalc")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    return done
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_an_answer_that_cannot_be_written_is_not_given():
+    done = typed("memcalc list models >/dev/full")
+    assert done.returncode == 3
+    assert done.stderr == "error: Cannot write the answer: No space left on device.\n"
+
+
+def test_an_answer_for_a_closed_stream_is_not_given():
+    done = typed("memcalc list models >&-")
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: Cannot write the answer")
+
+
+def test_a_reader_that_has_seen_enough_is_not_an_error():
+    done = typed("memcalc list models | head -n 0; exit ${PIPESTATUS[0]}")
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_a_closed_standard_error_changes_nothing():
+    done = typed("memcalc list gpus 2>&-")
+    assert done.returncode == 0
+    assert "T4" in done.stdout
