@@ -18,6 +18,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
 from memcalc.records.steady import MORE, continued
 from memcalc.records.trace import Component, Mark, Phase, Trace
+from memcalc.records.walk import components, highest, most_of, steady_step
 
 UNLIMITED = 1 << 50
 """Device size of a replay without a GPU named: large enough for anything."""
@@ -61,7 +62,7 @@ def predict(
         parameters=inventory.numel,
         parameter_tensors=len(inventory.parameters),
         trainable=inventory.trainable_numel,
-        components=components_at_peak(trace, top.phase),
+        components=components(trace, highest(trace)[top.phase]),
         phases=phases,
         peak=Peak(
             phase=top.phase,
@@ -73,7 +74,7 @@ def predict(
         optimizer_state=state,
         rules_of_thumb=rules_of_thumb(plan, inventory.numel, inventory.trainable_numel, rule),
         method="trace",
-        gradients=gradients_held(trace),
+        gradients=most_of(trace, Component.GRADIENTS),
         assumptions=trace.assumptions,
         versions=trace.versions,
     )
@@ -157,8 +158,7 @@ def _phases(replayed: Replay, steps: int) -> tuple[PhasePeak, ...]:
     steady: dict[Phase, Interval] = {}
     for interval in replayed.intervals:
         step, phase = cast(tuple[int, Phase], interval.name)
-        last = 0 if phase is Phase.RESUME else steps - 1
-        for group, wanted in ((first, 0), (steady, last)):
+        for group, wanted in ((first, 0), (steady, steady_step(phase, steps))):
             known = group.get(phase)
             if step == wanted and (
                 known is None or known.peaks.allocated < interval.peaks.allocated
@@ -175,44 +175,6 @@ def _phases(replayed: Replay, steps: int) -> tuple[PhasePeak, ...]:
         for phase in Phase
         if phase in steady
     )
-
-
-def components_at_peak(trace: Trace, phase: Phase) -> dict[Component, int]:
-    """What lives at the highest moment of a phase of the last step; sums to its requested bytes."""
-    level = best = 0
-    now: dict[Component, int] = dict.fromkeys(Component, 0)
-    at_best: dict[Component, int] = {}
-    for inside, event in _steady_events(trace, phase):
-        storage = trace.storages[event if event >= 0 else ~event]
-        change = storage.bytes if event >= 0 else -storage.bytes
-        level += change
-        now[storage.component] += change
-        if inside and level > best:
-            best, at_best = level, dict(now)
-    return at_best
-
-
-def gradients_held(trace: Trace) -> int:
-    """Bytes of all gradients when there are most of them."""
-    level = most = 0
-    for event in trace.events:
-        storage = trace.storages[event if event >= 0 else ~event]
-        if storage.component is Component.GRADIENTS:
-            level += storage.bytes if event >= 0 else -storage.bytes
-            most = max(most, level)
-    return most
-
-
-def _steady_events(trace: Trace, phase: Phase) -> Iterator[tuple[bool, int]]:
-    marks = iter((*trace.marks, None))
-    mark = next(marks)
-    inside = False
-    for index, event in enumerate(trace.events):
-        while mark is not None and mark.index <= index:
-            last = 0 if phase is Phase.RESUME else trace.steps - 1
-            inside = mark.phase is phase and mark.step == last
-            mark = next(marks)
-        yield inside, event
 
 
 def _process_used(reserved: int, context: Span | None, state: OptimizerState) -> int | None:

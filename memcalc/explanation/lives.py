@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
-from memcalc.records.steady import last_step
-from memcalc.records.trace import Component, Mark, Phase, Trace
+from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.walk import walk
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,65 +22,12 @@ def deaths(trace: Trace) -> dict[int, Death]:
     """The death of each storage, by number; those that outlive the trace have none."""
     found: dict[int, Death] = {}
     module = ""
-    for index, (mark, event) in enumerate(walk(trace)):
+    for index, (mark, event, storage) in enumerate(walk(trace)):
         if event >= 0:
-            module = trace.storages[event].module
+            module = storage.module
         else:
             found[~event] = Death(event=index, phase=mark.phase, step=mark.step, module=module)
     return found
-
-
-def walk(trace: Trace) -> Iterator[tuple[Mark, int]]:
-    """Every event, with the phase it happens in."""
-    marks = iter((*trace.marks, None))
-    current, following = Mark(index=0, phase=Phase.LOAD, step=0), next(marks)
-    for index, event in enumerate(trace.events):
-        while following is not None and following.index <= index:
-            current, following = following, next(marks)
-        yield current, event
-
-
-def highest(trace: Trace) -> dict[Phase, int]:
-    """The event after which each phase of the steady step holds the most requested bytes.
-
-    What is held when a phase begins counts as its own.
-    """
-    levels = [0]
-    for event in trace.events:
-        size = trace.storages[event].bytes if event >= 0 else -trace.storages[~event].bytes
-        levels.append(levels[-1] + size)
-    found: dict[Phase, int] = {}
-    ends = [*(mark.index for mark in trace.marks[1:]), len(trace.events)]
-    for mark, last in zip(trace.marks, ends, strict=True):
-        wanted = 0 if mark.phase is Phase.RESUME else trace.steps - 1
-        if mark.step != wanted or mark.phase is Phase.LOAD:
-            continue
-        top = max(range(mark.index, last + 1), key=levels.__getitem__)
-        if mark.phase not in found or levels[top] > levels[found[mark.phase] + 1]:
-            found[mark.phase] = top - 1
-    return found
-
-
-def end(trace: Trace) -> int:
-    """How many events there are before the program ends and frees what is left.
-
-    An evaluation ends with the last event of a storage of its own.
-    """
-    if any(mark.phase is Phase.EVAL for mark in trace.marks):
-        born = [trace.storages[event if event >= 0 else ~event].phase for event in trace.events]
-        return max(index for index, phase in enumerate(born) if phase is Phase.EVAL) + 1
-    return last_step(trace.events, trace.marks)[1]
-
-
-def alive(trace: Trace, event: int) -> list[int]:
-    """Numbers of the storages alive right after an event, in order of birth."""
-    living: dict[int, None] = {}
-    for happened in trace.events[: event + 1]:
-        if happened >= 0:
-            living[happened] = None
-        else:
-            del living[~happened]
-    return list(living)
 
 
 def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from memcalc.explanation import lives, names
 from memcalc.explanation.records import Group, PeakContents
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.walk import alive, highest
 
 
 def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase, PeakContents]:
@@ -22,7 +23,7 @@ def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase
     deaths = lives.deaths(trace)
     return {
         phase: _moment(trace, plan, phase, event, deaths, depth)
-        for phase, event in lives.highest(trace).items()
+        for phase, event in highest(trace).items()
     }
 
 
@@ -36,7 +37,7 @@ def _moment(
 ) -> PeakContents:
     groups: dict[Any, _Growing] = defaultdict(_Growing)
     components: dict[Component, int] = dict.fromkeys(Component, 0)
-    for number in lives.alive(trace, event):
+    for number in alive(trace, event):
         storage = trace.storages[number]
         components[storage.component] += storage.bytes
         why, where = lives.kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)

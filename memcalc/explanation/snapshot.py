@@ -13,9 +13,10 @@ from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_sn
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
 from memcalc.estimation.predict import UNLIMITED, tuples
-from memcalc.explanation.lives import end
 from memcalc.explanation.timeline import settings_of
+from memcalc.records.steady import MORE
 from memcalc.records.trace import Storage
+from memcalc.records.walk import program_end
 
 
 def predicted(traced: Traced, path: Path) -> None:
@@ -33,7 +34,7 @@ def predicted(traced: Traced, path: Path) -> None:
 
     def frames(key: Hashable) -> Sequence[Frame]:
         assert isinstance(key, int)
-        storage = trace.storages[key]
+        storage = trace.storages[key % len(trace.storages)]
         if storage not in shown:
             shown[storage] = _frames(storage)
         return shown[storage]
@@ -48,11 +49,11 @@ def predicted(traced: Traced, path: Path) -> None:
 
 
 def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
-    """As replayed, with the marks in words."""
+    """As replayed for the prediction, with the marks in words."""
     trace = traced.trace
     # As if dumped after the last step, with the model and the optimizer still there.
-    alive = replace(trace, events=trace.events[: end(trace)])
-    for event in tuples(alive):
+    alive = replace(trace, events=trace.events[: program_end(trace)])
+    for event in tuples(alive, MORE):
         if event[0] is Op.MARK:
             step, phase = event[1]
             yield Op.MARK, f"step {step} {phase.value}"

@@ -9,13 +9,17 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
+from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.replay import Op
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.estimation.predict import UNLIMITED
-from memcalc.explanation.lives import end, walk
+from memcalc.estimation.predict import UNLIMITED, tuples
 from memcalc.records.plan import Plan
+from memcalc.records.steady import MORE
 from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.walk import program_end
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,34 +50,51 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(trace: Trace, plan: Plan) -> Timeline:
-    """Follow the last step of a trace event by event."""
+    """Follow the steady step of a trace event by event."""
     levels = dict.fromkeys(Component, 0)
     bands: dict[Component, list[int]] = {component: [] for component in Component}
-    rungs: list[tuple[int, int]] = []
+    rungs: list[Levels] = []
     stretches: list[Stretch] = []
-    whole = replace(trace, events=trace.events[: end(trace)])
-    for (mark, event), rung in zip(walk(whole), _rungs(whole, plan), strict=True):
-        storage = trace.storages[event if event >= 0 else ~event]
-        levels[storage.component] += storage.bytes if event >= 0 else -storage.bytes
-        if mark.step != trace.steps - 1 or mark.phase is Phase.LOAD:
+    for step, phase, component, size, held in _played(trace, plan):
+        levels[component] += size
+        if step != trace.steps - 1 + MORE:
             continue
         here = len(rungs)
-        if stretches and stretches[-1].phase is mark.phase:
+        if stretches and stretches[-1].phase is phase:
             stretches[-1] = replace(stretches[-1], end=here + 1)
         else:
-            stretches.append(Stretch(phase=mark.phase, begin=here, end=here + 1))
-        rungs.append(rung)
-        for component, band in bands.items():
-            band.append(levels[component])
+            stretches.append(Stretch(phase=phase, begin=here, end=here + 1))
+        rungs.append(held)
+        for name, band in bands.items():
+            band.append(levels[name])
     device = plan.target != "cpu"
     return Timeline(
         components={name: tuple(band) for name, band in bands.items() if any(band)},
         requested=tuple(map(sum, zip(*bands.values(), strict=True))),
-        allocated=tuple(allocated for allocated, _ in rungs) if device else None,
-        reserved=tuple(reserved for _, reserved in rungs) if device else None,
+        allocated=tuple(held.allocated for held in rungs) if device else None,
+        reserved=tuple(held.reserved for held in rungs) if device else None,
         phases=tuple(stretches),
         events=len(rungs),
     )
+
+
+def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Component, int, Levels]]:
+    """Each event as the allocator serves it: when, of what, bytes more or less, and the levels."""
+    allocator = CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED))
+    live: dict[int, Block] = {}
+    step, phase = 0, Phase.LOAD
+    whole = replace(trace, events=trace.events[: program_end(trace)])
+    for key, what in tuples(whole, MORE):
+        if key is Op.MARK:
+            step, phase = what
+            continue
+        storage = trace.storages[key % len(trace.storages)]
+        if what:
+            live[key] = allocator.allocate(what)
+        else:
+            allocator.free(live.pop(key))
+        change = storage.bytes if what else -storage.bytes
+        yield step, phase, storage.component, change, allocator.levels()
 
 
 def thin(line: Timeline, moments: int) -> Timeline:
@@ -105,16 +126,3 @@ def settings_of(plan: Plan, trace: Trace) -> AllocatorSettings:
     version = plan.torch or trace.versions.get("torch", "2.13")
     major, minor = version.split("+")[0].split(".")[:2]
     return parse_alloc_conf(plan.alloc_conf, torch=(int(major), int(minor)))
-
-
-def _rungs(trace: Trace, plan: Plan) -> Iterator[tuple[int, int]]:
-    """Allocated and reserved bytes after each event."""
-    allocator = CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED))
-    live = {}
-    for event in trace.events:
-        if event >= 0:
-            live[event] = allocator.allocate(trace.storages[event].bytes)
-        else:
-            allocator.free(live.pop(~event))
-        levels = allocator.levels()
-        yield levels.allocated, levels.reserved

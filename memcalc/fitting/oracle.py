@@ -24,6 +24,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit
 from memcalc.records.steady import MORE, continued
 from memcalc.records.trace import Trace
+from memcalc.records.walk import changes
 from memcalc.symbolic.evaluate import EventStream
 
 
@@ -154,7 +155,7 @@ class Oracle:
 def _least(stream: EventStream, settings: AllocatorSettings) -> int:
     """The bytes of blocks alive at once, at the peak: no allocator needs less."""
     sizes = [round_size(size, settings.divisions) for size in stream.sizes]
-    return max(accumulate(sizes[e] if e >= 0 else -sizes[~e] for e in stream.events))
+    return max(accumulate(changes(stream.events, sizes)))
 
 
 class _Events:

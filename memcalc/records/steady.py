@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from memcalc.records.trace import Mark, Phase
+from memcalc.records.walk import interleaved, last_step
 
 MORE = 2
 """Steps that are repeated: with the two that are run, the four that ``memcalc measure`` takes."""
@@ -38,14 +39,14 @@ def continued(
     final = max(mark.step for mark in marks)
     after = [mark for mark in marks if mark.phase is Phase.EVAL]
     step = [mark for mark in marks if mark.step == final and mark.phase is not Phase.EVAL]
-    yield from _between(events, [mark for mark in marks if mark not in after], 0, end)
+    yield from interleaved(events, [mark for mark in marks if mark not in after], 0, end)
     held = _partners(events, kind, begin, end)
     before: dict[int, int] = {}
     """Of what an earlier step made and this one frees: the copy that stands for it now."""
     for copy in range(1, more + 1):
         shift = copy * storages
         made: dict[int, int] = {}
-        for event in _between(events, step, begin, end):
+        for event in interleaved(events, step, begin, end):
             if isinstance(event, Mark):
                 yield Mark(index=event.index, phase=event.phase, step=final + copy)
             elif event >= 0 and event not in held.kept:
@@ -57,32 +58,13 @@ def continued(
                 last = held.successor[~event]
                 yield ~before.get(last, last)
         before = made
-    for event in _between(events, after, end, len(events)):
+    for event in interleaved(events, after, end, len(events)):
         if isinstance(event, Mark):
             yield Mark(index=event.index, phase=event.phase, step=final + more)
         elif event < 0:
             yield ~before.get(~event, ~event)
         else:
             yield event
-
-
-def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
-    """Where the last step begins and where it ends; after that comes evaluation, or the end.
-
-    The last zero_grad is as long as the one before it; what dies after it, dies with the program.
-    """
-    final = max(mark.step for mark in marks)
-    begin = next(m.index for m in marks if m.step == final and m.phase is Phase.FORWARD)
-    for mark in marks:
-        if mark.phase is Phase.EVAL:
-            return begin, mark.index
-    clearing = [0] * (final + 1)
-    ends = [*(mark.index for mark in marks[1:]), len(events)]
-    for mark, end in zip(marks, ends, strict=True):
-        if mark.phase is Phase.ZERO_GRAD:
-            clearing[mark.step] += end - mark.index
-    surplus = clearing[-1] - clearing[-2] if final else 0
-    return begin, len(events) - max(0, surplus)
 
 
 class _Held:
@@ -116,15 +98,3 @@ def _partners(
         else:
             held.kept.add(storage)
     return held
-
-
-def _between(
-    events: Sequence[int], marks: Sequence[Mark], begin: int, end: int
-) -> Iterator[int | Mark]:
-    """Events from one place to another, each of these marks before its first event."""
-    position = begin
-    for mark in marks:
-        yield from events[position : mark.index]
-        position = mark.index
-        yield mark
-    yield from events[position:end]

@@ -12,6 +12,7 @@ from memcalc.kernels.attention import choice as attention
 from memcalc.kernels.formulas import KernelCall, scratch, uncounted
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Mark, Storage, Trace
+from memcalc.records.walk import sections
 from memcalc.symbolic.expression import FormulaError, compiled
 from memcalc.symbolic.records import SYMBOLIC, AttentionChoice, Kind, Point, SymbolicTrace, entry
 
@@ -196,10 +197,9 @@ def _expand(trace: Trace, plain: list[int], scratch_of_calls: list[Any]) -> Even
     sizes, origins, events = stream.sizes, stream.origins, stream.events
     numbers: dict[int, int] = {}
     kernels = _ScratchWriter(stream, trace, scratch_of_calls)
-    position = 0
-    for mark in (*trace.marks, None):
-        until = mark.index if mark is not None else len(trace.events)
-        for event in trace.events[position:until]:
+    for mark, begin, end in sections(trace.marks, len(trace.events)):
+        stream.marks.append(replace(mark, index=len(events)))
+        for event in trace.events[begin:end]:
             if event >= 0:
                 if size := plain[event]:
                     numbers[event] = number = len(sizes)
@@ -212,9 +212,6 @@ def _expand(trace: Trace, plain: list[int], scratch_of_calls: list[Any]) -> Even
                 events.append(~numbers.pop(~event))
             else:
                 kernels.end(~event)
-        position = until
-        if mark is not None:
-            stream.marks.append(replace(mark, index=len(events)))
     return stream
 
 

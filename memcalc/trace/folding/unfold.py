@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.records.trace import Mark, Storage
+from memcalc.records.walk import sections
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 
@@ -251,10 +252,8 @@ def _neighbour(runs: list[_Run], index: int, step: int) -> _Run | None:
 
 
 def _runs(base: TaggedTrace) -> list[_Run]:
-    starts = [mark.index for mark in base.marks]
     runs: list[_Run] = []
-    for segment, begin in enumerate(starts):
-        end = starts[segment + 1] if segment + 1 < len(starts) else len(base.event_tags)
+    for segment, (_, begin, end) in enumerate(sections(base.marks, len(base.event_tags))):
         for tagged, group in itertools.groupby(range(begin, end), key=base.event_tags.__getitem__):
             inside = list(group)
             runs.append(_Run(inside[0], inside[-1] + 1, tagged, segment))
