@@ -108,6 +108,11 @@ def profiler() -> torch.profiler.profile:
     Raises:
         MeasureError: somebody else's profiler runs already; PyTorch has room for one.
     """
+    if torch.autograd._profiler_enabled():  # type: ignore[attr-defined]
+        # A second one would end the first without a word (seen with PyTorch 2.13).
+        raise MeasureError(
+            "On the CPU, memory is read through PyTorch's profiler, and one is running already."
+        )
     # Since 2.13 the profiler writes two lines for each time it is used.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     started = torch.profiler.profile(

@@ -115,8 +115,79 @@ def test_nothing_stays_changed_behind_a_recording():
 def test_settings_that_make_no_sense_are_refused_before_training():
     with pytest.raises(UsageError, match="did you mean batch"):
         memcalc.record(plan={"batsh": 3})
-    with pytest.raises(UsageError, match="Cannot write"):
-        memcalc.record(output="nowhere/own.json")
+    with pytest.raises(UsageError, match="did you mean batch"):
+        memcalc.MemoryCallback(plan={"batsh": 3})
+
+
+def test_a_recording_that_cannot_be_kept_is_kept_elsewhere_and_the_training_goes_on(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with (
+        pytest.warns(UserWarning, match="Cannot write nowhere") as said,
+        memcalc.record(*small(), output="nowhere/own.json") as record,
+    ):
+        train(*small())
+    assert record.measurement is not None
+    [kept] = tmp_path.glob("memcalc-*/own.json")
+    assert str(kept) in str(said[-1].message)
+    assert load(kept)[0].measurement == record.measurement
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "memcalc.measure.recording.book.CpuBook.open",
+        "memcalc.measure.recording.book.CpuBook.turn",
+        "memcalc.measure.recording.book.memory_events",
+        "memcalc.measure.recording.phases.Hooks.attach",
+        "memcalc.measure.recording.recorder.storage_bytes",
+        "memcalc.measure.recording.recorder.read_state",
+        "memcalc.measure.recording.recorder.process.versions",
+    ],
+)
+def test_whatever_fails_in_a_recording_the_training_goes_on(broken, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("a fault of memcalc's own")
+
+    monkeypatch.setattr(broken, fails)
+    model, optimizer = small()
+    before = torch.autograd.backward
+    with (
+        pytest.warns(UserWarning, match="training goes on: RuntimeError: a fault"),
+        memcalc.record(model, optimizer) as record,
+    ):
+        train(model, optimizer)
+    assert record.measurement is None
+    assert optimizer.state[next(iter(optimizer.state))]["step"] == 3
+    assert torch.autograd.backward is before
+    monkeypatch.undo()
+    with memcalc.record(model, optimizer) as again:
+        train(model, optimizer)
+    assert again.measurement is not None
+
+
+def test_a_recording_inside_another_and_an_empty_batch_are_no_end_of_training():
+    model, optimizer = small()
+    with (
+        memcalc.record(model, optimizer) as outer,
+        pytest.warns(UserWarning, match="training goes on"),
+        memcalc.record(model, optimizer) as inner,
+    ):
+        train(model, optimizer)
+    assert (outer.measurement is not None, inner.measurement) == (True, None)
+    with memcalc.record(model) as empty:
+        model(ids=torch.zeros(0, 8, dtype=torch.long))
+    assert empty.measurement.plan.batch == 8
+
+
+def test_a_trainer_whose_arguments_make_no_sense_trains_on(tmp_path):
+    callback = memcalc.MemoryCallback(tmp_path / "own.json")
+    with pytest.warns(UserWarning, match="arguments are not understood"):
+        callback.on_train_begin(object(), None, None, model=small()[0])
+    callback.on_train_end(object(), None, None)
+    assert callback.measurement.head == "Small"
+    assert len(load(tmp_path / "own.json")) == 1
 
 
 TRAINER = """

@@ -5,12 +5,15 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
+from memcalc.catalog.plan import make
 from memcalc.measure.recording.recorder import Recorder
 from memcalc.records.measurement import Measurement
 
@@ -20,9 +23,14 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 class MemoryCallback(TrainerCallback):  # type: ignore[misc]
     """Writes what the training cost when it ends, also when it ends out of memory.
 
+    Nothing that fails in it ends the training: it is a warning, and nothing is recorded.
+
     Args:
         output: file to add the result to; ``None``: none, read ``measurement`` instead.
         plan: fields of ``Plan`` that the Trainer's arguments do not tell, such as ``model``.
+
+    Raises:
+        UsageError: ``plan`` makes no sense.
     """
 
     measurement: Measurement | None = None
@@ -32,15 +40,21 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
         output: str | os.PathLike[str] | None = "memory.json",
         plan: Mapping[str, Any] | None = None,
     ) -> None:
-        self._output = output
+        self._output = Path(output) if output is not None else None
         self._plan = dict(plan or {})
+        make({"model": "unnamed", **self._plan})
         self._recorder: Recorder | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin to record."""
-        model = kwargs["model"]
-        plan = {**_plan_of(args, model), **self._plan}
-        self._recorder = Recorder(model, output=self._output, plan=plan)
+        model = kwargs.get("model")
+        try:
+            told = {**_plan_of(args, model), **self._plan}
+            make(told)
+        except Exception as error:
+            told = self._plan
+            warnings.warn(f"memcalc: the arguments are not understood: {error}", stacklevel=2)
+        self._recorder = Recorder(model, output=self._output, plan=told)
         self._recorder.__enter__()
         atexit.register(self._at_exit)
 
@@ -60,7 +74,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]
             self.measurement = recorder.measurement
 
 
-def _plan_of(args: Any, model: torch.nn.Module) -> dict[str, Any]:
+def _plan_of(args: Any, model: Any) -> dict[str, Any]:
     """What the Trainer's arguments say of the run (transformers 5.23)."""
     config = getattr(model, "config", None)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)

@@ -1,11 +1,16 @@
-"""Records what somebody's own training loop costs, in the form ``memcalc measure`` writes."""
+"""Records what somebody's own training loop costs, in the form ``memcalc measure`` writes.
+
+The training comes first: whatever fails here ends the recording with a warning, never the loop.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import types
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +25,15 @@ from memcalc.measure.recording.book import Book, CpuBook
 from memcalc.measure.recording.phases import Hooks
 from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
+from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 
 
 class Recorder:
     """A context manager around a training loop; ``measurement`` holds the result afterwards.
+
+    Once it is made nothing raises: what goes wrong is a warning, and ``measurement`` may be
+    ``None``. A result that ``output`` cannot take is kept elsewhere, and the warning says where.
 
     Args:
         model: whose calls are the forward phase; ``None``: whatever module is outermost.
@@ -33,8 +42,7 @@ class Recorder:
         plan: fields of ``Plan`` that are known of the run, so that it can be estimated too.
 
     Raises:
-        UsageError: ``output`` cannot be written or holds something else, or ``plan`` makes no
-            sense.
+        UsageError: ``plan`` makes no sense.
     """
 
     measurement: Measurement | None = None
@@ -50,10 +58,13 @@ class Recorder:
         # Of several processes of one training, the first one writes.
         first = os.environ.get("RANK", "0") == "0"
         self._output = Path(output) if output is not None and first else None
-        if self._output is not None:
-            results.append(self._output, None)
         self._settings = dict(plan or {})
         make({"model": "unnamed", **self._settings})
+        if self._output is not None:
+            try:
+                results.append(self._output, None)
+            except UsageError as error:
+                _warn(f"{error} The result will be kept elsewhere.")
         self._hooks = Hooks(self, model, optimizer)
         self._model = model
         self._optimizer = optimizer
@@ -65,16 +76,12 @@ class Recorder:
         self._ends: list[float] = []
         self._noticed: oom.Noticed | None = None
 
-    def __enter__(self) -> Recorder:
-        self._sampler = Sampler() if self._cuda else None
-        if self._sampler is not None and not torch.cuda.is_initialized():
-            self._sampler.moment("before", {}, os.getpid())
-        if self._cuda:
-            torch.cuda.init()
-            self._noticed = oom.observe()
+        self._sampler: Sampler | None = None
         self._began = time.perf_counter()
-        self._book.open()
-        self._hooks.attach()
+        self._failed = False
+
+    def __enter__(self) -> Recorder:
+        self._quietly(self._begin)
         return self
 
     def __exit__(
@@ -87,21 +94,11 @@ class Recorder:
 
     def close(self, error: BaseException | None = None) -> None:
         """End the recording; an error that ended the loop is recorded if memory ran out."""
-        self._hooks.detach()
-        failure = None
-        if error is not None and oom.ran_out(error):
-            failure = oom.read(error, self._book.at, self._noticed)
-        self._book.close(whole=error is None)
-        gpu, reason = self._look()
-        self.measurement = self._measurement(failure, gpu, reason)
-        if self._output is not None:
-            results.append(
-                self._output, results.Run(plan=self.measurement.plan, measurement=self.measurement)
-            )
+        self._quietly(self._finish, error)
 
     def enters(self, phase: Phase) -> None:
         """The loop goes on to this phase."""
-        self._book.turn(phase)
+        self._quietly(self._book.turn, phase)
 
     def called(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
         """The outermost module is called."""
@@ -115,11 +112,56 @@ class Recorder:
     def updates(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer begins its step; all gradients are there."""
         self._optimizer = optimizer
-        groups = optimizer.param_groups
-        self._gradients = storage_bytes(p.grad for group in groups for p in group["params"])
+        self._quietly(self._count_gradients, optimizer)
 
     def updated(self) -> None:
         """An optimizer has ended its step."""
+        self._quietly(self._end_step)
+
+    def _quietly(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Do something of ours inside somebody's training; what fails ends the recording."""
+        if self._failed:
+            return
+        try:
+            act(*arguments)
+        except Exception as error:
+            self._failed = True
+            _warn(f"the recording ended, the training goes on: {type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):
+                self._hooks.detach()
+            with contextlib.suppress(Exception):
+                self._book.close(whole=False)
+
+    def _begin(self) -> None:
+        if self._cuda:
+            self._sampler = Sampler()
+            if not torch.cuda.is_initialized():
+                self._sampler.moment("before", {}, os.getpid())
+            torch.cuda.init()
+            self._noticed = oom.observe()
+        self._began = time.perf_counter()
+        self._book.open()
+        self._hooks.attach()
+
+    def _finish(self, error: BaseException | None) -> None:
+        self._hooks.detach()
+        failure = None
+        if error is not None and oom.ran_out(error):
+            failure = oom.read(error, self._book.at, self._noticed)
+        self._book.close(whole=error is None)
+        gpu, reason = self._look()
+        self.measurement = self._measurement(failure, gpu, reason)
+        if self._output is not None:
+            run = results.Run(plan=self.measurement.plan, measurement=self.measurement)
+            lost = results.keep(self._output, run)
+            if lost is not None:
+                _warn(lost)
+
+    def _count_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        groups = optimizer.param_groups
+        self._gradients = storage_bytes(p.grad for group in groups for p in group["params"])
+
+    def _end_step(self) -> None:
         self._book.turn(Phase.ZERO_GRAD)
         if self._cuda:
             torch.cuda.synchronize()
@@ -132,6 +174,19 @@ class Recorder:
         reading, failure = self._sampler.reading(), self._sampler.failure
         self._sampler.close()
         return reading, failure or "NVML listed no process of the run"
+
+    def _plan(self) -> Plan:
+        known = {
+            "model": type(self._model).__name__ if self._model is not None else "unnamed",
+            "optim": type(self._optimizer).__name__.lower() if self._optimizer else "adamw",
+            "target": "cuda" if self._cuda else "cpu",
+            **self._settings,
+        }
+        try:
+            return make({**self._seen, **known})
+        except UsageError:
+            # Shapes that no plan has, such as an empty batch.
+            return make(known)
 
     def _measurement(
         self, failure: OutOfMemory | None, gpu: GpuReading | None, reason: str
@@ -147,15 +202,7 @@ class Recorder:
         if used is None:
             unknown["process_used"] = reason
         parameters = list(model.parameters()) if model is not None else None
-        plan = make(
-            {
-                "model": type(model).__name__ if model is not None else "unnamed",
-                "optim": type(optimizer).__name__.lower() if optimizer is not None else "adamw",
-                "target": "cuda" if self._cuda else "cpu",
-                **self._seen,
-                **self._settings,
-            }
-        )
+        plan = self._plan()
         counters = process.counters() if self._cuda else {}
         samples = plan.batch * plan.grad_accum
         return Measurement(
@@ -195,3 +242,7 @@ def record(
     if model is not None and not isinstance(model, torch.nn.Module):
         raise UsageError("memcalc.record takes the model itself; settings go into plan={...}.")
     return Recorder(model, optimizer, output=output, plan=plan)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"memcalc: {' '.join(text.split())}", stacklevel=3)
