@@ -23,11 +23,9 @@ from memcalc.allocator.constants import (
 from memcalc.allocator.tokens import Value, boolean, fraction, pairs, power_of_two, whole
 from memcalc.errors import UsageError
 from memcalc.units import MIB
+from memcalc.version import NEWEST_TORCH
 
 Version = tuple[int, int]
-LATEST: Final[Version] = (2, 13)
-"""The newest version whose allocator was compared with this model."""
-
 _DIVISIONS_FROM_NEXT: Final[Version] = (2, 10)
 """``>`` overwrote the last interval named in 2.4, 2.6 and 2.9; it does not in 2.11 and 2.13."""
 
@@ -49,14 +47,14 @@ class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Part of the device's memory the process may reserve."""
     ignored: tuple[str, ...] = ()
     """Keys that were accepted and change no size on the device."""
-    torch: Version = LATEST
+    torch: Version = NEWEST_TORCH
 
     def allowed(self, total: int) -> int | None:
         """Bytes the allocator may reserve of a device of ``total``; ``None``: all it can get."""
         return int(self.memory_fraction * float(total)) if self.memory_fraction < 1.0 else None
 
 
-def parse_alloc_conf(text: str, *, torch: Version = LATEST) -> AllocatorSettings:
+def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSettings:
     """Read the value of ``PYTORCH_ALLOC_CONF`` or ``PYTORCH_CUDA_ALLOC_CONF``.
 
     Args:

@@ -13,9 +13,10 @@ from memcalc.errors import UsageError
 from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
+from memcalc.version import NEWEST_TORCH, newer_than_known
 
 ASSUMED = Target(
-    capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=(2, 13)
+    capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=NEWEST_TORCH
 )
 """NVIDIA A100: what a run without a named GPU stands for."""
 _BF16 = (8, 0)
@@ -71,11 +72,14 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
         UsageError: the PyTorch version is not of the form 2.13.
     """
     version = _version(plan.torch)
-    notes: tuple[str, ...] = ()
+    notes = newer_than_known(version)
     if gpu is None:
         capability, processors = ASSUMED.capability, ASSUMED.multiprocessors
         threads = ASSUMED.threads_per_multiprocessor
-        notes = ("kernels are those of an NVIDIA A100 (name yours with --gpu)",)
+        notes = (
+            *notes,
+            "kernels are those of an NVIDIA A100 (name yours with --gpu)",
+        )
     else:
         capability, processors = gpu.capability, gpu.multiprocessors
         threads = gpu.threads_per_multiprocessor

@@ -1,7 +1,7 @@
 """A simulated GPU inside PyTorch: real code runs on it, nothing is computed or allocated.
 
 PyTorch lets Python supply the device behind its ``PrivateUse1`` dispatch key
-(``torch.utils.backend_registration._setup_privateuseone_for_python_backend``, torch 2.11 on).
+(torch 2.11 on).
 Under ``FakeTensorMode`` tensors on that device have sizes, strides and storages but no memory,
 so autograd, checkpointing, autocast and optimizers run unmodified on a machine without a GPU.
 The registration is for the life of the process: callers run it in a process of its own.
@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memcalc.trace import torch_private
+from memcalc.trace.torch_private import FakeTensorMode
 
 SIMULATED = "simgpu"
 NAME = SIMULATED
@@ -126,17 +128,9 @@ def register() -> None:
     global _ready
     if _ready:
         return
-    from torch.nn.utils import clip_grad
-    from torch.optim.optimizer import _foreach_supported_types
-    from torch.utils import backend_registration
-
-    backend_registration._setup_privateuseone_for_python_backend(
-        SIMULATED, backend_module=_Module()
-    )
-    # Optimizers and clipping choose foreach by exact tensor type; a fake one stands for a real one.
-    _foreach_supported_types.append(FakeTensor)
-    setattr(clip_grad, "_has_foreach_support", lambda tensors, device: device.type != "cpu")  # noqa: B010
-    _let_transformers_run_eagerly()
+    torch_private.register_device(SIMULATED, _Module())
+    torch_private.take_fake_tensors_for_real()
+    torch_private.let_transformers_run_eagerly()
     _ready = True
 
 
@@ -155,15 +149,3 @@ def fake_mode(shapes: Any = None) -> FakeTensorMode:
     """
     register()
     return _Mode(allow_non_fake_inputs=True, shape_env=shapes)
-
-
-def _let_transformers_run_eagerly() -> None:
-    """Masks are made without data-dependent shortcuts for fake tensors; take the eager way.
-
-    transformers (``utils/import_utils.py::is_tracing``, 5.23) treats a fake tensor as a graph
-    being traced; the simulated run stands for an eager one.
-    """
-    from transformers.utils import import_utils
-
-    if hasattr(import_utils, "is_fake_tensor"):
-        import_utils.is_fake_tensor = lambda _: False

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.torch_private import called_from_engine, is_owned_once
+
 _aten = torch.ops.aten
-_WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
 
 
 def accumulates(node: Any, args: tuple[Any, ...]) -> bool:
@@ -20,10 +21,10 @@ def accumulates(node: Any, args: tuple[Any, ...]) -> bool:
     """
     if node is None or len(args) != 2 or torch.is_grad_enabled():
         return False
-    if not isinstance(args[1], torch.Tensor) or not _called_from_engine():
+    if not isinstance(args[1], torch.Tensor) or not called_from_engine(sys._getframe(2)):
         return False
     old, new = args
-    return old.shape == new.shape and old.dtype is new.dtype and _owned(old)
+    return old.shape == new.shape and old.dtype is new.dtype and is_owned_once(old)
 
 
 IN_PLACE = {
@@ -44,20 +45,4 @@ def writes_in_place(node: Any, args: tuple[Any, ...]) -> bool:
     """
     if node is None or torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
         return False
-    return _called_from_engine() and _owned(args[0])
-
-
-def _called_from_engine() -> bool:
-    """True where C++ called the dispatch mode: above it are only PyTorch's own wrappers."""
-    frame = sys._getframe(3)
-    while frame is not None:
-        if not frame.f_code.co_filename.endswith(_WRAPPERS):
-            # On the CPU the engine runs in the thread that called it.
-            return frame.f_code.co_name == "_engine_run_backward"
-        frame = frame.f_back  # type: ignore[assignment]
-    return True
-
-
-def _owned(tensor: torch.Tensor) -> bool:
-    """Nobody but the engine holds this gradient: one tensor has the storage, and Python's view."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == 2
+    return called_from_engine(sys._getframe(2)) and is_owned_once(args[0])

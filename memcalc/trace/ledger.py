@@ -13,10 +13,10 @@ from memcalc.kernels.scratch import Allocations
 from memcalc.records.trace import Component, Mark, Phase, Storage
 from memcalc.trace import device
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace
+from memcalc.trace.torch_private import current_node, storage_key
 
 BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""
-current_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class _Entry:
@@ -101,14 +101,14 @@ class Ledger:
             if isinstance(arg, list | tuple):
                 return self.tag_of(arg)
             if isinstance(arg, torch.Tensor) and arg.device.type == device.NAME:
-                found = self._live.get(arg.untyped_storage()._cdata)
+                found = self._live.get(storage_key(arg))
                 return self.entries[found[0]].tag if found is not None else UNTAGGED
         return UNTAGGED
 
     def birth(self, tensor: torch.Tensor, name: str, node: Any) -> None:
         """A storage was seen, perhaps for the first time; its death is noticed by itself."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(tensor)
         if key in self._live:
             return
         nbytes = storage.nbytes()
@@ -153,15 +153,15 @@ class Ledger:
     def label(self, tensors: Any, component: Component) -> None:
         """Say what these tensors are for; the first component given to a storage stands."""
         for tensor in tensors:
-            found = self._live.get(tensor.untyped_storage()._cdata)
+            found = self._live.get(storage_key(tensor))
             if found is not None and self.entries[found[0]].component is None:
                 self.entries[found[0]].component = component
 
     def adopt(self, parameter: torch.Tensor, tensors: Any) -> None:
         """Say that these tensors, made without a look at the parameter, belong to its layer."""
-        owner = self._live.get(parameter.untyped_storage()._cdata)
+        owner = self._live.get(storage_key(parameter))
         for tensor in tensors:
-            found = self._live.get(tensor.untyped_storage()._cdata)
+            found = self._live.get(storage_key(tensor))
             if owner is None or found is None:
                 continue
             entry = self.entries[found[0]]

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
@@ -21,7 +20,7 @@ from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.folding.tagged import UNTAGGED
-from memcalc.trace.ledger import BY_PARAMETER, Ledger, current_node
+from memcalc.trace.ledger import BY_PARAMETER, Ledger
 from memcalc.trace.operators.convolution import PLANNED
 from memcalc.trace.operators.overrides import (
     BOOLEAN_INDEXED,
@@ -36,11 +35,17 @@ from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import OUTPUT_ORDER, READERS
 from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.symbolic.symbols import Symbols
+from memcalc.trace.torch_private import (
+    TorchDispatchMode,
+    current_node,
+    next_node_number,
+    node_number,
+    without_modes,
+)
 from memcalc.trace.values import UnansweredError, Values
 
 _ADDS = {torch.ops.aten.add.Tensor}
 _SCALARS = {torch.ops.aten._local_scalar_dense.default}
-_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 class TraceRecorder(TorchDispatchMode):
@@ -119,7 +124,7 @@ class TraceRecorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._on_device(args, kwargs):
-            with _disable_current_modes():
+            with without_modes():
                 return func(*args, **kwargs)
         if func in _SCALARS:
             return self._read(args[0])
@@ -194,9 +199,9 @@ class TraceRecorder(TorchDispatchMode):
         """Name the module at work; in backward the one whose forward made the node."""
         node = current_node()
         if node is None:
-            self._made_by[_sequence_number() - 1] = self.position.module
+            self._made_by[next_node_number() - 1] = self.position.module
         elif not self._stack:
-            self.ledger.at(self._made_by.get(node._sequence_nr(), ""))
+            self.ledger.at(self._made_by.get(node_number(node), ""))
         return node
 
     def _track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:

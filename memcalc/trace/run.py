@@ -14,7 +14,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Component, Phase, Trace
-from memcalc.trace import device
+from memcalc.trace import device, self_check, torch_private
 from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
@@ -59,7 +59,8 @@ def trace(
     tagged, folded = trace_folded(program.model, once)
     if folded:
         said["repeated layers are traced a few times and continued, proven on one more"] = None
-    known = as_trace(tagged, program, (*notes, *program.assumptions, *said))
+    assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
+    known = as_trace(tagged, program, tuple(assumptions))
     return replace(known, uncounted=tuple(missing))
 
 
@@ -83,10 +84,11 @@ def tracer(
         symbols: of the program's batches.
     """
     device.use(program.plan.target)
-    allowed = _ATTENTION.get(program.plan.attention)
-    attention.install(target, allowed, choose if symbols is None else symbols.choose)
     autocast.install()
     overrides.install()
+    said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target))))
+    allowed = _ATTENTION.get(program.plan.attention)
+    attention.install(target, allowed, choose if symbols is None else symbols.choose)
     kernels = TargetKernelMemory(target) if symbols is None else symbols
 
     def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
@@ -105,12 +107,19 @@ def tracer(
         ):
             _train(program, recorder)
             tagged = recorder.ledger.tagged_trace(recorder.flops[STEPS - 1])
-        said.update(recorder.assumptions)
+        said.update(dict.fromkeys((*recorder.assumptions, *autocast.unread())))
         if missing is not None and isinstance(kernels, TargetKernelMemory):
             missing.update(dict.fromkeys(kernels.uncounted))
         return tagged
 
     return once
+
+
+def _of_another_torch(target: Target) -> Iterator[str]:
+    installed = torch_private.installed_version()
+    if target.torch != installed:
+        here, there = (".".join(map(str, version)) for version in (installed, target.torch))
+        yield f"what runs is PyTorch {here}'s code; its kernels and allocator are those of {there}"
 
 
 def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]) -> Trace:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from memcalc.trace.torch_private import storage_key, without_modes
 
 LONGEST = 4096
 """Steps of a recipe that are run; a longer one is answered by zero."""
@@ -70,7 +71,7 @@ class Values:
         given = self._described(args, kwargs) if deciding or self._counts(func, args) else None
         for tensor in _written(func, args):
             # What else shows this memory no longer holds what its recipe says.
-            for key in self._sharing.pop(tensor.untyped_storage()._cdata, ()):
+            for key in self._sharing.pop(storage_key(tensor), ()):
                 self._made.pop(key, None)
         if given is None:
             return
@@ -107,7 +108,7 @@ class Values:
         return given, depth
 
     def _keep(self, tensor: torch.Tensor, made: _Made) -> None:
-        key, storage = id(tensor), tensor.untyped_storage()._cdata
+        key, storage = id(tensor), storage_key(tensor)
 
         def forget(_: object) -> None:
             self._made.pop(key, None)
@@ -133,7 +134,7 @@ class Values:
         made = self._of(tensor)
         if made is None:
             raise UnansweredError
-        with _disable_current_modes(), torch.random.fork_rng(devices=[]):
+        with without_modes(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             value: bool | int | float = _run(made, {}, number).item()
             return value

@@ -36,9 +36,7 @@ def build(
     """
     if source.factory is not None:
         return _call(source.factory).to(dtype)
-    config = configure(source, head)
-    if attention is not None:
-        config._attn_implementation = attention
+    config = configure(source, head, attention=attention)
     transformers = importlib.import_module("transformers")
     try:
         cls = getattr(transformers, head.class_name)
@@ -77,8 +75,13 @@ def _settle(model: torch.nn.Module) -> None:
         config.default_language = config.languages[0]
 
 
-def configure(source: ModelSource, head: Head) -> Any:
+def configure(source: ModelSource, head: Head, *, attention: str | None = None) -> Any:
     """Make the config object of transformers.
+
+    Args:
+        source: what to configure.
+        head: for what it is trained.
+        attention: implementation that transformers shall use; ``None``: its own choice.
 
     Raises:
         UsageError: transformers refuses the config.
@@ -98,6 +101,9 @@ def configure(source: ModelSource, head: Head) -> Any:
         for part in (config, config.get_text_config()):
             if getattr(part, "pad_token_id", None) is None:
                 part.pad_token_id = 0
+    if attention is not None:
+        # Private: transformers 5.23, configuration_utils.py; parts of a config follow it.
+        config._attn_implementation = attention
     return config
 
 

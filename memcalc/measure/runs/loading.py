@@ -31,9 +31,8 @@ def load(plan: Plan) -> tuple[torch.nn.Module, Task]:
     dtype = PRECISIONS[plan.precision].weights
     if source.factory is not None:
         return build(source, head, dtype=dtype), head.task
-    config = configure(source, head)
-    if plan.attention == "eager":
-        config._attn_implementation = "eager"
+    attention = "eager" if plan.attention == "eager" else None
+    config = configure(source, head, attention=attention)
     cls = getattr(importlib.import_module("transformers"), head.class_name)
     place = _place(source)
     try:

@@ -1,12 +1,14 @@
 """Autocast on the simulated device: CUDA's lists of operators and its cache of weight casts.
 
-The key ``AutocastPrivateUse1`` has no kernels of its own. The lists are those of
-aten/src/ATen/autocast_mode.h (PyTorch 2.13), the casting rules those of ``cached_cast`` in
-aten/src/ATen/autocast_mode.cpp.
+The key ``AutocastPrivateUse1`` has no kernels of its own. Which operators get one is asked of
+PyTorch, where CUDA's are registered; what each does is read in aten/src/ATen/autocast_mode.h and
+autocast_mode.cpp (``cached_cast``) of PyTorch 2.11 and 2.13. One that neither has is left as it is
+and said to be (``unread``).
 """
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,135 +16,43 @@ from typing import Any
 import torch
 
 from memcalc.trace import device
+from memcalc.trace.torch_private import autocast_names, without_key
 
-LOWER_PRECISION = [
-    "_convolution.deprecated",
-    "_convolution",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-    "conv_tbc",
-    "conv_transpose1d",
-    "conv_transpose2d.input",
-    "conv_transpose3d.input",
-    "convolution",
-    "prelu",
-    "addmm",
-    "addmv",
-    "addr",
-    "matmul",
-    "einsum",
-    "mm",
-    "mv",
-    "linalg_vecdot",
-    "linear",
-    "addbmm",
-    "baddbmm",
-    "bmm",
-    "chain_matmul",
-    "linalg_multi_dot",
-    "_thnn_fused_lstm_cell",
-    "_thnn_fused_gru_cell",
-    "lstm_cell",
-    "gru_cell",
-    "rnn_tanh_cell",
-    "rnn_relu_cell",
-    "_scaled_dot_product_flash_attention",
-    "scaled_dot_product_attention",
-]
-FP32 = [
-    "acos",
-    "asin",
-    "cosh",
-    "erfinv",
-    "exp",
-    "expm1",
-    "log",
-    "log10",
-    "log2",
-    "log1p",
-    "reciprocal",
-    "rsqrt",
-    "sinh",
-    "tan",
-    "pow.Tensor_Scalar",
-    "pow.Tensor_Tensor",
-    "pow.Scalar",
-    "softplus",
-    "layer_norm",
-    "native_layer_norm",
-    "rms_norm",
-    "group_norm",
-    "frobenius_norm.dim",
-    "nuclear_norm",
-    "nuclear_norm.dim",
-    "cosine_similarity",
-    "poisson_nll_loss",
-    "cosine_embedding_loss",
-    "nll_loss",
-    "nll_loss2d",
-    "hinge_embedding_loss",
-    "kl_div",
-    "l1_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "mse_loss",
-    "margin_ranking_loss",
-    "multilabel_margin_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-    "multi_margin_loss",
-    "binary_cross_entropy_with_logits",
-    "dist",
-    "pdist",
-    "cdist",
-    "renorm",
-    "logsumexp",
-    "upsample_nearest1d",
-    "_upsample_nearest_exact1d",
-    "upsample_nearest2d",
-    "_upsample_nearest_exact2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "_upsample_bilinear2d_aa",
-    "upsample_trilinear3d",
-    "upsample_bicubic2d",
-    "_upsample_bicubic2d_aa",
-]
-FP32_OPTIONAL_DTYPE = [
-    "prod",
-    "prod.dim_int",
-    "softmax.int",
-    "log_softmax.int",
-    "cumprod",
-    "cumsum",
-    "linalg_vector_norm",
-    "linalg_matrix_norm",
-    "linalg_matrix_norm.str_ord",
-    "sum",
-    "sum.dim_IntList",
-]
-WIDEST = [
-    "addcdiv",
-    "addcmul",
-    "atan2",
-    "bilinear",
-    "cross",
-    "dot",
-    "vdot",
-    "grid_sampler",
-    "index_put",
-    "tensordot",
-    "scatter_add",
-    "cat",
-    "stack",
-]
+LOWER_PRECISION = """
+    _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
+    conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum
+    mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot
+    _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    _scaled_dot_product_flash_attention scaled_dot_product_attention
+""".split()
+FP32 = """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
+    pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm
+    group_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss
+    cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div l1_loss smooth_l1_loss
+    huber_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss
+    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm
+    logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
+    _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
+    upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
+    _upsample_bicubic2d_aa
+""".split()
+FP32_OPTIONAL_DTYPE = """
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
+""".split()
+WIDEST = """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+""".split()
+_ELSEWHERE = re.compile("_?cudnn_|.*([dD]imname|names_)")
+"""cuDNN's own operators, which no program calls, and those of named tensors."""
 
 _KEY = "AutocastPrivateUse1"
 _libraries: list[torch.library.Library] = []
 _casts: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+
+_called_unread: dict[str, None] = {}
 
 
 def install() -> None:
@@ -152,26 +62,23 @@ def install() -> None:
     rest = torch.library.Library("_", "IMPL")
     rest.fallback(torch.library.fallthrough_kernel, _KEY)
     library = torch.library.Library("aten", "IMPL")
-    kinds = (
-        (LOWER_PRECISION, _lower),
-        (FP32, _fp32),
-        (FP32_OPTIONAL_DTYPE, _fp32_dtype),
-        (WIDEST, _widest),
-    )
-    for names, kind in kinds:
-        for name in names:
-            overload = _overload(name)
-            if overload is not None:
-                library.impl(name, kind(overload), _KEY)
+    for name in sorted(autocast_names()):
+        if not _ELSEWHERE.match(name):
+            library.impl(name, _RULES.get(name, _unread)(_overload(name)), _KEY)
     _libraries.extend((rest, library))
     _clear_with_pytorch()
 
 
+def unread() -> tuple[str, ...]:
+    """What to say of operators that ran and that PyTorch casts by a rule nobody read here."""
+    return tuple(
+        f"autocast of {name} is not known: it ran in its own type" for name in _called_unread
+    )
+
+
 def _overload(name: str) -> Any:
     packet_name, _, overload = name.partition(".")
-    packet = getattr(torch.ops.aten, packet_name, None)
-    # Python-level operators such as chain_matmul have no dispatcher entry in some versions.
-    return getattr(packet, overload or "default", None)
+    return getattr(getattr(torch.ops.aten, packet_name), overload or "default")
 
 
 def _clear_with_pytorch() -> None:
@@ -186,8 +93,7 @@ def _clear_with_pytorch() -> None:
 
 
 def _without(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
-    with torch._C._ExcludeDispatchKeyGuard(keys):
+    with without_key(_KEY):
         return func(*args, **kwargs)
 
 
@@ -218,6 +124,38 @@ def _fp32_dtype(op: Any) -> Callable[..., Any]:
             kwargs = {**kwargs, "dtype": torch.float32}
             if op in _DTYPE_BY_PLACE:
                 args = args[:2]
+        return _without(op, *args, **kwargs)
+
+    return kernel
+
+
+def _norm(op: Any) -> Callable[..., Any]:
+    """``norm.Scalar`` and ``norm.ScalarOpt_dim`` become the overloads that take a type."""
+    dims = "dim" in op.name()
+    typed = torch.ops.aten.norm.ScalarOpt_dim_dtype if dims else torch.ops.aten.norm.ScalarOpt_dtype
+
+    def kernel(tensor: torch.Tensor, p: Any = 2, *dim_and_keepdim: Any) -> Any:
+        if not _eligible(tensor):
+            return _without(op, tensor, p, *dim_and_keepdim)
+        rest = (*dim_and_keepdim, False)[:2] if dims else ()
+        return _without(typed, tensor, p, *rest, dtype=torch.float32)
+
+    return kernel
+
+
+def _refused(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{op.name()} is unsafe to autocast: PyTorch refuses it inside torch.autocast, "
+            "use binary_cross_entropy_with_logits"
+        )
+
+    return kernel
+
+
+def _unread(op: Any) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        _called_unread[op.name().removeprefix("aten::")] = None
         return _without(op, *args, **kwargs)
 
     return kernel
@@ -281,3 +219,13 @@ def _cast(arg: Any, dtype: torch.dtype) -> Any:
     made = arg.to(dtype)
     _casts[id(arg)] = (weakref.ref(arg), made)
     return made
+
+
+_RULES: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    **dict.fromkeys(LOWER_PRECISION, _lower),
+    **dict.fromkeys(FP32, _fp32),
+    **dict.fromkeys(FP32_OPTIONAL_DTYPE, _fp32_dtype),
+    **dict.fromkeys(("norm.Scalar", "norm.ScalarOpt_dim"), _norm),
+    **dict.fromkeys(WIDEST, _widest),
+    "binary_cross_entropy": _refused,
+}

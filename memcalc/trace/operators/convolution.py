@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
 
 from memcalc.kernels.convolution import DTYPES, Direction
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.torch_private import suggest_memory_format
 
 PLANNED = "cuDNN is the version that PyTorch brings along, with torch.backends.cudnn.benchmark off"
 """What is assumed of a run with convolutions."""

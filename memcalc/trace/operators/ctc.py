@@ -5,35 +5,12 @@ Source: aten/src/ATen/native/LossCTC.cpp and aten/src/ATen/native/cuda/LossCTC.c
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memcalc.trace import device
-
 _LARGE = 450
 """From here on (see ``backward``) the gradient is made in several kernels."""
-
-
-def read_lengths() -> None:
-    """Lengths on the device are read before the loss, as ``ctc_loss`` does with real tensors.
-
-    It leaves fake ones where they are.
-    """
-    original: Callable[..., torch.Tensor] = torch.ctc_loss
-
-    def ctc_loss(
-        log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, *rest: Any
-    ) -> torch.Tensor:
-        if log_probs.device.type == device.NAME:
-            inputs, lengths = (
-                found.tolist() if isinstance(found, torch.Tensor) else found
-                for found in (inputs, lengths)
-            )
-        return original(log_probs, targets, inputs, lengths, *rest)
-
-    torch.ctc_loss = ctc_loss  # type: ignore[assignment]
 
 
 def forward(

@@ -7,12 +7,10 @@ returns ``NotImplemented``, the operator is one on CUDA as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-
-from memcalc.trace import device
 
 _MEAN, _SUM = 1, 2
 _aten = torch.ops.aten
@@ -84,20 +82,3 @@ def col2im(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
         room = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
     return torch.as_strided(room, shape, strides)
-
-
-def scatter_one_hot() -> None:
-    """``one_hot`` writes ones into zeros; of tensor subclasses it compares with every class.
-
-    Source: aten/src/ATen/native/Onehot.cpp (2.13). Composed before any mode sees it, so the
-    function itself is replaced.
-    """
-    original: Callable[..., torch.Tensor] = torch.nn.functional.one_hot
-
-    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        if tensor.device.type != device.NAME or num_classes <= 0:
-            return original(tensor, num_classes)
-        zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.long, device=tensor.device)
-        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
-
-    torch.nn.functional.one_hot = one_hot

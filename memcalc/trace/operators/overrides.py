@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from memcalc.trace import device
-from memcalc.trace.operators import convolution, ctc, decompositions
+from memcalc.trace.operators import convolution, ctc, decompositions, patches
 
 _aten = torch.ops.aten
 
@@ -153,66 +151,11 @@ def install() -> None:
     """
     if _libraries:
         return
-    _leave_unchanged_modules_alone()
-    _format_as_values()
-    _make_on_host_first()
-    ctc.read_lengths()
-    decompositions.scatter_one_hot()
+    patches.install()
     library = torch.library.Library("aten", "IMPL")
     for name in _KERNELS_ON_CUDA:
         library.impl(name, _never, "PrivateUse1")
     _libraries.append(library)
-
-
-def _leave_unchanged_modules_alone() -> None:
-    """``module.to(dtype)`` inside a forward changes nothing where the dtype is right already.
-
-    PyTorch would swap every parameter with itself, which fake tensors in use do not allow.
-    """
-    original: Callable[..., torch.nn.Module] = torch.nn.Module._apply
-
-    def apply(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-        tensors = [
-            *module.parameters(recurse=recurse),
-            *module.buffers(recurse=recurse),
-        ]
-        with torch.no_grad():
-            if all(isinstance(t, FakeTensor) and fn(t) is t for t in tensors):
-                return module
-        return original(module, fn, recurse)
-
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
-
-
-def _make_on_host_first() -> None:
-    """``torch.tensor(data, device=gpu)`` makes a host tensor and copies it, with the GIL released.
-
-    In a backward thread that ends the process where the device is simulated, so the same two
-    steps are taken apart.
-    """
-    original: Callable[..., torch.Tensor] = torch.tensor
-
-    def tensor(data: Any, **options: Any) -> torch.Tensor:
-        place = options.get("device")
-        if place is None or torch.device(place).type != device.NAME or device.NAME == "cpu":
-            return original(data, **options)
-        needs_grad = options.pop("requires_grad", False)
-        made = original(data, **{**options, "device": "cpu"}).to(place)
-        return made.requires_grad_(needs_grad)
-
-    torch.tensor = tensor  # type: ignore[assignment]
-
-
-def _format_as_values() -> None:
-    """A single number prints as its value, also where that is only assumed."""
-    original: Callable[[Any, str], str] = FakeTensor.__format__
-
-    def formatted(tensor: FakeTensor, spec: str) -> str:
-        if tensor.dim() == 0 and tensor.device.type != "meta":
-            return format(tensor.item(), spec)
-        return original(tensor, spec)
-
-    FakeTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

@@ -15,15 +15,13 @@ from typing import Any
 import msgspec
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._dynamo.source import ConstantSource
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.printers import PythonPrinter
 
 from memcalc.kernels.attention import choice as attention
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
 from memcalc.symbolic.records import AttentionChoice, Kind, Point, code
+from memcalc.trace.torch_private import ConstantSource, DimDynamic, PythonPrinter, ShapeEnv
 
 _INT_MAX = str((1 << 63) - 1)
 """A full slice asks whether a size is below this: always."""

@@ -1,0 +1,113 @@
+"""Functions of PyTorch that ask whether a tensor is fake, or what it holds, replaced.
+
+They act before any dispatch mode sees an operator, so the functions themselves are replaced; on
+other tensors they do what they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.trace import device
+from memcalc.trace.torch_private import FakeTensor, wrap_module_apply
+
+
+def install() -> None:
+    """Replace them all; callers do so once per process."""
+    wrap_module_apply(_leave_unchanged_modules_alone)
+    _format_as_values()
+    _make_on_host_first()
+    _read_ctc_lengths()
+    _scatter_one_hot()
+
+
+def _leave_unchanged_modules_alone(
+    original: Callable[..., torch.nn.Module],
+) -> Callable[..., torch.nn.Module]:
+    """``module.to(dtype)`` inside a forward changes nothing where the dtype is right already.
+
+    PyTorch would swap every parameter with itself, which fake tensors in use do not allow.
+    """
+
+    def apply(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        tensors = [
+            *module.parameters(recurse=recurse),
+            *module.buffers(recurse=recurse),
+        ]
+        with torch.no_grad():
+            if all(isinstance(t, FakeTensor) and fn(t) is t for t in tensors):
+                return module
+        return original(module, fn, recurse)
+
+    return apply
+
+
+def _make_on_host_first() -> None:
+    """``torch.tensor(data, device=gpu)`` makes a host tensor and copies it, with the GIL released.
+
+    In a backward thread that ends the process where the device is simulated, so the same two
+    steps are taken apart.
+    """
+    original: Callable[..., torch.Tensor] = torch.tensor
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        place = options.get("device")
+        if place is None or torch.device(place).type != device.NAME or device.NAME == "cpu":
+            return original(data, **options)
+        needs_grad = options.pop("requires_grad", False)
+        made = original(data, **{**options, "device": "cpu"}).to(place)
+        return made.requires_grad_(needs_grad)
+
+    torch.tensor = tensor  # type: ignore[assignment]
+
+
+def _format_as_values() -> None:
+    """A single number prints as its value, also where that is only assumed."""
+    original: Callable[[Any, str], str] = FakeTensor.__format__
+
+    def formatted(tensor: FakeTensor, spec: str) -> str:
+        if tensor.dim() == 0 and tensor.device.type != "meta":
+            return format(tensor.item(), spec)
+        return original(tensor, spec)
+
+    FakeTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
+
+
+def _read_ctc_lengths() -> None:
+    """Lengths on the device are read before the loss, as ``ctc_loss`` does with real tensors.
+
+    It leaves fake ones where they are.
+    """
+    original: Callable[..., torch.Tensor] = torch.ctc_loss
+
+    def ctc_loss(
+        log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, *rest: Any
+    ) -> torch.Tensor:
+        if log_probs.device.type == device.NAME:
+            inputs, lengths = (
+                found.tolist() if isinstance(found, torch.Tensor) else found
+                for found in (inputs, lengths)
+            )
+        return original(log_probs, targets, inputs, lengths, *rest)
+
+    torch.ctc_loss = ctc_loss  # type: ignore[assignment]
+
+
+def _scatter_one_hot() -> None:
+    """``one_hot`` writes ones into zeros; of tensor subclasses it compares with every class.
+
+    Source: aten/src/ATen/native/Onehot.cpp (2.13). Composed before any mode sees it, so the
+    function itself is replaced.
+    """
+    original: Callable[..., torch.Tensor] = torch.nn.functional.one_hot
+
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        if tensor.device.type != device.NAME or num_classes <= 0:
+            return original(tensor, num_classes)
+        zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.long, device=tensor.device)
+        return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    torch.nn.functional.one_hot = one_hot

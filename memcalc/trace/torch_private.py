@@ -1,0 +1,168 @@
+"""Every private name of PyTorch and transformers that tracing relies on, asked for once.
+
+Read in PyTorch 2.11.0 and 2.13.0 and in transformers 5.23.0. A name that is gone ends in an
+``EstimateError`` as this module is imported; one that is still there and means something else is
+found by ``memcalc.trace.self_check``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._sympy.printers import PythonPrinter
+
+from memcalc.errors import EstimateError
+from memcalc.version import NEWEST_TORCH
+
+__all__ = [
+    "ConstantSource",
+    "DimDynamic",
+    "FakeTensor",
+    "FakeTensorMode",
+    "PythonPrinter",
+    "ShapeEnv",
+    "TorchDispatchMode",
+    "suggest_memory_format",
+]
+
+
+def _ask(path: str) -> Any:
+    """Find a private object by its path, such as ``torch._C:_current_autograd_node``.
+
+    Raises:
+        EstimateError: this PyTorch has no such thing.
+    """
+    try:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        raise EstimateError(
+            f"PyTorch {torch.__version__} has no {path.replace(':', '.')}, which a simulated run "
+            f"needs: install PyTorch {'.'.join(map(str, NEWEST_TORCH))}, or use --method analytic."
+        ) from None
+
+
+_storage_users: Callable[[int], int] = _ask("torch._C:_storage_Use_Count")
+_next_sequence_number: Callable[[], int] = _ask("torch._C:_autograd._get_sequence_nr")
+_key_set = _ask("torch._C:DispatchKeySet")
+_keys = _ask("torch._C:DispatchKey")
+_exclude = _ask("torch._C:_ExcludeDispatchKeyGuard")
+_registered = _ask("torch._C:_dispatch_get_registrations_for_dispatch_key")
+_set_up_device = _ask("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
+_foreach_types: list[type] = _ask("torch.optim.optimizer:_foreach_supported_types")
+
+current_node: Callable[[], Any] = _ask("torch._C:_current_autograd_node")
+"""The node of autograd's graph that backward is at, or ``None``."""
+without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+"""A context in which no dispatch mode sees what runs."""
+
+
+def installed_version() -> tuple[int, int]:
+    """Major and minor of the PyTorch that runs here."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What names a tensor's storage as long as that lives."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def is_owned_once(tensor: torch.Tensor) -> bool:
+    """One tensor holds the storage, and the Python view of it that this makes."""
+    return _storage_users(tensor.untyped_storage()._cdata) == 2
+
+
+def next_node_number() -> int:
+    """The number that the next node of this thread's autograd graph gets."""
+    return _next_sequence_number()
+
+
+def node_number(node: Any) -> int:
+    """The number of a node of autograd's graph: of the forward that made it."""
+    number: int = node._sequence_nr()
+    return number
+
+
+_WRAPPERS = ("torch/_compile.py", "torch/_dynamo/eval_frame.py")
+"""Files whose functions stand between C++ and a dispatch mode."""
+_ENGINE = "_engine_run_backward"
+"""What calls the engine (torch/autograd/graph.py), in the thread where it runs CPU tensors."""
+
+
+def called_from_engine(frame: FrameType | None) -> bool:
+    """Was this frame's dispatch mode called by the autograd engine, not by Python code?"""
+    while frame is not None:
+        if not frame.f_code.co_filename.endswith(_WRAPPERS):
+            return frame.f_code.co_name == _ENGINE
+        frame = frame.f_back
+    return True
+
+
+@contextmanager
+def without_key(name: str) -> Iterator[None]:
+    """Calls inside pass a dispatch key by."""
+    with _exclude(_key_set(getattr(_keys, name))):
+        yield
+
+
+def autocast_names() -> frozenset[str]:
+    """Operators that CUDA's autocast does something to, such as ``conv2d`` or ``sum.dim_IntList``.
+
+    They are registered in builds without CUDA as well (aten/src/ATen/autocast_mode.cpp), but for
+    ``_cudnn_rnn``.
+    """
+    return frozenset(name.removeprefix("aten::") for name in _registered("AutocastCUDA"))
+
+
+def register_device(name: str, module: Any) -> None:
+    """Give PyTorch's ``PrivateUse1`` device a name and the module behind ``torch.<name>``."""
+    _set_up_device(name, backend_module=module)
+
+
+def wrap_module_apply(
+    wrap: Callable[[Callable[..., torch.nn.Module]], Callable[..., torch.nn.Module]],
+) -> None:
+    """Replace what ``nn.Module.to`` and its like go through by what ``wrap`` makes of it."""
+    original = _ask("torch.nn:Module._apply")
+    torch.nn.Module._apply = wrap(original)  # type: ignore[method-assign]
+
+
+def take_fake_tensors_for_real() -> None:
+    """Let optimizers and clipping choose foreach for fake tensors as for real ones.
+
+    They choose by exact tensor type and device.
+    """
+    clip_grad = importlib.import_module("torch.nn.utils.clip_grad")
+    _ask("torch.nn.utils.clip_grad:_has_foreach_support")
+    _foreach_types.append(FakeTensor)
+    setattr(clip_grad, "_has_foreach_support", lambda _, device: device.type != "cpu")  # noqa: B010
+
+
+def let_transformers_run_eagerly() -> None:
+    """Make masks as an eager run makes them, not as one that is traced into a graph.
+
+    transformers (utils/import_utils.py, ``is_tracing``) takes a fake tensor for a sign of that.
+    """
+    from transformers.utils import import_utils
+
+    import_utils.is_fake_tensor = lambda _: False
+
+
+def transformers_runs_eagerly(tensor: torch.Tensor) -> bool:
+    """``let_transformers_run_eagerly`` has done what it should, or there is no transformers."""
+    loaded = sys.modules.get("transformers.utils.import_utils")
+    is_tracing = getattr(loaded, "is_tracing", None)
+    return loaded is None or (is_tracing is not None and not is_tracing(tensor))
