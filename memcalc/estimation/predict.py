@@ -128,23 +128,34 @@ def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
         more: how often the last step is repeated.
     """
     sizes = [storage.bytes for storage in trace.storages]
+    streams = [storage.stream for storage in trace.storages]
 
     def kind(number: int) -> Any:
         storage = trace.storages[number]
         return storage.bytes, storage.op, storage.module, storage.phase
 
     stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=more)
-    return replayable(stream, sizes)
+    return replayable(stream, sizes, streams if any(streams) else None)
 
 
-def replayable(stream: Iterable[int | Mark], sizes: Sequence[int]) -> Iterator[tuple[Any, ...]]:
-    """Events and marks as the allocator takes them; ``n + k * len(sizes)`` is a copy of ``n``."""
+def replayable(
+    stream: Iterable[int | Mark], sizes: Sequence[int], streams: Sequence[int] | None = None
+) -> Iterator[tuple[Any, ...]]:
+    """Events and marks as the allocator takes them; ``n + k * len(sizes)`` is a copy of ``n``.
+
+    Args:
+        stream: births and deaths of storages by number, and marks of phases.
+        sizes: bytes of each storage.
+        streams: the stream of each storage; ``None``: all on the default one.
+    """
     count = len(sizes)
     for event in stream:
         if isinstance(event, Mark):
             yield Op.MARK, (event.step, event.phase)
         elif event >= 0:
-            yield event, sizes[event % count]
+            number = event % count
+            on = (streams[number],) if streams is not None else ()
+            yield event, sizes[number], *on
         else:
             yield ~event, 0
 

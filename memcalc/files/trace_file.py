@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from memcalc.files.artifact import decode, encode, write_bytes
 from memcalc.records.trace import Component, Phase, Storage, Trace
 
-MAGIC = b"memcalc trace 2\n"
+MAGIC = b"memcalc trace 3\n"
 _LENGTH = struct.Struct("<Q")
 _COLUMNS = ("bytes", "kind", "step", "events")
 
@@ -41,12 +41,12 @@ def write(path: Path, trace: Trace) -> None:
 
 def pack(trace: Trace) -> bytes:
     """What a file of this trace holds."""
-    kinds: dict[tuple[str, ...], int] = {}
+    kinds: dict[tuple[str | int, ...], int] = {}
     columns = {name: array("q") for name in _COLUMNS}
     for storage in trace.storages:
         kind = (
             *(storage.component, storage.phase, storage.module),
-            *(storage.op, storage.dtype, storage.until),
+            *(storage.op, storage.dtype, storage.until, storage.stream),
         )
         columns["bytes"].append(storage.bytes)
         columns["kind"].append(kinds.setdefault(kind, len(kinds)))
@@ -104,8 +104,8 @@ def _read(file: BinaryIO) -> Trace:
     if file.read(1):
         raise ValueError("more than a trace")
     kinds = [
-        (Component(component), Phase(phase), module, op, dtype, until)
-        for component, phase, module, op, dtype, until in header["kinds"]
+        (Component(component), Phase(phase), module, op, dtype, until, stream)
+        for component, phase, module, op, dtype, until, stream in header["kinds"]
     ]
     bare: Trace = decode(Trace, header["trace"])
     return replace(
@@ -120,8 +120,10 @@ def _read(file: BinaryIO) -> Trace:
     )
 
 
-def _storage(size: int, kind: tuple[Component, Phase, str, str, str, str], step: int) -> Storage:
-    component, phase, module, op, dtype, until = kind
+def _storage(
+    size: int, kind: tuple[Component, Phase, str, str, str, str, int], step: int
+) -> Storage:
+    component, phase, module, op, dtype, until, stream = kind
     return Storage(
         bytes=size,
         component=component,
@@ -131,6 +133,7 @@ def _storage(size: int, kind: tuple[Component, Phase, str, str, str, str], step:
         op=op,
         dtype=dtype,
         until=until,
+        stream=stream,
     )
 
 

@@ -53,6 +53,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     op: str = ""
     dtype: str = ""
     """Of the first tensor that used it; empty for scratch, which is plain bytes."""
+    stream: int = 0
+    """Number of the stream it was made on; 0: the default one."""
     until: str = ""
     """What autograd was running when it died, such as ``MulBackward0``; empty: nothing."""
 

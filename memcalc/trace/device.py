@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace import torch_private
+from memcalc.trace import streams, torch_private
 from memcalc.trace.torch_private import FakeTensorMode
 
 SIMULATED = "simgpu"
@@ -23,35 +23,12 @@ NAME = SIMULATED
 """Where the program runs: the simulated GPU, or ``cpu`` for an estimate of a CPU run."""
 
 
-class _Stream:
-    """An inert stream; everything on the simulated device happens in program order."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.stream_id = 0
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        return None
-
-    def _nothing(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    synchronize = wait_event = wait_stream = record = wait = _nothing
-
-    def record_event(self, event: Any = None) -> Any:
-        return event if event is not None else _Stream()
-
-    def query(self) -> bool:
-        return True
-
-
 class _Module:
     """What PyTorch asks of ``torch.<device>``: one device that is always ready."""
 
     _initialized = True
-    Stream = Event = _Stream
+    Stream = streams.Stream
+    Event = streams.Event
 
     @staticmethod
     def is_initialized() -> bool:
@@ -96,12 +73,22 @@ class _Module:
         yield
 
     @staticmethod
-    def current_stream(device: Any = None) -> _Stream:
-        return _Stream()
+    def current_stream(device: Any = None) -> streams.Stream:
+        return streams.current()
 
     @staticmethod
-    def stream(stream: Any) -> _Stream:
-        return _Stream()
+    def default_stream(device: Any = None) -> streams.Stream:
+        return streams.DEFAULT
+
+    stream = staticmethod(streams.use)
+
+    @staticmethod
+    def is_current_stream_capturing() -> bool:
+        return False
+
+    @staticmethod
+    def memory_stats(device: Any = None) -> dict[str, int]:
+        return {"num_alloc_retries": 0}
 
     @staticmethod
     def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -13,6 +13,7 @@ from memcalc.kernels.scratch import Allocations
 from memcalc.records.trace import Component, Mark, Phase, Storage
 from memcalc.trace import device
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace
+from memcalc.trace.streams import BackwardStreams
 from memcalc.trace.torch_private import current_node, storage_key
 
 BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
@@ -33,6 +34,7 @@ class _Entry:
         "op",
         "phase",
         "step",
+        "stream",
         "tag",
         "until",
     )
@@ -50,6 +52,7 @@ class _Entry:
         self.dtype = ""
         self.until = ""
         self.born = 0
+        self.stream = 0
 
 
 class _Position:
@@ -76,6 +79,7 @@ class Ledger:
         self.position = _Position()
         self.units: dict[str, int] = {}
         """For modules inside repeated layers, the tag of their repetition."""
+        self.streams = BackwardStreams()
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     @contextmanager
@@ -118,6 +122,7 @@ class Ledger:
         entry = _Entry(self._size(nbytes), name, self.position, node)
         entry.born = len(self.events)
         entry.dtype = _dtype_name(tensor.dtype)
+        entry.stream = self.streams.of(node)
         self.entries.append(entry)
         self.log(number)
         self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
@@ -144,6 +149,7 @@ class Ledger:
                 taken.append(len(self.entries))
                 entry = _Entry(word, name, self.position, node)
                 entry.component = Component.WORKSPACES
+                entry.stream = self.streams.of(node)
                 self.log(len(self.entries))
                 self.entries.append(entry)
             else:
@@ -190,6 +196,7 @@ class Ledger:
                     op=entry.op,
                     dtype=entry.dtype,
                     until=entry.until,
+                    stream=entry.stream,
                 )
                 for entry in self.entries
             ],

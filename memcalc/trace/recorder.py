@@ -199,7 +199,9 @@ class TraceRecorder(TorchDispatchMode):
         """Name the module at work; in backward the one whose forward made the node."""
         node = current_node()
         if node is None:
-            self._made_by[next_node_number() - 1] = self.position.module
+            number = next_node_number()
+            self.ledger.streams.made(number)
+            self._made_by[number - 1] = self.position.module
         elif not self._stack:
             self.ledger.at(self._made_by.get(node_number(node), ""))
         return node

@@ -181,7 +181,10 @@ class _Unfolding(msgspec.Struct):
     def _kind(self, storage: int) -> object:
         known = self.base.storages[storage]
         inside = re.sub(r"\.\d+", "", known.module, count=1)
-        return known.bytes, known.op, known.phase, known.step, known.component, inside
+        return (
+            *(known.bytes, known.op, known.phase, known.step),
+            *(known.component, known.stream, inside),
+        )
 
     def _birth(self, origin: int, layer: int, tag: int) -> None:
         number = len(self.storages)

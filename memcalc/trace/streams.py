@@ -1,0 +1,120 @@
+"""Streams of the simulated GPU: inert, but each storage knows the one it was made on.
+
+The allocator keeps the blocks of each stream apart, so a communication stream's buffers never
+reuse what the default stream has freed (c10/cuda/CUDACachingAllocator.cpp, ``get_free_block``).
+``Tensor.record_stream`` only delays a block's return until the other stream is done; everything on
+the simulated device is done at once, so it changes nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memcalc.trace.torch_private import node_number
+
+
+class Stream:
+    """A stream with a number; the current one is a thread's own, as on CUDA."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.stream_id = next(_numbers)
+        self.device_index = self.device_type = 0
+        self._outer: list[Any] = []
+
+    def __enter__(self) -> Stream:
+        self._outer.append(current())
+        _local.stream = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _local.stream = self._outer.pop()
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    synchronize = wait_event = wait_stream = record = wait = _nothing
+
+    def record_event(self, event: Any = None) -> Any:
+        """The event that was given, or a new one."""
+        return event if event is not None else Event()
+
+    def query(self) -> bool:
+        """Everything is done at once."""
+        return True
+
+
+class Event:
+    """An inert event."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what ``torch.cuda.Event`` takes."""
+
+    def _nothing(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    synchronize = record = wait = _nothing
+
+    def query(self) -> bool:
+        """Everything is done at once."""
+        return True
+
+    def elapsed_time(self, other: Any) -> float:
+        """Nothing takes time."""
+        return 0.0
+
+
+_numbers = itertools.count()
+_local = threading.local()
+DEFAULT = Stream()
+
+
+def current() -> Stream:
+    """The stream that this thread's operators run on."""
+    found: Stream = getattr(_local, "stream", DEFAULT)
+    return found
+
+
+@contextlib.contextmanager
+def use(stream: Stream | None) -> Iterator[None]:
+    """Run what is inside on a stream; ``None``: on the one that is current."""
+    with stream if stream is not None else contextlib.nullcontext():
+        yield
+
+
+class BackwardStreams:
+    """On which stream the autograd engine runs each node: the one its forward ran on.
+
+    Source: torch/csrc/autograd/engine.cpp, ``evaluate_function`` (2.13).
+    """
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._by_node: dict[int, int] = {}
+
+    def made(self, sequence: int) -> None:
+        """An operator ran outside backward; ``sequence`` numbers the next node.
+
+        Without gradients no node is made, and the number stands.
+        """
+        if sequence != self._newest:
+            self._newest = sequence
+            number = current().stream_id
+            if number:
+                self._by_node[sequence - 1] = number
+
+    def of(self, node: Any) -> int:
+        """The number of the stream that runs now, inside this node or outside of all (None)."""
+        number = current().stream_id
+        if number == 0 and node is not None and self._by_node:
+            return self._by_node.get(node_number(node), 0)
+        return number
+
+
+def record(tensor: torch.Tensor, stream: Any) -> None:
+    """What ``Tensor.record_stream`` does on the simulated device: nothing."""
