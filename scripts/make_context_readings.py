@@ -8,8 +8,8 @@ import pathlib
 import sys
 
 from memcalc.catalog import contexts
-from memcalc.catalog.paths import configs
 from memcalc.files import artifact, results
+from memcalc.files.shipped import configs
 from memcalc.measure.gpu.contexts import readings
 
 

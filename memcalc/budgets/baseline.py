@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
-from memcalc.version import __version__
+from memcalc.version import __version__, installed
 
 SCHEMA = 1
 _PACKAGES = ("torch", "transformers", "bitsandbytes", "peft", "torchao")
@@ -117,10 +116,8 @@ def versions_of(found: Sequence[Evidence]) -> dict[str, str]:
     """
     versions = {"memcalc": __version__}
     for package in _PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        if (version := installed(package)) is not None:
+            versions[package] = version
     for evidence in found:
         said = evidence.measurement or evidence.prediction
         if said is not None:

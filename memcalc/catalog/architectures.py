@@ -6,7 +6,7 @@ import functools
 import json
 from typing import Any
 
-from memcalc.catalog.paths import configs
+from memcalc.files.shipped import configs
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from memcalc.catalog.paths import configs
 from memcalc.files import artifact
+from memcalc.files.shipped import configs
 from memcalc.units import printed_bytes
 
 MEASURED = "contexts_measured.json"

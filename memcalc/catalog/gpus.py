@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from memcalc.catalog.paths import configs
 from memcalc.errors import UsageError, unknown
+from memcalc.files.shipped import configs
 from memcalc.units import GIB, MIB
 
 

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from memcalc.catalog.models import ModelSource
-from memcalc.catalog.paths import configs
+from memcalc.files.shipped import configs
 from memcalc.records.model import Inventory, Parameter
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")

@@ -12,22 +12,17 @@ from typing import Any
 import msgspec
 
 from memcalc.catalog import hub
-from memcalc.catalog.paths import configs
 from memcalc.catalog.validate import validate
 from memcalc.errors import UsageError, unknown
+from memcalc.files.shipped import configs
 
 _LARGEST_CONFIG = 10 << 20
 _FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-_FORMER_ORGS = {
-    "google-t5": "",
-    "google-bert": "",
-    "FacebookAI": "",
-    "facebookai": "",
-    "distilbert": "",
-    "albert": "",
-    "openai-community": "",
-    "sentence-transformers": "",
-}
+_TUNED = re.compile(r"-(instruct|chat|it)(?=-|$)", re.IGNORECASE)
+_FORMER_ORGS = frozenset(
+    "google-t5 google-bert facebookai distilbert albert openai-community".split()
+)
+"""Their models had no organisation before they were moved there: bert-base-cased, gpt2."""
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +34,8 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] | None = None
     factory: str | None = None
     """``package.module:callable`` returning an ``nn.Module``."""
+    tuned: str = ""
+    """The model that was named, where this one is what it was tuned from."""
 
     @property
     def model_type(self) -> str:
@@ -66,25 +63,68 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     """
     if _FACTORY.match(name):
         return ModelSource(name=name, origin="callable", factory=name)
-    path = Path(name).expanduser()
-    looks_local = name.startswith((".", "/", "~")) or name.endswith(".json")
-    if looks_local or (path.exists() and _bundled_file(name) is None):
-        return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
-    file = _bundled_file(name)
+    file = None if _looks_local(name) else _bundled_file(name)
     if file is not None:
-        return ModelSource(name=file.stem.replace("--", "/"), origin="bundled", config=_read(file))
+        return ModelSource(name=_name_of(file), origin="bundled", config=_read(file))
+    path = Path(name).expanduser()
+    if _looks_local(name) or path.exists():
+        return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
+    base = _base_of(name)
+    if base is not None:
+        return ModelSource(name=_name_of(base), origin="bundled", config=_read(base), tuned=name)
     return _checked(name, "hub", _from_hub(name), trust_remote_code)
+
+
+def canonical(name: str) -> str:
+    """The one spelling of a bundled model's name; any other name as it is."""
+    if _FACTORY.match(name) or _looks_local(name):
+        return name
+    file = _bundled_file(name)
+    return _name_of(file) if file is not None else name
+
+
+@functools.cache
+def _by_name() -> dict[str, Path]:
+    return {name.lower(): file for name, file in bundled().items()}
+
+
+def notes(name: str) -> tuple[str, ...]:
+    """What an answer about this model has to say: that it goes by the config of its base."""
+    base = _base_of(name)
+    if base is None or canonical(name) != name or Path(name).expanduser().exists():
+        return ()
+    return (f"the config is that of {_name_of(base)}, which {name} was tuned from",)
+
+
+def _looks_local(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.endswith(".json")
+
+
+def _name_of(file: Path) -> str:
+    return file.stem.replace("--", "/")
+
+
+def _base_of(name: str) -> Path | None:
+    """The bundled model that one for chat or instructions was tuned from; its sizes are the same.
+
+    A later revision of the tuned one has a base of its own: Mistral-7B-Instruct-v0.3 is not taken
+    for a Mistral-7B-v0.1.
+    """
+    bare = _TUNED.sub("", name, count=1)
+    if bare == name or _looks_local(name):
+        return None
+    return _bundled_file(bare) or _bundled_file(f"{bare}-pt")
 
 
 def _bundled_file(name: str) -> Path | None:
     wanted = name.replace("--", "/").lower()
-    names = {key.lower(): file for key, file in bundled().items()}
+    names = _by_name()
     if wanted in names:
         return names[wanted]
     org, slash, bare = wanted.partition("/")
     if slash:
         # A name's old and new spelling: google-bert/bert-base-cased is bert-base-cased.
-        return names.get(bare) if org in {key.lower() for key in _FORMER_ORGS} else None
+        return names.get(bare) if org in _FORMER_ORGS else None
     endings = [file for key, file in names.items() if key.endswith(f"/{bare or wanted}")]
     return endings[0] if len(endings) == 1 else None
 
@@ -117,6 +157,7 @@ def _checked(name: str, origin: str, config: Any, trust: bool) -> ModelSource:
     return ModelSource(name=name, origin=origin, config=checked)
 
 
+@functools.cache
 def _from_hub(name: str) -> Any:
     if not re.match(r"^[\w.-]+(/[\w.-]+)?$", name):
         raise unknown("model", name, bundled(), hint="see memcalc list models.")

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.catalog import gpus, inventory, models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError, UsageError
-from memcalc.estimation.analytic import as_planned
-from memcalc.estimation.analytic import estimate as analytic_estimate
+from memcalc.estimation.question import canonical
 from memcalc.files import cache
-from memcalc.files.artifact import decode, encode
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -90,8 +89,8 @@ def answers(
             known[index] = error
             continue
         if use_cache and source.config is not None:
-            names[index] = cache.key(plan, source.config, "trace")
-            found = _from_cache(names[index]) or _from_symbolic(plan, source.config)
+            names[index] = cache.key(canonical(plan), source.config, "trace")
+            found = _from_cache(names[index], plan) or _from_symbolic(plan, source.config)
             if found is not None:
                 known[index] = found
     yield from _in_order(plans, known, names, workers)
@@ -129,13 +128,13 @@ class Tracer:
             return error
         if not self._use_cache or source.config is None:
             return self._fresh(plan)
-        name = cache.key(plan, source.config, "trace")
-        known, events = _from_cache(name), cache.load_trace(name)
+        name = cache.key(canonical(plan), source.config, "trace")
+        known, events = _from_cache(name, plan), cache.load_trace(name)
         if known is not None and events is not None:
             return Traced(prediction=known, trace=events)
         answer = self._fresh(plan)
         if isinstance(answer, Traced):
-            cache.store(name, encode(answer.prediction))
+            cache.store(name, answer.prediction)
             cache.store_trace(name, answer.trace)
         return answer
 
@@ -175,29 +174,26 @@ def check(plan: Plan) -> models.ModelSource:
 def _in_order(
     plans: Sequence[Plan], known: dict[int, Answer], names: dict[int, str], workers: int | None
 ) -> Iterator[Answer]:
-    from memcalc.estimation.pool import trace_parallel
+    missing = [plan for index, plan in enumerate(plans) if index not in known]
+    traced: Iterator[Answer] = iter(())
+    if missing:
+        from memcalc.estimation.pool import trace_parallel
 
-    missing = [index for index in range(len(plans)) if index not in known]
-    traced = trace_parallel([plans[index] for index in missing], workers)
+        traced = trace_parallel(missing, workers)
     for index in range(len(plans)):
         if index in known:
             yield known[index]
             continue
         answer = next(traced)
         if isinstance(answer, Prediction) and index in names:
-            cache.store(names[index], encode(answer))
+            cache.store(names[index], answer)
         yield answer
 
 
-def _from_cache(name: str) -> Prediction | None:
-    data = cache.load(name)
-    if data is None:
-        return None
-    try:
-        prediction: Prediction = decode(Prediction, data)
-    except (TypeError, ValueError, KeyError):
-        return None
-    return prediction
+def _from_cache(name: str, plan: Plan) -> Prediction | None:
+    """What is kept under a name, as the answer to this spelling of the question."""
+    found = cache.load(name, Prediction)
+    return replace(found, plan=plan) if found is not None else None
 
 
 def _from_symbolic(plan: Plan, config: dict[str, Any]) -> Prediction | None:
@@ -216,11 +212,15 @@ def _analytic(plans: Sequence[Plan]) -> Iterator[Answer]:
 
 
 def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
+    from memcalc.estimation.analytic import as_planned
+    from memcalc.estimation.analytic import estimate as analytic_estimate
+
     source = check(plan)
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.find(plan.optim, dict(plan.optim_args))
     state = registry.state_of(choice, tensors.parameters, plan)
-    return analytic_estimate(plan, source, tensors, state, choice)
+    answer = analytic_estimate(plan, source, tensors, state, choice)
+    return replace(answer, assumptions=(*models.notes(plan.model), *answer.assumptions))
 
 
 class _Inventories:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,8 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.estimation.predict import predict
-from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.question import Asked, asked, canonical
 from memcalc.files import cache
-from memcalc.files.artifact import decode, encode
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.symbolic.evaluate import Evaluator
@@ -25,28 +25,25 @@ MOST = 8
 
 def keys(plan: Plan, config: dict[str, Any]) -> Iterator[str]:
     """Names of a program's symbolic traces; they answer for any batch, sequence and GPU."""
-    name = cache.key(plan.program, config, "symbolic trace")
+    name = cache.key(canonical(plan.program), config, "symbolic trace")
     return (f"{name}-{number}" for number in range(MOST))
 
 
 def load(plan: Plan, config: dict[str, Any]) -> Iterator[Evaluator]:
     """The symbolic traces kept of a plan's program; one that is damaged is left out."""
     for name in keys(plan, config):
-        data = cache.load(name)
-        if data is None:
-            return
-        try:
-            yield Evaluator(decode(SymbolicTrace, data), functools.partial(cache.load_trace, name))
-        except (TypeError, ValueError, KeyError, FormulaError):
-            continue
+        kept = cache.load(name, SymbolicTrace)
+        if kept is not None:
+            with contextlib.suppress(ValueError, FormulaError):
+                yield Evaluator(kept, functools.partial(cache.load_trace, name))
 
 
 def keep(plan: Plan, config: dict[str, Any], symbolic: SymbolicTrace) -> None:
     """Keep one beside those that are there already; the newest is left out when full."""
     for name in keys(plan, config):
-        if cache.load(name) is None:
+        if cache.load(name, SymbolicTrace) is None:
             cache.store_trace(name, symbolic.trace)
-            cache.store(name, encode(symbolic.without_events))
+            cache.store(name, symbolic.without_events)
             return
 
 

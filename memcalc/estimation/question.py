@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import msgspec
+from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.catalog import gpus
+from memcalc.catalog import gpus, models
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import UsageError
 from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.version import NEWEST_TORCH, newer_than_known
+from memcalc.version import NEWEST_TORCH, installed, newer_than_known
 
 ASSUMED = Target(
     capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=NEWEST_TORCH
@@ -35,6 +34,19 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What was assumed of the target."""
 
 
+def canonical(plan: Plan) -> Plan:
+    """The plan with its names as the catalogue spells them: other spellings ask the same.
+
+    Raises:
+        UsageError: it names something unknown.
+    """
+    return replace(
+        plan,
+        model=models.canonical(plan.model),
+        gpu=gpus.find(plan.gpu).name if plan.gpu is not None else None,
+    )
+
+
 def asked(plan: Plan) -> Asked:
     """Look up what a plan names.
 
@@ -43,6 +55,7 @@ def asked(plan: Plan) -> Asked:
     """
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
+    notes = (*models.notes(plan.model), *notes)
     choice = registry.find(plan.optim, dict(plan.optim_args))
     return Asked(plan=plan, choice=choice, gpu=gpu, target=target, notes=notes)
 
@@ -97,7 +110,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
 
 
 def _version(text: str | None) -> tuple[int, int]:
-    parts = (text or version("torch")).split("+")[0].split(".")
+    parts = (text or installed("torch") or "").split("+")[0].split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         raise UsageError(f"--torch {text!r} is not a version: write it like --torch 2.13.")
     return int(parts[0]), int(parts[1])

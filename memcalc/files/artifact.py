@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,7 +126,7 @@ def _put(path: Path, data: bytes) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except FileNotFoundError:
         old = None
-    beside = path.with_name(f".memcalc-{secrets.token_hex(6)}")
+    beside = path.with_name(f".memcalc-{os.urandom(6).hex()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:

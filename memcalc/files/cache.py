@@ -1,23 +1,42 @@
-"""Answers kept on disk, keyed by everything they depend on; losing them costs only time."""
+"""Answers kept on disk, keyed by everything they depend on; losing them costs only time.
+
+Any number of processes share the folder: a file appears whole or not at all, and may go at any
+time. What has not been asked for the longest goes when all together exceed ``$MEMCALC_CACHE_SIZE``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
+import re
+import time
 import warnings
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from memcalc.errors import UsageError
-from memcalc.files.artifact import SCHEMA, encode
+from memcalc.files.artifact import SCHEMA, encode, write_bytes
+from memcalc.files.shipped import configs
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
-from memcalc.version import __version__
+from memcalc.units import GIB, parse_bytes
+from memcalc.version import __version__, installed
 
+DEFAULT_SIZE = GIB
+"""Room for some hundreds of traces of large models, or for all answers anybody asks for."""
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "torchao")
+_OURS = re.compile(r"(?P<name>[0-9a-f]{32}(-\d+)?)\.(json|trace)|\.memcalc-[0-9a-f]{12}")
+"""What ``store`` writes, and what a process leaves that dies while it does; nothing else is ours
+to delete in a folder that somebody has named."""
+_PUT_BY = 3600.0
+"""Seconds after which a half-written file has nobody any more who writes it."""
+T = TypeVar("T")
 
 
 def folder() -> Path:
@@ -29,44 +48,57 @@ def folder() -> Path:
     return Path(base) / "memcalc"
 
 
+def size_limit() -> int:
+    """Bytes that all entries together may take: ``$MEMCALC_CACHE_SIZE``, such as ``500 MiB``.
+
+    Raises:
+        UsageError: that is no size.
+    """
+    chosen = os.environ.get("MEMCALC_CACHE_SIZE")
+    if not chosen:
+        return DEFAULT_SIZE
+    try:
+        return parse_bytes(chosen)
+    except UsageError as error:
+        raise UsageError(f"MEMCALC_CACHE_SIZE is not understood: {error}") from None
+
+
 def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
-    """A name for the answer: plan, model config, versions of all code that answers."""
+    """A name for the answer: plan, model config, versions of all code that answers.
+
+    Args:
+        plan: every name in it as the catalogue spells it.
+        config: of the model.
+        kind: what is kept.
+    """
     question = {
         "kind": kind,
         "plan": encode(plan),
         "config": config,
         "memcalc": [__version__, SCHEMA, _own_code()],
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: installed(name) for name in _PACKAGES},
     }
     text = json.dumps(question, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def load(name: str) -> dict[str, Any] | None:
-    """The answer kept under this name; ``None`` where there is none or it is damaged."""
+def load(name: str, kind: type[T]) -> T | None:
+    """The record kept under this name; ``None`` where there is none or it is damaged."""
     path = folder() / f"{name}.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        found = msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warnings.warn(f"ignoring the cached answer {path}: {error}", stacklevel=2)
         return None
-    if not isinstance(data, dict):
-        warnings.warn(f"ignoring the cached answer {path}: not an object", stacklevel=2)
-        return None
-    return data
+    _touch(path)
+    return found
 
 
-def store(name: str, answer: dict[str, Any]) -> None:
-    """Keep an answer; a cache that cannot be written is a warning, not an error."""
-    from memcalc.files import artifact
-
-    try:
-        folder().mkdir(parents=True, exist_ok=True)
-        artifact.write(folder() / f"{name}.json", json.dumps(answer))
-    except (OSError, UsageError) as error:
-        warnings.warn(f"the answer is not cached: {error}", stacklevel=2)
+def store(name: str, record: msgspec.Struct) -> None:
+    """Keep a record; a cache that cannot be written is a warning, not an error."""
+    _put(f"{name}.json", lambda: msgspec.json.encode(record))
 
 
 def load_trace(name: str) -> Trace | None:
@@ -75,42 +107,79 @@ def load_trace(name: str) -> Trace | None:
 
     path = folder() / f"{name}.trace"
     try:
-        return read(path)
+        found = read(path)
     except FileNotFoundError:
         return None
     except (OSError, DamagedTraceError) as error:
         warnings.warn(f"ignoring the cached trace {path}: {error}", stacklevel=2)
         return None
+    _touch(path)
+    return found
 
 
 def store_trace(name: str, trace: Trace) -> None:
     """Keep a trace; a cache that cannot be written is a warning, not an error."""
-    from memcalc.files.trace_file import write
+    from memcalc.files.trace_file import pack
 
+    _put(f"{name}.trace", lambda: pack(trace))
+
+
+def _put(file: str, packed: Callable[[], bytes]) -> None:
+    limit = size_limit()
     try:
-        folder().mkdir(parents=True, exist_ok=True)
-        write(folder() / f"{name}.trace", trace)
-    except (OSError, UsageError) as error:
-        warnings.warn(f"the trace is not cached: {error}", stacklevel=2)
+        data = packed()
+        if len(data) <= limit:
+            folder().mkdir(parents=True, exist_ok=True)
+            write_bytes(folder() / file, data)
+            _evict(limit)
+    except (OSError, UsageError, ValueError) as error:
+        warnings.warn(f"the answer is not cached: {error}", stacklevel=3)
 
 
-@functools.cache
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+def _touch(path: Path) -> None:
+    """An entry's time of change says when it was last of use."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def _evict(limit: int) -> None:
+    """Delete what was of use least recently; an answer goes with its trace."""
+    entries: dict[str, list[os.DirEntry[str]]] = {}
+    used: dict[str, float] = {}
+    sizes: dict[str, int] = {}
+    with os.scandir(folder()) as listing:
+        for file in listing:
+            match = _OURS.fullmatch(file.name)
+            if match is None:
+                continue
+            # Another process may have deleted it since it was listed.
+            with contextlib.suppress(FileNotFoundError):
+                status = file.stat(follow_symlinks=False)
+                if match["name"] is None and time.time() - status.st_mtime < _PUT_BY:
+                    continue
+                name = match["name"] or file.name
+                entries.setdefault(name, []).append(file)
+                used[name] = max(used.get(name, 0.0), status.st_mtime) if match["name"] else 0.0
+                sizes[name] = sizes.get(name, 0) + status.st_size
+    total = sum(sizes.values())
+    for name in sorted(entries, key=lambda name: used[name]):
+        if total <= limit and used[name]:
+            return
+        for file in entries[name]:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file.path)
+        total -= sizes[name]
 
 
 @functools.cache
 def _own_code() -> str:
     """Sizes and times of memcalc's own files, so that a changed checkout does not answer stale."""
-    root = Path(__file__).parent
     digest = hashlib.sha256()
-    for folder_name, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name != "__pycache__")
-        for name in sorted(files):
-            if name.endswith(".py"):
-                status = os.stat(os.path.join(folder_name, name))
-                digest.update(f"{name}{status.st_size}{status.st_mtime_ns}".encode())
+    for root, ending in ((Path(__file__).parent.parent, ".py"), (configs(), ".toml")):
+        for folder_name, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(files):
+                if name.endswith(ending):
+                    status = os.stat(os.path.join(folder_name, name))
+                    digest.update(f"{name}{status.st_size}{status.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]

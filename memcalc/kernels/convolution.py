@@ -16,7 +16,7 @@ import json
 from enum import IntEnum
 from typing import Any
 
-from memcalc.catalog.paths import configs
+from memcalc.files.shipped import configs
 from memcalc.kernels.target import Target
 
 UNKNOWN = "the workspaces of cuDNN convolutions of sizes that were not recorded"

@@ -8,7 +8,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from memcalc.measure.gpu import surroundings
 from memcalc.measure.gpu.nvml import Card, Nvml, NvmlError
 from memcalc.measure.gpu.visible import visible
 from memcalc.units import format_bytes
+from memcalc.version import installed
 
 _PACKAGES = (
     ("transformers", "the models", True),
@@ -169,20 +169,18 @@ def _card(card: Card) -> Fact:
 
 def _packages() -> Iterator[Fact]:
     for package, use, needed in _PACKAGES:
-        try:
-            yield Fact(name=package, value=version(package))
-        except PackageNotFoundError:
+        if (version := installed(package)) is not None:
+            yield Fact(name=package, value=version)
+        else:
             advice = f"for {use}: pip install {package}"
             yield Fact(name=package, value="not installed", well=not needed, advice=advice)
-    try:
+    if (version := installed("pynvml")) is not None:
         yield Fact(
             name="pynvml",
-            value=f"{version('pynvml')}, which is not NVIDIA's package",
+            value=f"{version}, which is not NVIDIA's package",
             well=False,
             advice="pip uninstall pynvml, then pip install -U nvidia-ml-py",
         )
-    except PackageNotFoundError:
-        return
 
 
 def _folders() -> Iterator[Fact]:

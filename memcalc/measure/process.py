@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from memcalc.records.plan import Plan
+from memcalc.version import installed
 
 _SETTINGS = (
     "PYTORCH_ALLOC_CONF",
@@ -74,8 +74,7 @@ def versions() -> dict[str, str]:
     """Versions of the code that ran, and of the device."""
     found: dict[str, Any] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
     for package in ("transformers", "bitsandbytes", "memcalc"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
+        found[package] = installed(package)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         major, minor = torch.cuda.get_device_capability()
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())

@@ -12,6 +12,7 @@ from math import ceil
 
 from memcalc.records.model import Parameter, Place
 from memcalc.registry.row import COMMON, Args, Layout, OnCuda, Piece, Refusal, Row, number, truthy
+from memcalc.version import installed
 
 BLOCK = 256
 MIN_8BIT_SIZE = 4096
@@ -224,21 +225,19 @@ def _refusing(*refusals: Refusal | None) -> Refusal:
 
     def refuse(args: Args) -> str | None:
         if number(args, "percentile_clipping", _NO_CLIPPING) < _NO_CLIPPING:
-            installed = _installed()
-            if installed is not None and installed >= (0, 50):
+            ours = _version()
+            if ours is not None and ours >= (0, 50):
                 return "percentile_clipping was removed in bitsandbytes 0.50: leave it out"
         return next((said for more in refusals if more and (said := more(args))), None)
 
     return refuse
 
 
-def _installed() -> tuple[int, int] | None:
-    from importlib.metadata import PackageNotFoundError, version
-
+def _version() -> tuple[int, int] | None:
     try:
-        major, minor, *_ = version("bitsandbytes").split(".")
+        major, minor, *_ = (installed("bitsandbytes") or "").split(".")
         return int(major), int(minor)
-    except (PackageNotFoundError, ValueError):
+    except ValueError:
         return None
 
 

@@ -84,6 +84,34 @@ def test_a_bundled_model_answers_to_all_its_names(typed, found):
 
 
 @pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B"),
+        ("qwen2.5-7b-instruct", "Qwen/Qwen2.5-7B"),
+        ("meta-llama/Llama-2-7b-chat-hf", "meta-llama/Llama-2-7b-hf"),
+        ("google/gemma-2-2b-it", "google/gemma-2-2b"),
+        ("google/gemma-3-1b-it", "google/gemma-3-1b-pt"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x7B-v0.1"),
+    ],
+)
+def test_a_model_tuned_for_chat_has_the_sizes_of_its_bundled_base_and_says_so(typed, found):
+    assert models.find(typed).name == found
+    assert models.notes(typed) == (f"the config is that of {found}, which {typed} was tuned from",)
+
+
+@pytest.mark.parametrize(
+    "name", ["mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-4B-Instruct-2507", "a/gpt2-it"]
+)
+def test_a_tuned_model_with_another_base_is_not_taken_for_a_bundled_one(name, monkeypatch):
+    monkeypatch.setattr(models, "_from_hub", lambda asked: {"model_type": "gpt2", "name": asked})
+    assert models.find(name).origin == "hub"
+
+
+def test_a_bundled_model_that_is_itself_tuned_says_nothing():
+    assert models.notes("TinyLlama/TinyLlama-1.1B-Chat-v1.0") == ()
+
+
+@pytest.mark.parametrize(
     ("name", "task"),
     [
         ("bert-base-cased", "sequence-classification"),

@@ -56,6 +56,6 @@ def load(plan: Plan) -> tuple[torch.nn.Module, Task]:
 
 def _place(source: ModelSource) -> str:
     if source.origin != "local":
-        return source.name
+        return source.tuned or source.name
     path = Path(source.name).expanduser()
     return str(path.parent if path.suffix == ".json" else path)
