@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,49 +24,32 @@ def held(path: Path, *, patience: float = 0.0) -> Iterator[None]:
     Raises:
         UsageError: another program writes there, or the folder cannot be written.
     """
+    from filelock import FileLock, Timeout
+
     if os.path.isdir(path):
         raise UsageError(f"Cannot write {path}: it is a folder; name a file in it.")
+    lock = None
     try:
         real = os.path.realpath(path)
+        # filelock would make a folder that is not there.
+        os.stat(os.path.dirname(real))
         beside = os.path.join(os.path.dirname(real), f".{os.path.basename(real)[:200]}.lock")
-        descriptor = _take(beside, path, time.monotonic() + patience)
-    except (OSError, ValueError) as error:
+        lock = FileLock(beside, timeout=patience, poll_interval=0.02)
+        lock.acquire()
+    except Timeout:
+        raise UsageError(
+            f"Another memcalc is writing {path}: wait for it, or name another file."
+        ) from None
+    except (OSError, ValueError, NotImplementedError) as error:
         if not os.path.exists(path) or not os.access(path, os.W_OK):
             raise UsageError(f"Cannot write {path}: {reason(error)}.") from None
-        # A file that can be written in a folder that cannot: there is no place for a lock.
-        descriptor = None
+        # A file that can be written in a folder that cannot, or that knows no locks.
+        lock = None
     try:
         yield
     finally:
-        if descriptor is not None:
+        if lock is not None:
             # Removed while held: who opened it meanwhile sees that it is not the file any more.
             with contextlib.suppress(OSError):
                 os.unlink(beside)
-            os.close(descriptor)
-
-
-def _take(beside: str, path: Path, deadline: float) -> int:
-    while True:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(descriptor, beside):
-                return descriptor
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                os.close(descriptor)
-                raise UsageError(
-                    f"Another memcalc is writing {path}: wait for it, or name another file."
-                ) from None
-            time.sleep(0.02)
-        except OSError:
-            # A file system without locks cannot keep two programs apart; writing still works.
-            return descriptor
-        os.close(descriptor)
-
-
-def _is_still(descriptor: int, beside: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(beside))
-    except FileNotFoundError:
-        return False
+            lock.release()
