@@ -10,20 +10,19 @@ Shapes: B batch, S tokens, H hidden, N = B S rows, V vocabulary.
 from __future__ import annotations
 
 import functools
-import inspect
-import re
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.errors import UsageError
 
 IGNORED = -100
 """Label of rows that do not count (``transformers/loss/loss_utils.py``)."""
-_MAKES_LOGITS = re.compile(r"^\s*(?:lm_)?logits (?:[-+*/]?)= (.*)$", re.MULTILINE)
-_PLAIN = re.compile(r"self\.(lm_head|embed_out)\(hidden_states\)(\.contiguous\(\)|\.float\(\))?$")
+_CHANGE_NOTHING = {"_to_copy", "detach", "alias", "view", "_unsafe_view"}
+"""Operators after the head that leave the logits what they are, but for their type."""
 
 
 def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
@@ -42,10 +41,15 @@ def chunk_loss(model: torch.nn.Module, chunks: int) -> None:
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if not name.endswith(("ForCausalLM", "LMHeadModel")) or not isinstance(head, torch.nn.Linear):
         raise UsageError(f"{name} is no causal language model: leave --loss-chunks out.")
-    made = _MAKES_LOGITS.findall(_source(whole))
-    plain = _PLAIN.match(made[0]) if len(made) == 1 else None
     output: torch.nn.Linear = head
-    if plain is None or getattr(model, plain[1], None) is not output:
+    try:
+        plain = _is_all_there_is(model, output)
+    except Exception as error:
+        said = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{name} does not run without data ({said}): leave --loss-chunks out."
+        ) from None
+    if not plain:
         raise UsageError(f"{name} does more to its logits than its head: leave --loss-chunks out.")
 
     @functools.wraps(whole)
@@ -73,8 +77,60 @@ def _piece(head: torch.nn.Module, rows: torch.Tensor, targets: torch.Tensor) -> 
     return functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
 
-def _source(function: Any) -> str:
+class _Names(TorchDispatchMode):
+    """The operators that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def _is_all_there_is(model: torch.nn.Module, head: torch.nn.Module) -> bool:
+    """Are the logits what the head makes of the last hidden states? Tried with two tokens.
+
+    The model runs on the meta device, where nothing is computed, in bfloat16: operators for
+    experts take no other type there.
+    """
+    ran = _Names()
+    given: list[torch.Tensor] = []
+    hidden: list[torch.Tensor] = []
+    base: Any = model.base_model
+
+    def before_head(_: object, args: tuple[Any, ...]) -> None:
+        given.append(args[0])
+
+    def after_head(*_: object) -> None:
+        ran.names.clear()
+
+    def after_base(_: object, args: object, out: Any) -> None:
+        hidden.append(out if isinstance(out, torch.Tensor) else out[0])
+
+    # Some call a part of their base model only.
+    hooks = [
+        head.register_forward_pre_hook(before_head),
+        head.register_forward_hook(after_head),
+        *(m.register_forward_hook(after_base) for m in (base, *base.children())),
+    ]
+    tokens = torch.zeros(1, 2, dtype=torch.long, device="meta")
+    state = {
+        name: tensor.to("meta", torch.bfloat16 if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
     try:
-        return inspect.getsource(inspect.unwrap(function))
-    except (OSError, TypeError):
-        return ""
+        with torch.no_grad(), ran:
+            torch.func.functional_call(model, state, (), {"input_ids": tokens})
+    finally:
+        for hook in hooks:
+            hook.remove()
+    whole = [_whole(tensor) for tensor in given]
+    from_hidden = len(whole) == 1 and any(whole[0] is _whole(states) for states in hidden)
+    return from_hidden and _CHANGE_NOTHING.issuperset(ran.names)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that this one is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base

@@ -63,11 +63,29 @@ def test_a_loss_in_pieces_has_the_loss_and_the_gradients_of_the_whole(family, ch
                                    num_attention_heads=2, num_key_value_heads=2, head_dim=8,
                                    vocab_size=61),
          "does more to its logits"),
+        (transformers.GraniteConfig(num_hidden_layers=1, hidden_size=16, intermediate_size=16,
+                                    num_attention_heads=2, num_key_value_heads=2, vocab_size=61,
+                                    logits_scaling=2.0),
+         "does more to its logits"),
+        (transformers.CohereConfig(num_hidden_layers=1, hidden_size=16, intermediate_size=16,
+                                   num_attention_heads=2, num_key_value_heads=2, vocab_size=61),
+         "does more to its logits"),
     ],
 )  # fmt: skip
 def test_a_head_that_does_more_is_refused(made, words):
     with pytest.raises(UsageError, match=words):
         chunk_loss(transformers.AutoModelForCausalLM.from_config(made), 4)
+
+
+def test_a_head_that_does_more_in_some_configs_is_taken_by_what_it_does():
+    config = transformers.Gemma3TextConfig(
+        num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=8, vocab_size=61,
+    )  # fmt: skip
+    chunk_loss(transformers.AutoModelForCausalLM.from_config(config), 4)
+    config.final_logit_softcapping = 30.0
+    with pytest.raises(UsageError, match="does more to its logits"):
+        chunk_loss(transformers.AutoModelForCausalLM.from_config(config), 4)
 
 
 def test_recomputing_every_nth_layer_needs_checkpointing():
