@@ -23,6 +23,7 @@ from memcalc.workload import tasks
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
+    from memcalc.estimation.pool import Pool
 
 METHODS = ("trace", "analytic")
 Answer = Prediction | MemcalcError
@@ -77,23 +78,11 @@ def answers(
     """
     if method not in METHODS:
         raise UsageError(f"Unknown method {method!r}: choose trace or analytic.")
-    known: dict[int, Answer] = {}
-    names: dict[int, str] = {}
     if method == "analytic":
         yield from _analytic(plans)
         return
-    for index, plan in enumerate(plans):
-        try:
-            source = check(plan)
-        except MemcalcError as error:
-            known[index] = error
-            continue
-        if use_cache and source.config is not None:
-            names[index] = cache.key(canonical(plan), source.config, "trace")
-            found = _from_cache(names[index], plan) or _from_symbolic(plan, source.config)
-            if found is not None:
-                known[index] = found
-    yield from _in_order(plans, known, names, workers)
+    with Tracer(use_cache=use_cache, workers=workers) as tracer:
+        yield from tracer.answers(plans)
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,15 +93,18 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tracer:
-    """Traces plans one after the other, in one child process, and keeps all events.
+    """Answers plans through the same child processes; what to ask next may depend on answers.
 
-    What to ask next may depend on what was answered. Traces are kept in the cache's folder.
+    Answers are kept in the cache's folder, and traces where they were asked for.
     """
 
-    def __init__(self, *, use_cache: bool = True) -> None:
+    def __init__(self, *, use_cache: bool = True, workers: int | None = 1) -> None:
+        """Start nothing yet; arguments as for ``answers``."""
         self._use_cache = use_cache
+        self._workers = workers
         self._stack = contextlib.ExitStack()
-        self._client: Client | None = None
+        self._pool: Pool | None = None
+        self._last: Traced | None = None
 
     def __enter__(self) -> Tracer:
         return self
@@ -120,34 +112,78 @@ class Tracer:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def answers(self, plans: Sequence[Plan]) -> Iterator[Answer]:
+        """Answer plans in order; a plan that fails yields its error and the rest go on."""
+        known: dict[int, Answer] = {}
+        names: dict[int, str] = {}
+        for index, plan in enumerate(plans):
+            try:
+                source = check(plan)
+            except MemcalcError as error:
+                known[index] = error
+                continue
+            found = None
+            if self._use_cache and source.config is not None:
+                names[index] = cache.key(canonical(plan), source.config, "trace")
+                found = _from_cache(names[index], plan) or _from_symbolic(plan, source.config)
+            found = found or self._replayed(plan)
+            if found is not None:
+                known[index] = found
+        missing = [plan for index, plan in enumerate(plans) if index not in known]
+        traced = self._children().predictions(missing) if missing else iter(())
+        for index in range(len(plans)):
+            answer = known[index] if index in known else next(traced)
+            if index not in known and isinstance(answer, Prediction) and index in names:
+                cache.store(names[index], answer)
+            yield answer
+
     def trace(self, plan: Plan) -> Traced | MemcalcError:
-        """Trace one plan, or find its trace in the cache."""
+        """Trace one plan and keep its events, or find them in the cache."""
         try:
             source = check(plan)
         except MemcalcError as error:
             return error
-        if not self._use_cache or source.config is None:
-            return self._fresh(plan)
-        name = cache.key(canonical(plan), source.config, "trace")
-        known, events = _from_cache(name, plan), cache.load_trace(name)
-        if known is not None and events is not None:
-            return Traced(prediction=known, trace=events)
-        answer = self._fresh(plan)
-        if isinstance(answer, Traced):
-            cache.store(name, answer.prediction)
-            cache.store_trace(name, answer.trace)
-        return answer
-
-    def _fresh(self, plan: Plan) -> Traced | MemcalcError:
+        name = None
+        if self._use_cache and source.config is not None:
+            name = cache.key(canonical(plan), source.config, "trace")
+            known, events = _from_cache(name, plan), cache.load_trace(name)
+            if known is not None and events is not None:
+                return self._remembered(Traced(prediction=known, trace=events))
         from memcalc.estimation.client import Client
 
-        if self._client is None:
-            self._client = self._stack.enter_context(Client())
-        answer = self._client.trace(plan)
+        (answer,) = self._children().each([plan], Client.trace)
         if isinstance(answer, MemcalcError):
             return answer
         prediction, trace = answer
-        return Traced(prediction=prediction, trace=trace)
+        if name is not None:
+            cache.store(name, prediction)
+            cache.store_trace(name, trace)
+        return self._remembered(Traced(prediction=prediction, trace=trace))
+
+    def _children(self) -> Pool:
+        if self._pool is None:
+            from memcalc.estimation.pool import Pool
+
+            self._pool = self._stack.enter_context(Pool(self._workers))
+        return self._pool
+
+    def _remembered(self, traced: Traced) -> Traced:
+        self._last = traced
+        return traced
+
+    def _replayed(self, plan: Plan) -> Prediction | None:
+        """The answer where the last trace is of this very run, but for the allocator's settings."""
+        known = self._last
+        if known is None or _as_run(known.prediction.plan) != _as_run(plan):
+            return None
+        from memcalc.estimation.predict import predict
+        from memcalc.estimation.question import asked
+
+        return predict(asked(plan), known.trace, known.prediction.optimizer_state)
+
+
+def _as_run(plan: Plan) -> Plan:
+    return replace(canonical(plan), alloc_conf="")
 
 
 def traces(plans: Iterable[Plan], *, use_cache: bool = True) -> Iterator[Traced | MemcalcError]:
@@ -169,25 +205,6 @@ def check(plan: Plan) -> models.ModelSource:
     if plan.gpu is not None:
         gpus.find(plan.gpu)
     return source
-
-
-def _in_order(
-    plans: Sequence[Plan], known: dict[int, Answer], names: dict[int, str], workers: int | None
-) -> Iterator[Answer]:
-    missing = [plan for index, plan in enumerate(plans) if index not in known]
-    traced: Iterator[Answer] = iter(())
-    if missing:
-        from memcalc.estimation.pool import trace_parallel
-
-        traced = trace_parallel(missing, workers)
-    for index in range(len(plans)):
-        if index in known:
-            yield known[index]
-            continue
-        answer = next(traced)
-        if isinstance(answer, Prediction) and index in names:
-            cache.store(names[index], answer)
-        yield answer
 
 
 def _from_cache(name: str, plan: Plan) -> Prediction | None:

@@ -66,14 +66,7 @@ def predict_from(evaluator: Evaluator, question: Asked) -> Prediction:
     where = f"batch {learnt.batch}" + (f" x {learnt.seq} tokens" if learnt.seq is not None else "")
     note = f"sizes come from a run on symbols at {where}, which holds for this batch as well"
     state = registry.state_of(question.choice, trace.inventory.parameters, plan)
-    return predict(
-        plan,
-        replace(trace, assumptions=(*trace.assumptions, note)),
-        state,
-        rule=question.choice.rule_bytes_per_parameter,
-        gpu=question.gpu,
-        torch_version=question.target.torch,
-    )
+    return predict(question, replace(trace, assumptions=(*trace.assumptions, note)), state)
 
 
 def answer(plan: Plan, config: dict[str, Any]) -> Prediction | None:

@@ -1,75 +1,101 @@
-"""Traces many plans in several worker processes, no more than the machine has room for."""
+"""Traces many plans in several child processes, no more than the machine has room for."""
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
-from memcalc.children.ask import Parent
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import trace_all, tracing_parent
+from memcalc.estimation.client import Client, tracing_parent
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
-Answer = Prediction | MemcalcError
+T = TypeVar("T")
 
 WORKER_BYTES = 1 << 30
 """Room that one worker is given: 0.4 GB were seen with PyTorch's CPU build, more with CUDA's."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def trace_parallel(plans: Sequence[Plan], workers: int | None = None) -> Iterator[Answer]:
-    """Trace plans in several processes; answers come in the order of the plans.
+class Pool:
+    """Children that trace side by side; they are kept, with what they built, for what comes next.
 
-    Args:
-        plans: what to trace; those of one model go to one worker where that keeps all busy.
-        workers: at most so many processes; ``None``: what cores and free memory allow.
+    A child starts when there is work for it.
     """
-    most = workers if workers is not None else room()
-    shares = split([plan.model for plan in plans], most)
-    if len(shares) <= 1:
-        yield from trace_all(plans)
-        return
-    answers: list[Future[Answer]] = [Future() for _ in plans]
-    stop = threading.Event()
-    with tracing_parent() as parent:
-        for share in shares:
-            arguments = (plans, share, answers, stop, parent)
+
+    def __init__(self, workers: int | None = None) -> None:
+        """Ask nothing yet.
+
+        Args:
+            workers: at most so many processes; ``None``: what cores and free memory allow.
+        """
+        self.workers = workers if workers is not None else room()
+        self._parent = tracing_parent()
+        self._clients: list[Client] = []
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._parent.close()
+
+    def predictions(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+        """Trace plans; answers come in their order, each as soon as it and all before are known."""
+        return self.each(plans, Client.ask)
+
+    def each(
+        self, plans: Sequence[Plan], ask: Callable[[Client, Plan], T]
+    ) -> Iterator[T | MemcalcError]:
+        """Ask something of every plan, those of one model of the same child as far as that goes."""
+        shares = [list(share) for share in split([plan.model for plan in plans], self.workers)]
+        while len(self._clients) < len(shares):
+            self._clients.append(Client(self._parent))
+        if len(shares) == 1:
+            for plan in plans:
+                yield ask(self._clients[0], plan)
+            return
+        answers: list[Future[T | MemcalcError]] = [Future() for _ in plans]
+        lock = threading.Lock()
+        for number, client in enumerate(self._clients[: len(shares)]):
+            arguments = (client, number, shares, lock, plans, ask, answers)
             threading.Thread(target=_work, args=arguments, daemon=True).start()
         try:
             for answer in answers:
                 yield answer.result()
         finally:
-            stop.set()
+            with lock:
+                for share in shares:
+                    share.clear()
 
 
 def _work(
+    client: Client,
+    number: int,
+    shares: list[list[int]],
+    lock: threading.Lock,
     plans: Sequence[Plan],
-    share: Sequence[int],
-    answers: Sequence[Future[Answer]],
-    stop: threading.Event,
-    parent: Parent,
+    ask: Callable[[Client, Plan], T],
+    answers: Sequence[Future[T | MemcalcError]],
 ) -> None:
-    left = iter(share)
-    try:
-        for answer in trace_all([plans[index] for index in share], parent):
-            answers[next(left)].set_result(answer)
-            if stop.is_set():
+    """Do one's own share from its front, and then what is left of the longest from its end."""
+    while True:
+        with lock:
+            longest = max(shares, key=len)
+            if not longest:
                 return
-    except Exception as error:  # Whoever waits for the rest must hear of it.
-        for index in left:
+            index = shares[number].pop(0) if shares[number] else longest.pop()
+        try:
+            answers[index].set_result(ask(client, plans[index]))
+        except Exception as error:  # Whoever waits for it must hear of it.
             answers[index].set_result(EstimateError(f"The simulated run did not start: {error}."))
 
 
 def split(models: Sequence[str], workers: int) -> list[list[int]]:
     """Share plans out: evenly, those of one model together as far as that allows.
-
-    A worker takes as long to start as two or three traces, so none starts for a single plan
-    unless there are only two.
 
     Args:
         models: the model of each plan.
@@ -78,7 +104,7 @@ def split(models: Sequence[str], workers: int) -> list[list[int]]:
     Returns:
         Indices of the plans, one list a worker, none empty.
     """
-    count = max(1, min(workers, math.ceil(len(models) / 2) if len(models) > 2 else len(models)))
+    count = max(1, min(workers, len(models)))
     first = {model: index for index, model in reversed(list(enumerate(models)))}
     order = sorted(range(len(models)), key=lambda index: (first[models[index]], index))
     size, extra = divmod(len(order), count)

@@ -12,9 +12,9 @@ from memcalc.allocator.replay import Interval, Op, Replay, replay
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.fits import device_of, judge
+from memcalc.estimation.question import Asked
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
 from memcalc.records.steady import MORE, continued
 from memcalc.records.trace import Component, Mark, Phase, Trace
@@ -28,26 +28,16 @@ UNCOUNTED = (
 )
 
 
-def predict(
-    plan: Plan,
-    trace: Trace,
-    state: OptimizerState,
-    *,
-    rule: float | None,
-    gpu: Gpu | None,
-    torch_version: tuple[int, int],
-) -> Prediction:
+def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     """Replay a trace through the allocator and read the answer off.
 
     Args:
-        plan: what was traced.
+        question: what was traced, and where it should fit.
         trace: its events.
         state: the optimizer's state by the registry, for its table.
-        rule: bytes of state per parameter by the rule of thumb.
-        gpu: where it should fit; ``None``: nowhere in particular.
-        torch_version: of the allocator.
     """
-    settings = parse_alloc_conf(plan.alloc_conf, torch=torch_version)
+    plan, gpu = question.plan, question.gpu
+    settings = parse_alloc_conf(plan.alloc_conf, torch=question.target.torch)
     replayed = replay(tuples(trace, MORE), settings, UNLIMITED)
     phases = _phases(replayed, trace.steps + MORE)
     if plan.target == "cpu":
@@ -72,9 +62,15 @@ def predict(
             process_used=None,
         ),
         optimizer_state=state,
-        rules_of_thumb=rules_of_thumb(plan, inventory.numel, inventory.trainable_numel, rule),
+        rules_of_thumb=rules_of_thumb(
+            plan,
+            inventory.numel,
+            inventory.trainable_numel,
+            question.choice.rule_bytes_per_parameter,
+        ),
         method="trace",
         gradients=most_of(trace, Component.GRADIENTS),
+        flops=trace.flops,
         assumptions=trace.assumptions,
         versions=trace.versions,
     )

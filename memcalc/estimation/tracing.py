@@ -84,15 +84,7 @@ class Desk:
         traced = trace(
             program, question.target, notes=question.notes, breadcrumbs=self._breadcrumbs
         )
-        prediction = predict(
-            plan,
-            traced,
-            state,
-            rule=question.choice.rule_bytes_per_parameter,
-            gpu=question.gpu,
-            torch_version=question.target.torch,
-        )
-        return prediction, traced
+        return predict(question, traced, state), traced
 
     def grow(self, plan: Plan) -> SymbolicTrace:
         """Learn how the trace of a plan grows."""

@@ -131,6 +131,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """``trace`` (the real code ran on a simulated GPU) or ``analytic`` (closed form)."""
     gradients: int | None = None
     """Bytes of all gradients together, as the optimizer finds them."""
+    flops: int | None = None
+    """Floating-point operations of a step's products, convolutions and attention; ``None``: not
+    counted."""
     context: Span | None = None
     fit: Fit | None = None
     assumptions: tuple[str, ...] = ()

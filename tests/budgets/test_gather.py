@@ -58,10 +58,10 @@ def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
 
 
 def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monkeypatch):
-    def fails(plans, workers=None):
+    def fails(self, plans):
         return iter([EstimateError("the model's code stopped")] * len(plans))
 
-    monkeypatch.setattr(pool, "trace_parallel", fails)
+    monkeypatch.setattr(pool.Pool, "predictions", fails)
     (run,) = runs()
     (evidence,) = gather.estimate([replace(run, method="trace")], effort)
     assert evidence == Evidence(error="the model's code stopped")

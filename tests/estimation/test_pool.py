@@ -1,0 +1,92 @@
+"""Plans are traced side by side; each once, in order, and what one thread meets others hear of."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memcalc.errors import EstimateError
+from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.pool import Pool
+from memcalc.records.plan import Plan
+
+
+def plans(count):
+    return [Plan(model="ab"[n % 2], batch=n + 1) for n in range(count)]
+
+
+@given(st.integers(0, 12), st.integers(1, 4))
+def test_every_plan_is_asked_once_and_answered_in_its_place(count, workers):
+    asked = []
+
+    def ask(client, plan):
+        asked.append(plan.batch)
+        return plan.batch
+
+    with Pool(workers) as pool:
+        assert list(pool.each(plans(count), ask)) == list(range(1, count + 1))
+    assert sorted(asked) == list(range(1, count + 1))
+
+
+def test_who_has_done_its_share_helps_the_others():
+    seen = {}
+    slow = threading.Event()
+
+    def ask(client, plan):
+        seen.setdefault(client, []).append(plan.batch)
+        if plan.batch == 1:
+            slow.wait(20)
+        elif plan.batch == 8:
+            time.sleep(0.05)
+        if sum(map(len, seen.values())) == 8:
+            slow.set()
+        return plan.batch
+
+    with Pool(2) as pool:
+        assert list(pool.each(plans(8), ask)) == list(range(1, 9))
+    assert sorted(map(len, seen.values())) == [1, 7]
+
+
+def test_a_failure_of_one_ask_is_the_answer_to_it_alone():
+    def ask(client, plan):
+        if plan.batch == 2:
+            raise RuntimeError("lost")
+        return plan.batch
+
+    with Pool(2) as pool:
+        first, second, third = pool.each(plans(3), ask)
+    assert (first, third) == (1, 3)
+    assert isinstance(second, EstimateError)
+    assert "lost" in str(second)
+
+
+def test_nothing_more_is_asked_when_nobody_listens_any_more():
+    asked = []
+
+    def ask(client, plan):
+        asked.append(plan)
+        time.sleep(0.01)
+
+    with Pool(2) as pool:
+        answers = pool.each(plans(100), ask)
+        next(answers)
+        answers.close()
+    time.sleep(0.05)
+    assert len(asked) < 20
+
+
+def test_other_settings_of_the_allocator_are_answered_from_the_trace_at_hand(traced, monkeypatch):
+    from msgspec.structs import replace
+
+    plan = replace(traced.prediction.plan, alloc_conf="expandable_segments:True")
+    with Tracer() as tracer:
+        tracer.trace(traced.prediction.plan)
+        with monkeypatch.context() as patch:
+            patch.setattr(Pool, "predictions", lambda *_: pytest.fail("it was traced anew"))
+            (quick,) = tracer.answers([plan])
+    with Tracer(use_cache=False) as tracer:
+        (fresh,) = tracer.answers([plan])
+    assert quick == fresh
+    assert quick.peak.reserved != traced.prediction.peak.reserved
