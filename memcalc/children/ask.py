@@ -43,6 +43,7 @@ class Parent:
         self._control: socket.socket | None = None
         self._noise = -1
         self._number = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> Parent:
@@ -83,8 +84,9 @@ class Parent:
                 self._control.send(json.dumps({"end": number}).encode())
 
     def close(self) -> None:
-        """Leave no process behind."""
+        """Leave no process behind; from here on there is none."""
         with self._lock:
+            self._closed = True
             self._stop()
 
     def how_it_ended(self) -> str:
@@ -99,6 +101,8 @@ class Parent:
 
     def _sent(self, message: dict[str, Any], given: list[int]) -> bool:
         """Ask the parent; one that has died is replaced, and asked the next time."""
+        if self._closed:
+            raise self.failure("The process that starts the runs was closed.")
         if self._process is not None and self._process.poll() is not None:
             self._stop()
         if self._control is None:

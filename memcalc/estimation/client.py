@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -26,11 +27,14 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
+"""PyTorch makes this folder as it is imported; traces compile nothing: any that exists will do."""
 
 
 def tracing_parent() -> Parent:
     """A parent for clients to share; its process starts when the first child is asked for."""
-    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT})
+    inductor = os.environ.get(_INDUCTOR) or tempfile.gettempdir()
+    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT, _INDUCTOR: inductor})
 
 
 def trace_all(
@@ -66,6 +70,10 @@ class Client:
             self._parent.close()
         elif self._child is not None:
             self._child.end()
+
+    def abandon(self) -> None:
+        """End it for good: a thread that waits for its answer hears of it."""
+        self._parent.close()
 
     def ask(self, plan: Plan) -> Prediction | MemcalcError:
         """Trace one plan."""

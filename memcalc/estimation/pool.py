@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,6 +93,18 @@ def _work(
             answers[index].set_result(ask(client, plans[index]))
         except Exception as error:  # Whoever waits for it must hear of it.
             answers[index].set_result(EstimateError(f"The simulated run did not start: {error}."))
+
+
+@contextlib.contextmanager
+def asking(clients: Sequence[Client]) -> Iterator[ThreadPoolExecutor]:
+    """Threads that ask clients at once; Ctrl-C does not wait for what they were asked."""
+    with ThreadPoolExecutor(len(clients)) as threads:
+        try:
+            yield threads
+        except (KeyboardInterrupt, SystemExit):
+            for client in clients:
+                client.abandon()
+            raise
 
 
 def split(models: Sequence[str], workers: int) -> list[list[int]]:

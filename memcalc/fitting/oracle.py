@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any
 
@@ -14,6 +13,7 @@ from memcalc.errors import MemcalcError
 from memcalc.estimation.client import Client
 from memcalc.estimation.fits import Device, hopeless, judge
 from memcalc.estimation.from_symbolic import point_of
+from memcalc.estimation.pool import asking
 from memcalc.estimation.predict import UNLIMITED, replayable, tuples
 from memcalc.estimation.question import Asked, asked
 from memcalc.files import cache
@@ -97,7 +97,7 @@ class Oracle:
             if self._symbolic.find(asked(plan)) is None and self._symbolic.may_learn(plan)
         ]
         pairs = list(zip(self._clients, lacking, strict=False))
-        with ThreadPoolExecutor(max(len(pairs), 1)) as children:
+        with asking(self._clients) as children:
             learnt = list(children.map(lambda pair: pair[0].grow(pair[1]), pairs))
         for (_, plan), symbolic in zip(pairs, learnt, strict=True):
             self.traces += 1
@@ -119,7 +119,7 @@ class Oracle:
             if self._symbolic.unproven(evaluator):
                 last[id(evaluator)] = plan
         proofs = list(zip(self._clients, last.values(), strict=False))
-        with ThreadPoolExecutor(max(len(proofs), 1)) as children:
+        with asking(self._clients) as children:
             traces = [children.submit(self._trace, plan, client) for client, plan in proofs]
             found = [self._too_large(plan, device) or self.probe(plan, device) for plan in plans]
             for (_, plan), trace in zip(proofs, traces, strict=True):
