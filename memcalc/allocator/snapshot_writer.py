@@ -10,7 +10,7 @@ Source: ``torch/cuda/memory.py`` (``_snapshot``, ``_dump_snapshot``) and snapsho
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def predicted_snapshot(
     except DeviceOutOfMemoryError:
         writer.take_over(())
     return {
-        "segments": [writer.segment(segment) for segment in segments(allocator)],
+        "segments": [described(segment, writer.shown) for segment in segments(allocator)],
         "device_traces": [writer.entries],
         "allocator_settings": _settings(settings),
         "external_annotations": [],
@@ -80,7 +80,7 @@ class _SnapshotWriter:
         self.entries: list[dict[str, Any]] = []
         self._frames = frames
         self._live: dict[Hashable, Block] = {}
-        self._shown: dict[int, list[dict[str, Any]]] = {}
+        self.shown: dict[int, list[dict[str, Any]]] = {}
         """Frames of the block at an address that is in use."""
         self._taken = 0
         self._time = 0
@@ -106,53 +106,26 @@ class _SnapshotWriter:
     def take_over(self, frames: Sequence[Frame]) -> None:
         """Turn what the allocator has noted since the last time into entries."""
         for action, address, size, stream in self.allocator.trace[self._taken :]:
-            shown = self._shown.pop(address, []) if action == "free_completed" else _show(frames)
+            shown = self.shown.pop(address, []) if action == "free_completed" else _show(frames)
             self._add((action, address, size, stream), shown)
         self._taken = len(self.allocator.trace)
-
-    def segment(self, segment: Segment) -> dict[str, Any]:
-        """A segment in the words of a snapshot."""
-        active = [block for block in segment.blocks if block.state != BlockState.INACTIVE]
-        return {
-            "device": 0,
-            "address": segment.address,
-            "total_size": segment.size,
-            "allocated_size": segment.held(BlockState.ALLOCATED),
-            "active_size": segment.held(BlockState.ALLOCATED, BlockState.PENDING),
-            "requested_size": sum(block.requested for block in active),
-            "stream": segment.stream,
-            "segment_type": "small" if segment.is_small else "large",
-            "segment_pool_id": _DEFAULT_POOL,
-            "is_expandable": segment.is_expandable,
-            "frames": [],
-            "blocks": [
-                {
-                    "address": block.address,
-                    "size": block.size,
-                    "requested_size": block.requested,
-                    "state": str(block.state),
-                    "frames": self._shown.get(block.address, []),
-                }
-                for block in segment.blocks
-            ],
-        }
 
     def _born(self, key: Hashable, size: int, stream: int = 0) -> None:
         frames = self._frames(key)
         block = self._live[key] = self.allocator.allocate(size, stream)
         self.take_over(frames)
-        shown = self._shown[block.address] = _show(frames)
+        shown = self.shown[block.address] = _show(frames)
         self._add(("alloc", block.address, size, stream), shown)
 
     def _dies(self, key: Hashable) -> None:
         block = self._live.pop(key)
         address, requested, stream = block.address, block.requested, block.stream
         self.allocator.free(block)
-        shown = self._shown[address]
+        shown = self.shown[address]
         self._add(("free_requested", address, requested, stream), shown)
         if not block.waiting:
             self._add(("free_completed", address, requested, stream), shown)
-            del self._shown[address]
+            del self.shown[address]
 
     def _add(self, entry: TraceEntry, shown: list[dict[str, Any]]) -> None:
         action, address, size, stream = entry
@@ -169,6 +142,39 @@ class _SnapshotWriter:
                 "pool_id": _DEFAULT_POOL,
             }
         )
+
+
+def described(segment: Segment, shown: Mapping[int, list[dict[str, Any]]]) -> dict[str, Any]:
+    """A segment in the words of a snapshot.
+
+    Args:
+        segment: which.
+        shown: frames of the blocks in use, by address.
+    """
+    active = [block for block in segment.blocks if block.state != BlockState.INACTIVE]
+    return {
+        "device": 0,
+        "address": segment.address,
+        "total_size": segment.size,
+        "allocated_size": segment.held(BlockState.ALLOCATED),
+        "active_size": segment.held(BlockState.ALLOCATED, BlockState.PENDING),
+        "requested_size": sum(block.requested for block in active),
+        "stream": segment.stream,
+        "segment_type": "small" if segment.is_small else "large",
+        "segment_pool_id": _DEFAULT_POOL,
+        "is_expandable": segment.is_expandable,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.size,
+                "requested_size": block.requested,
+                "state": str(block.state),
+                "frames": shown.get(block.address, []),
+            }
+            for block in segment.blocks
+        ],
+    }
 
 
 def _show(frames: Sequence[Frame]) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
             raise SettingError(name, f"{name} is given twice: give it once.")
         if value is not None:
             checked[name] = FIELDS[name].check(value)
-    if "model" not in checked:
+    if not checked.get("model") and "command" not in checked:
         raise UsageError("Which model? Name one: memcalc list models shows those that are bundled.")
     plan = Plan(**checked)
     if plan.disagreement is not None:

@@ -52,13 +52,14 @@ class Parent:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def child(self, module: str, name: str, *, hint: str = "") -> Child:
+    def child(self, module: str, name: str, *, hint: str = "", aloud: bool = False) -> Child:
         """Fork a child.
 
         Args:
             module: the job module, by its full name.
             name: what its jobs are called in sentences.
             hint: told to the module's ``warm``.
+            aloud: what it prints goes to standard error as it comes.
 
         Raises:
             MemcalcError: of the kind ``failure``: there is no process for it.
@@ -68,7 +69,8 @@ class Parent:
             message = {"fork": self._number, "module": module, "name": name, "hint": hint}
             here, there = socket.socketpair()
             with there:
-                given = [there.fileno(), *([2] if os.environ.get("MEMCALC_DEBUG") else [])]
+                aloud = aloud or bool(os.environ.get("MEMCALC_DEBUG"))
+                given = [there.fileno(), *([2] if aloud else [])]
                 try:
                     if not self._sent(message, given) and not self._sent(message, given):
                         raise self.failure(self.how_it_ended())

@@ -45,9 +45,12 @@ def ending(
 
 
 def noise_of(descriptor: int) -> str:
-    """The end of what was written to a file."""
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+    """The end of what was written to a file; of a terminal or a pipe nothing can be read again."""
+    try:
+        size = os.fstat(descriptor).st_size
+        return os.pread(descriptor, 1 << 16, max(0, size - (1 << 16))).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _killed(number: int, kills: int | None) -> str:

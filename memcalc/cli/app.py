@@ -50,6 +50,10 @@ VERBS = {
         "run",
         "Run any command and say what it held of GPU and main memory; its exit code is passed on.",
     ),
+    "simulate": Verb(
+        "simulate",
+        "Run your own training script, unchanged, on a GPU that is not there; nothing is computed.",
+    ),
     "compare": Verb(
         "measure",
         "Say how accurate the estimates of measured runs were: median, worst, by what they share.",

@@ -139,6 +139,8 @@ class Tracer:
 
     def trace(self, plan: Plan) -> Traced | MemcalcError:
         """Trace one plan and keep its events, or find them in the cache."""
+        if plan.command:
+            return _simulated(plan)
         try:
             source = check(plan)
         except MemcalcError as error:
@@ -184,6 +186,25 @@ class Tracer:
 
 def _as_run(plan: Plan) -> Plan:
     return replace(canonical(plan), alloc_conf="")
+
+
+def _simulated(plan: Plan) -> Traced | MemcalcError:
+    """What a command did when it last ran; it is never run again without being asked for."""
+    name = cache.key(plan, {}, "simulated")
+    known, events = _from_cache(name, plan), cache.load_trace(name)
+    if known is None or events is None:
+        return EstimateError(
+            "what the command did is not kept any more: type memcalc simulate -o FILE "
+            f"-- {plan.name}"
+        )
+    return Traced(prediction=known, trace=events)
+
+
+def keep(traced: Traced) -> None:
+    """Keep what a command did for those who ask again."""
+    name = cache.key(traced.prediction.plan, {}, "simulated")
+    cache.store(name, traced.prediction)
+    cache.store_trace(name, traced.trace)
 
 
 def traces(plans: Iterable[Plan], *, use_cache: bool = True) -> Iterator[Traced | MemcalcError]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -17,8 +18,8 @@ from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
 from memcalc.records.steady import MORE, continued
-from memcalc.records.trace import Component, Mark, Phase, Trace
-from memcalc.records.walk import components, highest, most_of, steady_step
+from memcalc.records.trace import Aside, Component, Mark, Phase, Trace
+from memcalc.records.walk import components, counts, highest, most_of
 
 UNLIMITED = 1 << 50
 """Device size of a replay without a GPU named: large enough for anything."""
@@ -38,8 +39,9 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     """
     plan, gpu = question.plan, question.gpu
     settings = parse_alloc_conf(plan.alloc_conf, torch=question.target.torch)
-    replayed = replay(tuples(trace, MORE), settings, UNLIMITED)
-    phases = _phases(replayed, trace.steps + MORE)
+    more = 0 if trace.whole else MORE
+    replayed = replay(tuples(trace, more), settings, UNLIMITED)
+    phases = _phases(replayed, trace, more)
     if plan.target == "cpu":
         phases = tuple(map(_requested_only, phases))
     top = max(phases, key=lambda phase: phase.allocated or phase.requested)
@@ -67,7 +69,10 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
             inventory.numel,
             inventory.trainable_numel,
             question.choice.rule_bytes_per_parameter,
-        ),
+        )
+        # The rules are for models; a script may train anything.
+        if not plan.command
+        else (),
         method="trace",
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
@@ -80,7 +85,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     if gpu is None:
         return answer
     device = device_of(gpu).holding(state)
-    fit = judge(lambda: tuples(trace, MORE), settings, device, replayed.peaks)
+    fit = judge(lambda: tuples(trace, more), settings, device, replayed.peaks)
     return replace(answer, fit=fit)
 
 
@@ -130,8 +135,33 @@ def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
         storage = trace.storages[number]
         return storage.bytes, storage.op, storage.module, storage.phase
 
+    if trace.whole:
+        return _as_it_ran(trace)
     stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=more)
     return replayable(stream, sizes, streams if any(streams) else None)
+
+
+def _as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
+    """Every event once, with what else the allocator was told of."""
+    marks = [(mark.index, (Op.MARK, (mark.step, mark.phase))) for mark in trace.marks]
+    told = [(aside.index, _told(aside)) for aside in trace.asides]
+    # Of those before the same event, in the order they are listed.
+    between = deque(sorted([*marks, *told], key=lambda item: item[0]))
+    for index, event in enumerate(trace.events):
+        while between and between[0][0] <= index:
+            yield between.popleft()[1]
+        if event < 0:
+            yield ~event, 0
+            continue
+        storage = trace.storages[event]
+        yield (event, storage.bytes, storage.stream) if storage.stream else (event, storage.bytes)
+    yield from (item for _, item in between)
+
+
+def _told(aside: Aside) -> tuple[Any, ...]:
+    if aside.what == "empty_cache":
+        return Op.EMPTY_CACHE, None
+    return Op.USED_BY, aside.storage, aside.stream
 
 
 def replayable(
@@ -156,20 +186,16 @@ def replayable(
             yield ~event, 0
 
 
-def _phases(replayed: Replay, steps: int) -> tuple[PhasePeak, ...]:
-    """Peaks of the last step, the steady one; beside them the first step's.
-
-    Resuming comes before the first step; it is shown by its own figures.
-    """
+def _phases(replayed: Replay, trace: Trace, more: int) -> tuple[PhasePeak, ...]:
+    """Peaks of the parts that count; beside them the first step's."""
     first: dict[Phase, Interval] = {}
     steady: dict[Phase, Interval] = {}
     for interval in replayed.intervals:
         step, phase = cast(tuple[int, Phase], interval.name)
-        for group, wanted in ((first, 0), (steady, steady_step(phase, steps))):
+        wanted = counts(trace, phase, step, more)
+        for group, inside in ((first, step == 0), (steady, wanted)):
             known = group.get(phase)
-            if step == wanted and (
-                known is None or known.peaks.allocated < interval.peaks.allocated
-            ):
+            if inside and (known is None or known.peaks.allocated < interval.peaks.allocated):
                 group[phase] = interval
     return tuple(
         PhasePeak(

@@ -50,14 +50,14 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(trace: Trace, plan: Plan) -> Timeline:
-    """Follow the steady step of a trace event by event."""
+    """Follow the steady step of a trace event by event, or all that a script did."""
     levels = dict.fromkeys(Component, 0)
     bands: dict[Component, list[int]] = {component: [] for component in Component}
     rungs: list[Levels] = []
     stretches: list[Stretch] = []
     for step, phase, component, size, held in _played(trace, plan):
         levels[component] += size
-        if step != trace.steps - 1 + MORE:
+        if step != trace.steps - 1 + MORE and not trace.whole:
             continue
         here = len(rungs)
         if stretches and stretches[-1].phase is phase:
@@ -84,13 +84,18 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Component, i
     live: dict[int, Block] = {}
     step, phase = 0, Phase.LOAD
     whole = replace(trace, events=trace.events[: program_end(trace)])
-    for key, what in tuples(whole, MORE):
+    for key, what, *stream in tuples(whole, MORE):
         if key is Op.MARK:
             step, phase = what
+        elif key is Op.EMPTY_CACHE:
+            allocator.empty_cache()
+        elif key is Op.USED_BY:
+            allocator.record_stream(live[what], *stream)
+        if isinstance(key, Op):
             continue
         storage = trace.storages[key % len(trace.storages)]
         if what:
-            live[key] = allocator.allocate(what)
+            live[key] = allocator.allocate(what, *stream)
         else:
             allocator.free(live.pop(key))
         change = storage.bytes if what else -storage.bytes

@@ -39,12 +39,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to train and how; everything that changes a byte."""
 
     model: Annotated[
-        Text,
+        Annotated[str, Meta(pattern=r"\S|^$", title="the name of a model")],
         about(
             "A bundled name, a local folder or config.json, a hub name, or package.module:callable "
             "returning an nn.Module."
         ),
-    ]
+    ] = ""
     task: Annotated[Text, about("Head to train.", otherwise="by architecture")] = "auto"
     optim: Annotated[
         Text,
@@ -128,6 +128,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Version | None, about("PyTorch version that will run.", otherwise="the installed one")
     ] = None
     alloc_conf: Annotated[str, about("PYTORCH_ALLOC_CONF of the run.")] = ""
+    command: Annotated[
+        Text | None,
+        about("A program that trains, as it is typed; it runs as it is on a simulated GPU."),
+    ] = None
+    steps: Annotated[
+        Annotated[int, Meta(ge=0, le=1 << 20)] | None,
+        about("Of a command: optimizer steps after which it is stopped; 0: never."),
+    ] = None
+
+    @property
+    def name(self) -> str:
+        """What people call what is trained: the model, or the command."""
+        return self.command or self.model
 
     @property
     def program(self) -> "Plan":

@@ -67,6 +67,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     step: int
 
 
+class Aside(msgspec.Struct, frozen=True, kw_only=True):
+    """Something beside births and deaths that the allocator is told of, before event ``index``."""
+
+    index: int
+    what: str
+    """``empty_cache``, or ``used_by``: another stream uses a storage."""
+    storage: int = -1
+    stream: int = 0
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """A simulated run of some optimizer steps: every storage's birth and death, in order."""
 
@@ -81,4 +91,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Floating-point operations of products, convolutions and attention in the last step."""
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
+    whole: bool = False
+    """A script ran as it is: what counts is the highest of all steps and of what lies around them,
+    not only the last step."""
+    asides: tuple[Aside, ...] = ()
     versions: dict[str, str] = msgspec.field(default_factory=dict)

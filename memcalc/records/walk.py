@@ -39,9 +39,20 @@ def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
             yield mark, event, trace.storages[event if event >= 0 else ~event]
 
 
-def steady_step(phase: Phase, steps: int) -> int:
-    """The step that stands for all others in this phase: the last; only once a run resumes."""
-    return 0 if phase is Phase.RESUME else steps - 1
+def counts(trace: Trace, phase: Phase, step: int, more: int = 0) -> bool:
+    """Is this part of a run among those whose peak is asked for?
+
+    Of a script all are. Else the last step stands for all others, and resuming for itself.
+
+    Args:
+        trace: the run.
+        phase: of the part.
+        step: of the part.
+        more: how often the last step was repeated.
+    """
+    if trace.whole:
+        return True
+    return step == (0 if phase is Phase.RESUME else trace.steps - 1 + more)
 
 
 def highest(trace: Trace) -> dict[Phase, int]:
@@ -53,7 +64,9 @@ def highest(trace: Trace) -> dict[Phase, int]:
     levels = [0, *accumulate(changes(trace.events, sizes))]
     found: dict[Phase, int] = {}
     for mark, begin, end in sections(trace.marks, len(trace.events)):
-        if mark.phase is Phase.LOAD or mark.step != steady_step(mark.phase, trace.steps):
+        if mark.phase is Phase.LOAD and not trace.whole:
+            continue
+        if not counts(trace, mark.phase, mark.step):
             continue
         # Among equals one inside the phase, and only then the moment at which it begins.
         top = max((*range(begin + 1, end + 1), begin), key=levels.__getitem__)
@@ -112,8 +125,10 @@ def last_step(events: Sequence[int], marks: Sequence[Mark]) -> tuple[int, int]:
 def program_end(trace: Trace) -> int:
     """How many events there are before the program ends and frees what is left.
 
-    An evaluation ends with the last event of a storage of its own.
+    An evaluation ends with the last event of a storage of its own; a script ends by itself.
     """
+    if trace.whole:
+        return len(trace.events)
     own = [
         index for index, (_, _, storage) in enumerate(walk(trace)) if storage.phase is Phase.EVAL
     ]

@@ -63,8 +63,8 @@ def _title(document: Document) -> str:
     if len(document.chapters) == 1:
         return rows.heading(document.chapters[0].prediction)
     models = dict.fromkeys(
-        [c.prediction.plan.model for c in document.chapters]
-        + [run.plan.model for run in document.runs]
+        [c.prediction.plan.name for c in document.chapters]
+        + [run.plan.name for run in document.runs]
     )
     return f"memory of training {', '.join(models)}"
 

@@ -24,6 +24,8 @@ COMPONENT_WORDS = {
 def heading(prediction: Prediction) -> str:
     """What was asked, in one line."""
     plan = prediction.plan
+    if plan.command:
+        return f"{plan.name} ({prediction.head}): {prediction.optimizer_state.optimizer}"
     tokens = f" x {prediction.seq} tokens" if prediction.seq is not None else ""
     shape = f"batch {plan.batch}{tokens}"
     extras = [

@@ -20,7 +20,8 @@ from memcalc.trace.torch_private import FakeTensorMode
 
 SIMULATED = "simgpu"
 NAME = SIMULATED
-"""Where the program runs: the simulated GPU, or ``cpu`` for an estimate of a CPU run."""
+"""Where the program runs: the simulated GPU, ``cuda`` for a script that believes it has one, or
+``cpu`` for an estimate of a CPU run."""
 
 
 class _Module:
@@ -126,6 +127,17 @@ def use(target: str) -> None:
     global NAME
     register()
     NAME = "cpu" if target == "cpu" else SIMULATED
+
+
+def use_cuda() -> None:
+    """Run on fake tensors whose device is ``cuda``; whoever calls has made that possible."""
+    global NAME
+    NAME = "cuda"
+
+
+def keys() -> tuple[str, str]:
+    """Dispatch keys of the device: with autograd, and without."""
+    return ("AutogradCUDA", "CUDA") if NAME == "cuda" else ("AutogradPrivateUse1", "PrivateUse1")
 
 
 def fake_mode(shapes: Any = None) -> FakeTensorMode:

@@ -99,6 +99,11 @@ class Ledger:
         self.events.append(event)
         self.event_tags.append(self.position.tag)
 
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The storage of a tensor, if it was seen."""
+        found = self._live.get(storage_key(tensor))
+        return found[0] if found is not None else None
+
     def tag_of(self, args: Any) -> int:
         """The repetition that the first tensor among the arguments belongs to."""
         for arg in args:
@@ -146,12 +151,13 @@ class Ledger:
         """Write down what a kernel takes; ``taken`` grows by the storages that still live."""
         for word in allocations:
             if word > 0:
-                taken.append(len(self.entries))
+                number = len(self.entries)
                 entry = _Entry(word, name, self.position, node)
                 entry.component = Component.WORKSPACES
                 entry.stream = self.streams.of(node)
-                self.log(len(self.entries))
                 self.entries.append(entry)
+                self.log(number)
+                taken.append(number)
             else:
                 self.log(~taken[~word])
                 taken[~word] = -1
@@ -175,6 +181,13 @@ class Ledger:
                 entry.module = self.entries[owner[0]].module
             if entry.tag == UNTAGGED and entry.phase is Phase.STEP:
                 entry.tag = self.event_tags[entry.born] = self.entries[owner[0]].tag
+
+    def label_made_by(self, op: str, component: Component) -> None:
+        """Say what everything is for that this operator made and that is still alive."""
+        for number, _ in self._live.values():
+            entry = self.entries[number]
+            if entry.component is None and entry.op == op:
+                entry.component = component
 
     def label_living(self, phase: Phase, component: Component) -> None:
         """Say what everything is for that this phase made and that is still alive."""

@@ -61,6 +61,7 @@ class TraceRecorder(TorchDispatchMode):
         kernel_memory: KernelMemory | None,
         breadcrumbs: Breadcrumbs | None = None,
         symbols: Symbols | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """Record with what these kernels take; ``None`` leaves kernels' own memory out.
 
@@ -68,12 +69,13 @@ class TraceRecorder(TorchDispatchMode):
             kernel_memory: says what a kernel takes beside its outputs.
             breadcrumbs: where to say what runs.
             symbols: what sizes may depend on; such sizes are written down as numbers.
+            ledger: where to write; ``None``: a new one.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._size: Callable[[Any], int] = int if symbols is None else symbols.size
         self._instead = FAKE_KERNELS if symbols is None else {**FAKE_KERNELS, **SYMBOLIC_KERNELS}
         self._symbols = symbols
-        self.ledger = Ledger(self._size)
+        self.ledger = Ledger(self._size) if ledger is None else ledger
         self.position = self.ledger.position
         self.assumptions: dict[str, None] = {}
         self._kernel_memory = kernel_memory
@@ -110,13 +112,18 @@ class TraceRecorder(TorchDispatchMode):
             self.ledger, self.position, self._threads = kept
 
     def _entering(self, name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            self._stack.append(self.position.module)
-            self.ledger.at(name)
-
-        return hook
+        return lambda *_: self.enter(name)
 
     def _leaving(self, *_: object) -> None:
+        self.leave()
+
+    def enter(self, name: str) -> None:
+        """A module's forward begins."""
+        self._stack.append(self.position.module)
+        self.ledger.at(name)
+
+    def leave(self) -> None:
+        """It ends."""
         self.position.module = self._stack.pop()
 
     def __torch_dispatch__(
@@ -124,8 +131,7 @@ class TraceRecorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._on_device(args, kwargs):
-            with without_modes():
-                return func(*args, **kwargs)
+            return self._on_host(func, args, kwargs)
         if func in _SCALARS:
             return self._read(args[0])
         if func in BOOLEAN_INDEXED and has_mask(args[1]):
@@ -164,6 +170,10 @@ class TraceRecorder(TorchDispatchMode):
             self.assumptions[PLANNED] = None
         self._track_with_scratch(out, name, node, call, args)
         return out
+
+    def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with without_modes():
+            return func(*args, **kwargs)
 
     def _replaced(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what stands for an operator; its allocations come back as operators of their own."""
@@ -236,13 +246,15 @@ class TraceRecorder(TorchDispatchMode):
         # What serves a whole list of tensors belongs to no repetition of a layer.
         tag = UNTAGGED if args and isinstance(args[0], list | tuple) else self.position.tag
         self.position.tag = tag
-        self.ledger.play(before, taken, name, node)
-        self._track(out, name, node, args if tag == UNTAGGED else ())
-        self.position.tag = tag
-        self.ledger.play(after, taken, name, node)
-        for number in taken:
-            if number >= 0:
-                self.ledger.log(~number)
+        try:
+            self.ledger.play(before, taken, name, node)
+            self._track(out, name, node, args if tag == UNTAGGED else ())
+            self.position.tag = tag
+            self.ledger.play(after, taken, name, node)
+        finally:
+            for number in taken:
+                if number >= 0:
+                    self.ledger.log(~number)
 
     def _workspace(self, name: str, args: tuple[Any, ...]) -> None:
         """Take cuBLAS' workspace at a thread's first product, after the output."""
@@ -274,9 +286,12 @@ class TraceRecorder(TorchDispatchMode):
                 value = value or _answer(tensor.dtype)
         except UnansweredError:
             value = _answer(tensor.dtype)
+        self._note_read()
+        return value
+
+    def _note_read(self) -> None:
         said = f"values read from the device in {self._place()} are taken to be those of zeros"
         self.assumptions[said] = None
-        return value
 
     def _value(self, tensor: torch.Tensor) -> bool | int | float:
         """The value, the same wherever symbols stand for."""

@@ -80,6 +80,11 @@ def current() -> Stream:
     return found
 
 
+def switch(stream: Stream) -> None:
+    """Run what follows in this thread on a stream."""
+    _local.stream = stream
+
+
 @contextlib.contextmanager
 def use(stream: Stream | None) -> Iterator[None]:
     """Run what is inside on a stream; ``None``: on the one that is current."""

@@ -9,6 +9,7 @@ agree with each other: counts sum to what was counted.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ LONGEST = 4096
 """Steps of a recipe that are run; a longer one is answered by zero."""
 LARGEST = 1 << 24
 """Elements of a tensor that are computed for one answer; beyond, it is answered by zero."""
+LARGEST_KNOWN = 1 << 20
+"""Elements of a tensor of the host whose values are remembered when it is copied to the device."""
 
 
 _aten = torch.ops.aten
@@ -81,6 +84,16 @@ class Values:
                 at = index if isinstance(out, list | tuple) else None
                 self._keep(item, _Made(func, *described, at, depth + 1))
 
+    def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        """A tensor now holds what this one of the host holds; whole numbers are remembered."""
+        for key in self._sharing.pop(tensor.untyped_storage()._cdata, ()):
+            self._made.pop(key, None)
+        small = host.numel() <= LARGEST_KNOWN and host.device.type == "cpu"
+        if small and not host.dtype.is_floating_point and type(host) is torch.Tensor:
+            with torch._C._DisableTorchDispatch():
+                kept = host.detach().to(tensor.dtype, copy=True)
+            self._keep(tensor, _Made(lambda: kept, [], {}, None, 0))
+
     def _counts(self, func: Any, args: Any) -> bool:
         """Numbers are filled in, or put in places that are known."""
         return func in _FILLS or any(
@@ -134,10 +147,31 @@ class Values:
         made = self._of(tensor)
         if made is None:
             raise UnansweredError
-        with without_modes(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with _alone():
             value: bool | int | float = _run(made, {}, number).item()
             return value
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All values of a tensor, as a tensor of the host.
+
+        Raises:
+            UnansweredError: how it was made is not known, or too much to run.
+        """
+        made = self._of(tensor)
+        if made is None:
+            raise UnansweredError
+        with _alone():
+            return _run(made, {}, int).clone()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator makes of values such as these, on the host.
+
+        Raises:
+            UnansweredError: it cannot be run.
+        """
+        (given, named), depth = self._described(args, kwargs)
+        with _alone():
+            return _call(_Made(func, given, named, None, depth), {}, int)
 
 
 def _decides(item: Any) -> bool:
@@ -172,17 +206,29 @@ def _unwritten(func: Any) -> bool:
     return "empty" in getattr(func, "__name__", "")
 
 
-def _run(made: _Made, known: dict[int, Any], number: Callable[[Any], int]) -> torch.Tensor:
-    if id(made) in known:
-        return known[id(made)]  # type: ignore[no-any-return]
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Outside of all modes, and without a trace in the random numbers of the program."""
+    with without_modes(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def _call(made: _Made, known: dict[int, Any], number: Callable[[Any], int]) -> Any:
     try:
         args = _values(made.args, known, number)
         kwargs = {name: _values(item, known, number) for name, item in made.kwargs.items()}
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        out = made.func(*args, **kwargs)
+        return made.func(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise UnansweredError from error
+
+
+def _run(made: _Made, known: dict[int, Any], number: Callable[[Any], int]) -> torch.Tensor:
+    if id(made) in known:
+        return known[id(made)]  # type: ignore[no-any-return]
+    out = _call(made, known, number)
     result = out if made.index is None else out[made.index]
     known[id(made)] = result
     if not isinstance(result, torch.Tensor):

@@ -1,8 +1,8 @@
 """Scaled dot-product attention on the simulated device: the target GPU's choice of kernel.
 
 PyTorch's own composite code would ask a device-specific stub that the simulated device lacks and
-fall back to the math kernel, so it is replaced for this device (dispatch key
-``AutogradPrivateUse1``) by the same steps with the target's choice: mask conversion, padding,
+fall back to the math kernel, so it is replaced for this device (its dispatch key with autograd)
+by the same steps with the target's choice: mask conversion, padding,
 then the very operator CUDA calls, whose autograd formula saves what CUDA saves.
 Source of the steps: aten/src/ATen/native/transformers/attention.cpp, PyTorch 2.11 and 2.13.
 """
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from memcalc.kernels.attention.choice import AttentionCall, Backend, choose
 from memcalc.kernels.target import Target
+from memcalc.trace import device
 
 _aten = torch.ops.aten
 _libraries: list[torch.library.Library] = []
@@ -58,7 +59,7 @@ def install(
             return _cudnn(query, key, value, mask, options)
         return _math(query, key, value, mask, {**options, "grouped": enable_gqa})
 
-    library.impl("scaled_dot_product_attention", attention, "AutogradPrivateUse1")
+    library.impl("scaled_dot_product_attention", attention, device.keys()[0])
     _libraries.append(library)
 
 

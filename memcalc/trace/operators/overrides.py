@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memcalc.trace import device
 from memcalc.trace.operators import convolution, ctc, decompositions, patches
 
 _aten = torch.ops.aten
@@ -154,7 +155,7 @@ def install() -> None:
     patches.install()
     library = torch.library.Library("aten", "IMPL")
     for name in _KERNELS_ON_CUDA:
-        library.impl(name, _never, "PrivateUse1")
+        library.impl(name, _never, device.keys()[1])
     _libraries.append(library)
 
 

@@ -28,7 +28,7 @@ def _foreach_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """
     tensors = args[0]
     order = args[1] if len(args) > 1 else 2.0
-    alike = len({t.dtype for t in tensors}) == 1 and all(map(_dense, tensors))
+    alike = len({t.dtype for t in tensors}) == 1 and all(map(is_dense, tensors))
     if order not in (1, 2, math.inf) or not alike:
         return None
     chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
@@ -36,7 +36,7 @@ def _foreach_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return KernelCall("fixed", ((len(tensors) * chunks * partial,), (~0,)))
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
     """From the first to the last element lie no others, and none twice."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((size - 1) * stride for size, stride in pairs) + 1 == tensor.numel()

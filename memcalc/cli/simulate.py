@@ -1,0 +1,64 @@
+"""``memcalc simulate -- COMMAND``."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from memcalc.cli.command import argument, exit_with, option, say, verb
+from memcalc.cli.output import FORMAT, OUTPUT, deliver_predictions
+from memcalc.errors import EstimateError
+from memcalc.script.records import Ending
+
+_AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Options behind the command are the command's own."""
+_DRAWN = (".html", ".svg", ".png", ".pdf", ".pickle")
+
+
+@partial(verb, context_settings=_AS_TYPED)
+@argument("command", "The command, after --, with its arguments.", nargs=-1, required=True)
+@option("--gpu", help="GPU to simulate; see memcalc list gpus.")
+@option("--steps", type=int, default=3, help="Stop after so many optimizer steps; 0: never.")
+@option("--torch", help="PyTorch version that will run. Default: the installed one.")
+@option("--alloc-conf", help="PYTORCH_ALLOC_CONF of the run.")
+@FORMAT
+@OUTPUT
+def command(
+    command: tuple[str, ...],
+    gpu: str | None,
+    steps: int,
+    torch: str | None,
+    alloc_conf: str | None,
+    format: str | None,
+    output: Path | None,
+) -> None:
+    """Run your own training script, unchanged, on a GPU that is not there; nothing is computed."""
+    from memcalc.script.simulate import plan_of, simulate
+
+    plan = plan_of(command, gpu=gpu, steps=steps, torch=torch, alloc_conf=alloc_conf)
+    found = simulate(plan)
+    if found.traced is None:
+        _say_what_became(found.ending)
+        if found.ending.code:
+            raise exit_with(found.ending.code)
+        raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
+    if output is not None and output.suffix.lower() in _DRAWN:
+        from memcalc.cli.report import draw
+
+        draw(found.traced, output)
+    else:
+        deliver_predictions([found.traced.prediction], format, output)
+    sys.stdout.flush()
+    _say_what_became(found.ending)
+    raise exit_with(found.ending.code)
+
+
+def _say_what_became(ending: Ending) -> None:
+    until_then = "the figures are those until then"
+    if ending.out_of_memory:
+        say(f"memcalc: GPU memory ran out; {until_then}. Without --gpu there is no limit.")
+    elif ending.code:
+        say(f"memcalc: the script ended with exit code {ending.code}; {until_then}.")
+    elif not ending.steps:
+        say("memcalc: the script ended without an optimizer step.")

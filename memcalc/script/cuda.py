@@ -1,0 +1,230 @@
+"""Answers for the functions of ``torch._C`` that ``torch.cuda`` calls.
+
+PyTorch's own Python code in ``torch/cuda`` and ``torch/accelerator`` runs over them, so what a
+script sees of its GPU has PyTorch's own shape. Read in PyTorch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.script.gpu import GpuMemory
+from memcalc.script.patches import Patches
+from memcalc.script.streams import (
+    CudaGenerator,
+    Event,
+    Generator,
+    Stream,
+    StreamContext,
+    set_stream,
+)
+from memcalc.trace import streams
+from memcalc.units import MIB
+
+_VERSION = (13, 0)
+"""Of CUDA, where the build of PyTorch has none."""
+
+
+class Properties:
+    """As ``torch.cuda.get_device_properties``."""
+
+    def __init__(
+        self, name: str, capability: tuple[int, int], total: int, processors: int, threads: int
+    ) -> None:
+        self.name, self.total_memory = name, total
+        self.major, self.minor = capability
+        self.multi_processor_count = processors
+        self.max_threads_per_multi_processor = threads
+        self.warp_size = 32
+        self.regs_per_multiprocessor = 65536
+        self.is_integrated = self.is_multi_gpu_board = 0
+        self.gcnArchName = f"sm_{self.major}{self.minor}"
+        self.uuid = "00000000-0000-0000-0000-000000000000"
+        self.pci_bus_id = self.pci_device_id = self.pci_domain_id = 0
+        small = capability < (8, 0)
+        self.L2_cache_size = (4 if small else 40) * MIB
+        self.shared_memory_per_block = 49152
+        self.shared_memory_per_block_optin = 65536 if small else 101376
+        self.shared_memory_per_multiprocessor = 65536 if small else 102400
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // MIB}MB, "
+            f"multi_processor_count={self.multi_processor_count})"
+        )
+
+
+class _Runtime:
+    """Stands for ``torch.cuda.cudart()``: every call succeeds."""
+
+    class cudaError:  # noqa: N801
+        success = 0
+
+    def __init__(self, memory: GpuMemory) -> None:
+        self._memory = memory
+
+    def cudaMemGetInfo(self, device: int = 0) -> tuple[int, int]:  # noqa: N802
+        return self._memory.free, self._memory.total
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cuda"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: 0
+
+
+def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None:
+    """Let ``torch.cuda`` find this one GPU."""
+    for name, function in _functions(memory).items():
+        patches.set(torch._C, name, function)
+    cuda = torch.cuda
+
+    def of_device(index: Any) -> Properties:
+        _check(int(index))
+        return properties
+
+    generator = CudaGenerator()
+    given = {
+        "_initialized": True,
+        "_cudart": _Runtime(memory),
+        "_cached_device_count": None,
+        "_device_count_nvml": lambda: -1,
+        "_exchange_device": _exchange,
+        "_maybe_exchange_device": _exchange,
+        "_get_device_properties": of_device,
+        "_CudaDeviceProperties": Properties,
+        "default_generators": (generator,),
+        "Stream": Stream,
+        "Event": Event,
+        "ExternalStream": Stream,
+        "set_stream": set_stream,
+        "StreamContext": StreamContext,
+        "stream": StreamContext,
+        "utilization": lambda device=None: 0,
+    }
+    for name, value in given.items():
+        patches.set(cuda, name, value)
+    for name in ("Stream", "Event", "ExternalStream"):
+        patches.set(cuda.streams, name, given[name])
+    for module in (cuda, cuda.graphs):
+        patches.set(module, "is_current_stream_capturing", lambda: False)
+    patches.set(torch, "Generator", Generator)
+    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    if torch.version.cuda is None:
+        patches.set(torch.version, "cuda", ".".join(map(str, _VERSION)))
+    common = torch.cuda.amp.common
+    patches.set(common, "amp_definitely_not_available", lambda: False)
+    _install_accelerator(patches)
+
+
+def _functions(memory: GpuMemory) -> dict[str, Any]:
+    def stats(device: int = 0) -> dict[str, Any]:
+        return _nested(memory.stats())
+
+    def current(device: Any = 0) -> tuple[int, int, int]:
+        return streams.current().stream_id, 0, 1
+
+    zero, one, nothing = _always(0), _always(1), _always(None)
+    return {
+        "_cuda_init": nothing,
+        "_cuda_getDeviceCount": one,
+        "_cuda_getDevice": zero,
+        "_cuda_setDevice": _check,
+        "_cuda_exchangeDevice": _exchange,
+        "_cuda_maybeExchangeDevice": _exchange,
+        "_cuda_isInBadFork": _always(False),
+        "_cuda_synchronize": nothing,
+        "_cuda_ipc_collect": nothing,
+        "_cuda_sleep": nothing,
+        "_cuda_getArchFlags": _always("sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
+        "_cuda_getCompiledVersion": _always(_VERSION[0] * 1000 + _VERSION[1] * 10),
+        "_cuda_canDeviceAccessPeer": _always(False),
+        "_cuda_getCurrentStream": current,
+        "_cuda_getDefaultStream": lambda device=0: (0, 0, 1),
+        "_cuda_getCurrentRawStream": lambda device=0: streams.current().stream_id,
+        "_cuda_getCurrentBlasHandle": zero,
+        "_cuda_set_sync_debug_mode": nothing,
+        "_cuda_get_sync_debug_mode": zero,
+        "_cuda_clearCublasWorkspaces": nothing,
+        "_cuda_isCurrentStreamCapturing": _always(False),
+        "_cuda_memoryStats": stats,
+        "_cuda_resetPeakMemoryStats": lambda device=0: memory.reset_peaks(),
+        "_cuda_resetAccumulatedMemoryStats": nothing,
+        "_cuda_emptyCache": memory.empty_cache,
+        "_cuda_setMemoryFraction": lambda fraction, device=0: memory.set_fraction(fraction),
+        "_cuda_getMemoryFraction": lambda device=0: memory.fraction,
+        "_cuda_memorySnapshot": lambda *_: {"segments": memory.segments(), "device_traces": [[]]},
+        "_cuda_record_memory_history": nothing,
+        "_cuda_record_memory_history_legacy": nothing,
+        "_cuda_recordMemoryHistory": nothing,
+        "_cuda_attach_out_of_memory_observer": nothing,
+        "_cuda_getAllocatorBackend": _always("native"),
+        "_cuda_hostMemoryStats": _always({}),
+    }
+
+
+def _install_accelerator(patches: Patches) -> None:
+    """``torch.accelerator`` asks C++ objects that know nothing of this GPU."""
+    accelerator, cuda = torch.accelerator, torch.cuda
+    given = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda check_available=False: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": cuda.set_device,
+        "set_device_idx": cuda.set_device,
+        "current_stream": cuda.current_stream,
+        "set_stream": set_stream,
+        "synchronize": lambda device=None: None,
+    }
+    for name in (
+        *("empty_cache", "memory_stats", "memory_allocated", "max_memory_allocated"),
+        *("memory_reserved", "max_memory_reserved", "reset_peak_memory_stats"),
+    ):
+        given[name] = getattr(cuda, name)
+    given["get_memory_info"] = cuda.mem_get_info
+    for name, value in given.items():
+        for module in (accelerator, getattr(accelerator, "memory", None)):
+            if module is not None and hasattr(module, name):
+                patches.set(module, name, value)
+
+
+def _always(value: Any) -> Any:
+    return lambda *args, **kwargs: value
+
+
+def _exchange(index: int) -> int:
+    if index >= 0:
+        _check(index)
+    return 0
+
+
+def _check(index: int) -> None:
+    if index > 0:
+        raise torch.AcceleratorError(ordinal(index))
+
+
+def ordinal(index: int) -> str:
+    """What is said of a GPU that is not there."""
+    return (
+        f"CUDA error: invalid device ordinal: cuda:{index} was asked for, "
+        "and the simulated machine has one GPU, cuda:0"
+    )
+
+
+def _nested(flat: dict[str, int]) -> dict[str, Any]:
+    """``a.b.c: n`` as the nested dicts that C++ gives."""
+    found: dict[str, Any] = {}
+    for key, value in flat.items():
+        *path, last = key.split(".")
+        inner = found
+        for name in path:
+            inner = inner.setdefault(name, {})
+        inner[last] = value
+    return found
+
+
+__all__ = ["Properties", "install", "ordinal"]

@@ -1,0 +1,127 @@
+"""The GPU that a script believes it has: its properties, and its memory as the allocator keeps it.
+
+Every storage of the ledger goes through the allocator's model the moment it is born or dies, so
+whatever the script asks of its memory is answered as it stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
+from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.settings import AllocatorSettings
+from memcalc.records.trace import Aside
+from memcalc.trace.ledger import Ledger
+from memcalc.units import GIB, MIB
+
+
+class GpuMemory(Ledger):
+    """A ledger whose storages live in a model of PyTorch's allocator.
+
+    Args:
+        settings: of the allocator.
+        total: bytes of the device.
+        outside: bytes of it that the process holds outside the allocator.
+        limit: bytes that the allocator may take; more ends in ``torch.OutOfMemoryError``.
+    """
+
+    def __init__(
+        self, settings: AllocatorSettings, *, total: int, outside: int, limit: int
+    ) -> None:
+        super().__init__()
+        self.total, self.outside = total, outside
+        self.asides: list[Aside] = []
+        self._settings = settings
+        self._device = DeviceMemory(total, available=limit)
+        self._allocator = CachingAllocator(settings, self._device)
+        self._blocks: dict[int, Any] = {}
+
+    def log(self, event: int) -> None:
+        """Write an event down; a birth that finds no room raises ``torch.OutOfMemoryError``."""
+        if event >= 0:
+            self._blocks[event] = self._allocate(event)
+        else:
+            self._allocator.free(self._blocks.pop(~event))
+        super().log(event)
+
+    def _allocate(self, number: int) -> Any:
+        entry = self.entries[number]
+        try:
+            return self._allocator.allocate(entry.bytes, entry.stream)
+        except DeviceOutOfMemoryError as error:
+            raise torch.OutOfMemoryError(_words(error.why, self.total, self.outside)) from None
+
+    def used_by(self, tensor: torch.Tensor, stream: int) -> None:
+        """Another stream uses a tensor (``Tensor.record_stream``)."""
+        number = self.number_of(tensor)
+        if number is not None and stream != self.entries[number].stream:
+            self.asides.append(
+                Aside(index=len(self.events), what="used_by", storage=number, stream=stream)
+            )
+            self._allocator.record_stream(self._blocks[number], stream)
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``."""
+        self.asides.append(Aside(index=len(self.events), what="empty_cache"))
+        self._allocator.empty_cache()
+
+    def set_fraction(self, fraction: float) -> None:
+        """``torch.cuda.set_per_process_memory_fraction``."""
+        self._allocator.allowed = int(fraction * self.total)
+
+    @property
+    def fraction(self) -> float:
+        """``torch.cuda.get_per_process_memory_fraction``."""
+        allowed = self._allocator.allowed
+        return 1.0 if allowed is None else allowed / self.total
+
+    @property
+    def free(self) -> int:
+        """Bytes free on the device, as ``torch.cuda.mem_get_info`` says."""
+        return max(0, self.total - self.outside - self._allocator.levels().reserved)
+
+    def stats(self) -> dict[str, int]:
+        """As ``torch.cuda.memory_stats``."""
+        return self._allocator.memory_stats()
+
+    def reset_peaks(self) -> None:
+        """``torch.cuda.reset_peak_memory_stats``."""
+        self._allocator.reset_peaks()
+
+    def segments(self) -> list[dict[str, Any]]:
+        """As ``torch.cuda.memory_snapshot``."""
+        from memcalc.allocator.segments import segments
+        from memcalc.allocator.snapshot_writer import described
+
+        return [described(segment, {}) for segment in segments(self._allocator)]
+
+
+def _words(why: FailedRequest, total: int, outside: int) -> str:
+    """PyTorch's own sentence (c10/cuda/CUDACachingAllocator.cpp, 2.13)."""
+    allowed = f"{_size(why.allowed)} allowed; " if why.allowed is not None else ""
+    return (
+        f"CUDA out of memory. Tried to allocate {_size(why.asked)}. GPU 0 has a total capacity of "
+        f"{_size(total)} of which {_size(why.device_free)} is free. Including non-PyTorch memory, "
+        f"this process has {_size(why.reserved + outside)} memory in use. {allowed}"
+        f"Of the allocated memory {_size(why.allocated)} is allocated by PyTorch, and "
+        f"{_size(why.reserved - why.allocated)} is reserved by PyTorch but unallocated. "
+        "If reserved but unallocated memory is large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+        "See documentation for Memory Management  "
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html"
+        "#optimizing-memory-usage-with-pytorch-alloc-conf)"
+    )
+
+
+def _size(count: int) -> str:
+    """As ``format_size`` of c10/cuda/CUDACachingAllocator.cpp."""
+    if count <= 1024:
+        return f"{count} bytes"
+    if count <= MIB:
+        return f"{count / 1024:.2f} KiB"
+    if count <= GIB:
+        return f"{count / MIB:.2f} MiB"
+    return f"{count / GIB:.2f} GiB"

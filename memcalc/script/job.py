@@ -1,0 +1,156 @@
+"""What a simulating child does: it runs one program on a simulated GPU.
+
+``{"plan": ..., "descriptors": ...}`` is answered by ``{"ending": ..., "prediction": ..., "trace":
+...}``, the last packed; the last two are missing where nothing was on the GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import memcalc.script.session as sessions
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.child import Speaker
+from memcalc.estimation.predict import predict
+from memcalc.estimation.question import asked
+from memcalc.files.artifact import decode, encode
+from memcalc.files.trace_file import pack
+from memcalc.records.plan import Plan
+from memcalc.script.command import Program, understand
+from memcalc.script.phases import EnoughStepsError
+from memcalc.script.records import Ending
+
+NAME = "simulated script"
+
+
+class _Left(BaseException):
+    """The program called ``os._exit``."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def warm(hint: str) -> None:
+    """All that a program's simulation needs is imported with this module."""
+
+
+def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
+    """A function that answers requests."""
+    return lambda request, speaker: answer(decode(Plan, request["plan"]), breadcrumbs)
+
+
+def answer(plan: Plan, breadcrumbs: Breadcrumbs | None = None) -> dict[str, Any]:
+    """Run the program of a plan.
+
+    Raises:
+        MemcalcError: it cannot be run.
+    """
+    question = asked(plan)
+    program = understand(plan.command or "")
+    session = sessions.Session(question, breadcrumbs=breadcrumbs)
+    for note in question.notes:
+        session.say(note)
+    ending = _ending(program, session)
+    if not session.memory.events:
+        return {"ending": encode(ending)}
+    session.say(f"peaks are those of {ending.steps} optimizer steps and of what lay around them")
+    trace = session.trace(program.name)
+    prediction = predict(question, trace, session.labels.state())
+    return {"ending": encode(ending), "prediction": encode(prediction), "trace": pack(trace)}
+
+
+def _ending(program: Program, session: sessions.Session) -> Ending:
+    code, stopped, message = 0, False, ""
+    try:
+        with _as_main(program), session, _exits():
+            try:
+                _run(program)
+                threading._shutdown()  # type: ignore[attr-defined]
+            except (EnoughStepsError, SystemExit, _Left, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                if isinstance(error, torch.OutOfMemoryError):
+                    message = str(error)
+                _show(error)
+                code = 1
+    except EnoughStepsError:
+        stopped = True
+    except KeyboardInterrupt:
+        code = 130
+    except _Left as left:
+        code = left.code
+    except SystemExit as error:
+        code = _code_of(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return Ending(code=code, stopped=stopped, steps=session.phases.steps, out_of_memory=message)
+
+
+def _run(program: Program) -> None:
+    if program.path:
+        runpy.run_path(program.path, run_name="__main__")
+    else:
+        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+
+
+@contextlib.contextmanager
+def _as_main(program: Program) -> Iterator[None]:
+    """Arguments and import path as Python gives them to a program."""
+    before = sys.argv, list(sys.path)
+    sys.argv = [program.path or program.module, *program.arguments]
+    here = str(Path(program.path).resolve().parent) if program.path else os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.argv = before[0]
+        sys.path[:] = before[1]
+
+
+@contextlib.contextmanager
+def _exits() -> Iterator[None]:
+    """``os._exit`` would take the answer with it."""
+    leave, own = os._exit, os.getpid()
+
+    def instead(code: int) -> None:
+        if os.getpid() != own or threading.current_thread() is not threading.main_thread():
+            leave(code)
+        raise _Left(code)
+
+    os._exit = instead  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _code_of(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """The program's own traceback, without the frames that run it."""
+    own = str(Path(__file__).parent)
+    shown = error.__traceback__
+    while shown is not None and (
+        shown.tb_frame.f_code.co_filename.startswith((own, "<frozen"))
+        or shown.tb_frame.f_code.co_filename.endswith("/runpy.py")
+    ):
+        shown = shown.tb_next
+    traceback.print_exception(type(error), error, shown)

@@ -1,0 +1,121 @@
+"""What a script's storages are for: its models, gradients and optimizers, as they show up."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memcalc.records.model import (
+    DTYPE_BYTES,
+    Inventory,
+    OptimizerState,
+    Place,
+    StateTensor,
+)
+from memcalc.records.trace import Component
+from memcalc.trace.ledger import Ledger
+from memcalc.workload.inventory import take
+
+HOST_COPY = "copy from host"
+"""The operator of a storage that was filled from the host."""
+_SETTLED = 2
+"""Steps after which an optimizer has made all its state."""
+
+
+class Labels:
+    """Knows a script's models and optimizers, and keeps none of them alive."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._inventories: list[Inventory] = []
+        """Of each model that was called from outside of all others, as it was then."""
+        self._states: dict[int, tuple[StateTensor, ...]] = {}
+        self._optimizer_names: dict[str, None] = {}
+        self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._trained: set[int] = set()
+
+    def path(self, module: torch.nn.Module) -> str:
+        """What a module is called inside its model."""
+        return self._paths.get(module, type(module).__name__)
+
+    def meet(self, module: torch.nn.Module) -> None:
+        """A module is called from outside of all others; the first model needs no prefix."""
+        if module in self._paths:
+            return
+        prefix = f"{type(module).__name__}." if self._inventories else ""
+        for path, part in module.named_modules():
+            self._paths.setdefault(part, f"{prefix}{path}".rstrip("."))
+        inventory = take(module, "", "script")
+        if inventory.parameters:
+            self._inventories.append(inventory)
+            self._models.add(module)
+        self.models()
+
+    def is_trained(self, module: torch.nn.Module) -> bool:
+        """An optimizer has updated this module."""
+        first = next((p for p in module.parameters() if p.requires_grad), None)
+        return first is not None and id(first) in self._trained
+
+    def stepped(self, optimizer: Any, steps: int) -> None:
+        """An optimizer has made so many steps."""
+        if optimizer not in self._numbers:
+            self._numbers[optimizer] = len(self._numbers)
+            self._optimizer_names[type(optimizer).__name__] = None
+            for group in optimizer.param_groups:
+                self._trained.update(map(id, group["params"]))
+        if steps <= _SETTLED:
+            self._states[self._numbers[optimizer]] = tuple(_states(optimizer))
+        self._label_states(optimizer)
+
+    def models(self) -> None:
+        """Label what models are made of."""
+        for model in self._models:
+            self._ledger.label(model.parameters(), Component.WEIGHTS)
+            self._ledger.label(model.buffers(), Component.BUFFERS)
+
+    def gradients(self) -> None:
+        """Label the gradients of all models."""
+        for model in self._models:
+            gradients = (p.grad for p in model.parameters() if p.grad is not None)
+            self._ledger.label(gradients, Component.GRADIENTS)
+
+    def inputs(self) -> None:
+        """Label what came from the host and is no part of a model."""
+        self._ledger.label_made_by(HOST_COPY, Component.INPUTS)
+
+    def inventory(self, name: str) -> Inventory:
+        """Every tensor of the models that ran."""
+        head = " + ".join(dict.fromkeys(one.head for one in self._inventories))
+        tensors = tuple(tensor for one in self._inventories for tensor in one.tensors)
+        return Inventory(model=name, task="script", head=head, tensors=tensors)
+
+    def state(self) -> OptimizerState:
+        """What all optimizers keep, whether or not they are still there."""
+        names = ", ".join(self._optimizer_names) or "no optimizer"
+        tensors = tuple(tensor for state in self._states.values() for tensor in state)
+        return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
+
+    def _label_states(self, optimizer: Any) -> None:
+        for parameter, state in optimizer.state.items():
+            values = state.values() if isinstance(state, dict) else ()
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            self._ledger.label(tensors, Component.OPTIMIZER_STATE)
+            if isinstance(parameter, torch.Tensor):
+                self._ledger.adopt(parameter, tensors)
+
+
+def _states(optimizer: Any) -> Iterator[StateTensor]:
+    """Every tensor that an optimizer keeps; parameters by their number."""
+    for number, state in enumerate(optimizer.state.values()):
+        for name, value in state.items() if isinstance(state, dict) else ():
+            dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+            if isinstance(value, torch.Tensor) and dtype in DTYPE_BYTES:
+                place = Place.DEVICE if value.device.type == "cuda" else Place.HOST
+                yield StateTensor(
+                    parameter=str(number), name=name, dtype=dtype, numel=value.numel(), place=place
+                )

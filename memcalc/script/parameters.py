@@ -1,0 +1,154 @@
+"""Weights of a script: fake wherever they are, and the same objects wherever they move.
+
+A script makes its model on the host and moves it; nobody reads the numbers in between. So a
+parameter is fake from the start: nothing is filled with random numbers, and a model of any size
+takes no memory. Moving it gives the same parameter another content, as ``.data =`` does with real
+ones, so optimizers made before keep their parameters and tied weights stay tied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from memcalc.script.patches import Patches
+
+_Parameter = torch.nn.Parameter
+_data: Any = torch._C.TensorBase.data
+_both: dict[type, Any] = {}
+
+
+def install(patches: Patches, mode: FakeTensorMode) -> None:
+    """Make parameters fake from now on."""
+
+    def parameter(original: Any, cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if data is None:
+            data = torch.empty(0)
+        if not isinstance(data, FakeTensor) and not _ours(data):
+            return original(cls, data, requires_grad)
+        return _as(cls, _fake(data, mode), requires_grad)
+
+    def subclass(original: Any, cls: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(data, FakeTensor) and not (_is_parameter(cls) and _ours(data)):
+            return original(cls, data, *args, **kwargs)
+        wanted = args[0] if args else kwargs.get("require_grad", False)
+        return _as(cls, _fake(data, mode), bool(wanted))
+
+    patches.wrap(_Parameter, "__new__", parameter)
+    made = torch.Tensor._make_subclass
+    patches.set(
+        torch.Tensor,
+        "_make_subclass",
+        staticmethod(lambda *args, **kw: subclass(made, *args, **kw)),
+    )
+    patches.set(torch.Tensor, "data", property(lambda tensor: _data.__get__(tensor), _set_data))
+    patches.wrap(torch.Tensor, "__deepcopy__", _deepcopy)
+    patches.wrap(torch.nn.Module, "_apply", _apply)
+
+
+def _ours(data: Any) -> bool:
+    """A tensor of the host that nobody has reason to look into as a parameter."""
+    return type(data) in (torch.Tensor, _Parameter) and data.device.type == "cpu"
+
+
+def _is_parameter(cls: Any) -> bool:
+    return isinstance(cls, type) and issubclass(cls, _Parameter)
+
+
+def _fake(data: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    if isinstance(data, FakeTensor):
+        return data.detach()
+    return on_host(data, mode)
+
+
+def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake tensor of the host, seen by no recorder."""
+    with torch._C._DisableTorchDispatch():
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        return FakeTensor(mode, empty, torch.device("cpu"))
+
+
+def both(cls: type) -> Any:
+    """A class that is ``cls`` to whoever asks, and a fake tensor to PyTorch."""
+    if cls not in _both:
+        if issubclass(cls, FakeTensor):
+            return cls
+        names = {"__torch_dispatch__": FakeTensor.__torch_dispatch__, "__module__": cls.__module__}
+        kind: Any = type(cls)
+        _both[cls] = kind(cls.__name__, (cls, FakeTensor), names)
+        from torch.optim.optimizer import _foreach_supported_types
+
+        _foreach_supported_types.append(_both[cls])
+    return _both[cls]
+
+
+def _as(cls: type, data: torch.Tensor, requires_grad: bool) -> Any:
+    data.requires_grad_(requires_grad)
+    data.__class__ = both(cls)
+    return data
+
+
+def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """``tensor.data = new``, where either may be fake."""
+    if not isinstance(new, FakeTensor):
+        _data.__set__(tensor, new)
+    elif isinstance(tensor, FakeTensor):
+        _data.__set__(tensor, new)
+        # The device is the fake tensor's own record.
+        tensor.fake_device = new.fake_device
+        tensor.constant = None
+    else:
+        fresh = _as(type(tensor), new.detach(), tensor.requires_grad)
+        tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
+        tensor.__dict__, fresh.__dict__ = {**fresh.__dict__, **tensor.__dict__}, {}
+        torch._C._swap_tensor_impl(tensor, fresh)
+
+
+def _apply(original: Any, module: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
+    """``Module._apply`` as it goes with real tensors: by ``.data =``, one after the other."""
+    if recurse:
+        for child in module.children():
+            child._apply(fn)
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            applied = fn(parameter)
+        if _meets(parameter, applied):
+            parameter.data = applied
+        else:
+            module._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
+        if parameter.grad is not None:
+            with torch.no_grad():
+                moved = fn(parameter.grad)
+            gradient = parameter.grad
+            if moved is not gradient:
+                gradient.data = moved
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
+
+
+def _meets(parameter: torch.Tensor, applied: torch.Tensor) -> bool:
+    """PyTorch would keep the parameter and change its content; the meta device makes a new one."""
+    meta = {tensor.device.type == "meta" for tensor in (parameter, applied)}
+    return len(meta) == 1
+
+
+def _deepcopy(original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+    if not isinstance(tensor, FakeTensor):
+        return original(tensor, memo)
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        return original(tensor, memo)
+    with torch.no_grad():
+        fresh = tensor.detach().clone(memory_format=torch.preserve_format)
+        fresh.requires_grad_(tensor.requires_grad)
+        if tensor.grad is not None:
+            fresh.grad = _deepcopy(original, tensor.grad, memo)
+    memo[id(tensor)] = fresh
+    return fresh

@@ -1,0 +1,117 @@
+"""Changes to other packages that can be taken back, made when those packages are imported."""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+_MISSING = object()
+Around = Callable[..., Any]
+"""Called with the original function, then with what that was called with."""
+
+
+class Patches:
+    """Remembers what it replaced, and puts it back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._finder = _Finder()
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute, or add it."""
+        own = vars(owner) if hasattr(owner, "__dict__") else {}
+        before = own.get(name, _MISSING)
+        setattr(owner, name, value)
+        if before is _MISSING:
+            self._undo.append(lambda: delattr(owner, name))
+        else:
+            self._undo.append(lambda: setattr(owner, name, before))
+
+    def wrap(self, owner: Any, name: str, around: Around) -> None:
+        """Replace a function by one that calls ``around(original, *args, **kwargs)``."""
+        original = vars(owner).get(name, _MISSING)
+        if original is _MISSING:
+            original = getattr(owner, name)
+        kind = type(original) if isinstance(original, classmethod | staticmethod) else None
+        function = original.__func__ if kind is not None else original
+
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            return around(function, *args, **kwargs)
+
+        self.set(owner, name, inner if kind is None else kind(inner))
+
+    def when_imported(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        """Act on a module once it has been imported, or now if it has been."""
+        if name in sys.modules:
+            act(sys.modules[name])
+            return
+        if self._finder not in sys.meta_path:
+            sys.meta_path.insert(0, self._finder)
+        self._finder.waiting.setdefault(name, []).append(act)
+
+    def also(self, undo: Callable[[], None]) -> None:
+        """Call this too when everything is put back."""
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        """Put back everything, the last first."""
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        while self._undo:
+            self._undo.pop()()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds modules as everybody does, and acts after some of them have run."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Callable[[ModuleType], None]]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Find a module that somebody waits for."""
+        acts = self.waiting.pop(name, None)
+        if acts is None:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None and finder is not self else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader, acts)
+                return spec  # type: ignore[no-any-return]
+        self.waiting[name] = acts
+        return None
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads a module by its own loader, then acts on it."""
+
+    def __init__(self, loader: Any, acts: list[Callable[[ModuleType], None]]) -> None:
+        self._loader = loader
+        self._acts = acts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """As the module's own loader does."""
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the module and act on it."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for act in self._acts:
+            act(module)

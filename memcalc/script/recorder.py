@@ -1,0 +1,196 @@
+"""Sees every operator of a script: on the simulated GPU, on the host, and between the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
+
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.script import place, transfers
+from memcalc.script.cuda import ordinal
+from memcalc.script.gpu import GpuMemory
+from memcalc.script.labels import HOST_COPY
+from memcalc.trace.recorder import TraceRecorder
+from memcalc.trace.scratch.kernels import KernelMemory
+from memcalc.trace.values import UnansweredError
+
+_aten = torch.ops.aten
+_READS = (
+    "values read from the GPU (at {}) are worked out from the whole numbers that the script put "
+    "there, with zeros in place of real numbers"
+)
+_SHOWN = 6
+"""Lines of a script that are named."""
+Kernel = Callable[..., Any]
+
+
+class ScriptRecorder(TraceRecorder):
+    """The recorder of a script: tensors that it keeps on the host are real, and run for real.
+
+    Weights on the host are fake too: nobody asked for their values.
+    """
+
+    def __init__(
+        self, kernels: KernelMemory, memory: GpuMemory, breadcrumbs: Breadcrumbs | None = None
+    ) -> None:
+        super().__init__(kernels, breadcrumbs, ledger=memory)
+        self.memory = memory
+        self._reads: dict[str, None] = {}
+        self.kernels_of: dict[str, Callable[[Any], Kernel | None]] = {}
+        """By namespace of packages with CUDA kernels of their own: what runs an operator."""
+        self._own: dict[Any, Callable[..., Any]] = {
+            _aten._to_copy.default: self._to_copy,
+            _aten.copy_.default: self._copy,
+            _aten.item.default: self._item,
+            _aten.is_nonzero.default: self._is_nonzero,
+            _aten.equal.default: self._equal,
+            _aten.is_pinned.default: lambda *_, **__: False,
+            _aten._pin_memory.default: lambda tensor, *_, **__: tensor,
+            _aten.record_stream.default: self._record_stream,
+        }
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        own = self._own.get(func)
+        if own is not None:
+            out = own(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        elif func.namespace in self.kernels_of:
+            kernel = self.kernels_of[func.namespace](func)
+            if kernel is not None:
+                with self:
+                    return kernel(*args, **kwargs)
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None} if self._on_device(args, kwargs) else kwargs
+        if kwargs.get("device") is not None:
+            self._check(torch.device(kwargs["device"]))
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            return self._by_values(func, args, kwargs)
+
+    def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if is_fake(args) or is_fake(kwargs.values()):
+            return func(*args, **kwargs)
+        with torch._C._DisableTorchDispatch():
+            return func(*args, **kwargs)
+
+    def _check(self, device: torch.device) -> None:
+        if device.type == "cuda" and device.index:
+            raise torch.AcceleratorError(ordinal(device.index))
+
+    # ---------------------------------------------------------------- host and device
+
+    def _to_copy(self, tensor: torch.Tensor, **options: Any) -> Any:
+        wanted = options.get("device")
+        if wanted is None:
+            return NotImplemented
+        wanted = torch.device(wanted)
+        self._check(wanted)
+        dtype = options.get("dtype") or tensor.dtype
+        if wanted.type == "cpu" and _on_cuda(tensor):
+            if not tensor.dtype.is_floating_point or tensor.numel() <= transfers.WORTH_READING:
+                return self.read_whole(tensor, dtype)
+            return self.read_whole(tensor, dtype)
+        if wanted.type != "cuda" or tensor.device.type != "cpu":
+            return NotImplemented
+        with self:
+            out = transfers.like(tensor, dtype, options.get("memory_format"))
+            number = self.memory.number_of(out)
+            if number is not None:
+                self.memory.entries[number].op = HOST_COPY
+            transfers.staging(out, tensor, blocking=not options.get("non_blocking"))
+        self._values.know(out, tensor)
+        return out
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+        there, here = _on_cuda(target), _on_cuda(source)
+        if there == here:
+            return NotImplemented
+        with self:
+            transfers.staging(target, source, blocking=not non_blocking)
+        if there:
+            self._values.know(target, source)
+        elif not is_fake((target,)):
+            value = self.read_whole(source, target.dtype)
+            with torch._C._DisableTorchDispatch():
+                target.copy_(value)
+        return target
+
+    def read_whole(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor of the device as one of the host."""
+        self._note_read()
+        value = None
+        if tensor.numel() <= transfers.WORTH_READING:
+            try:
+                value = self._values.whole(tensor)
+            except UnansweredError:
+                value = None
+        with torch._C._DisableTorchDispatch():
+            if value is None or value.shape != tensor.shape:
+                value = torch.zeros(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
+            return value.to(dtype or tensor.dtype)
+
+    def _record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        if _on_cuda(tensor):
+            self.memory.used_by(tensor, getattr(stream, "stream_id", 0))
+
+    # ---------------------------------------------------------------- values
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        return self._read(tensor) if is_fake((tensor,)) else NotImplemented
+
+    def _is_nonzero(self, tensor: torch.Tensor) -> Any:
+        return bool(self._read(tensor)) if is_fake((tensor,)) else NotImplemented
+
+    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> Any:
+        if not is_fake((one, other)):
+            return NotImplemented
+        self._note_read()
+        return one.shape == other.shape
+
+    def said_of_reads(self) -> tuple[str, ...]:
+        """By which rule values were read, and where."""
+        if not self._reads:
+            return ()
+        more = len(self._reads) - _SHOWN
+        lines = [*list(self._reads)[:_SHOWN], *([f"{more} more places"] if more > 0 else [])]
+        return (_READS.format(", ".join(lines)),)
+
+    def _note_read(self) -> None:
+        self._reads[place.line() or self._place()] = None
+
+    def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator whose output's size depends on values."""
+        self._note_read()
+        made = self._values.run(func, args, kwargs)
+        with self:
+            outs = [
+                torch.empty(item.shape, dtype=item.dtype, device="cuda")
+                for item in (made if isinstance(made, tuple | list) else (made,))
+            ]
+        return outs[0] if isinstance(made, torch.Tensor) else type(made)(outs)
+
+
+def is_fake(values: Any) -> bool:
+    """Some of these, or of the lists among them, are fake tensors."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return True
+        if isinstance(value, list | tuple) and is_fake(value):
+            return True
+    return False
+
+
+def _on_cuda(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cuda"

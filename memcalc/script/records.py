@@ -1,0 +1,20 @@
+"""How a simulated program ended."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a program."""
+
+    code: int
+    """Its exit code."""
+    stopped: bool = False
+    """It was stopped after as many optimizer steps as were asked for."""
+    steps: int = 0
+    """Optimizer steps that it made."""
+    out_of_memory: str = ""
+    """What PyTorch said of memory, where that ended the program."""
+    note: str = ""
+    """What a person must know of the answer, in one sentence."""

@@ -1,0 +1,119 @@
+"""Everything together: a simulated GPU that exists while the session is open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import torch
+
+from memcalc.allocator.context import context_span
+from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.estimation.predict import UNLIMITED
+from memcalc.estimation.question import Asked
+from memcalc.records.trace import Trace
+from memcalc.script import cuda, loading, parameters, saving, tensors, torch_private
+from memcalc.script.gpu import GpuMemory
+from memcalc.script.labels import Labels
+from memcalc.script.patches import Patches
+from memcalc.script.phases import Phases
+from memcalc.script.recorder import ScriptRecorder
+from memcalc.trace import device
+from memcalc.trace.operators import attention, overrides
+from memcalc.trace.scratch.kernels import TargetKernelMemory
+from memcalc.trace.torch_private import FakeTensorMode
+from memcalc.units import GIB
+
+ANY_GPU = ("NVIDIA A100-SXM4-80GB", 80 * GIB)
+"""What a GPU says of itself where none was named; its memory never runs out."""
+
+
+class Session:
+    """A simulated GPU for the code that runs inside.
+
+    Args:
+        question: which GPU (none: any, without a limit of memory), its kernels, the allocator's
+            settings, and after how many optimizer steps the code is stopped.
+        breadcrumbs: shall always say where the code is.
+    """
+
+    def __init__(self, question: Asked, *, breadcrumbs: Breadcrumbs | None = None) -> None:
+        torch_private.install()
+        device.use_cuda()
+        gpu, target = question.gpu, question.target
+        name, total = (gpu.name, gpu.memory) if gpu is not None else ANY_GPU
+        context = context_span(gpu)
+        outside = context.likely if context.likely is not None else context.low
+        limit = total - outside if gpu is not None else UNLIMITED
+        settings = parse_alloc_conf(question.plan.alloc_conf, torch=target.torch)
+        self.memory = GpuMemory(settings, total=total, outside=outside, limit=limit)
+        self._kernels = TargetKernelMemory(target)
+        self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
+        self.labels = Labels(self.memory)
+        self.phases = Phases(self.recorder, self.labels, question.plan.steps or 0)
+        self._target = target
+        self._properties = cuda.Properties(
+            name,
+            target.capability,
+            total,
+            target.multiprocessors,
+            target.threads_per_multiprocessor,
+        )
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Session:
+        patches = Patches()
+        self._stack.callback(patches.undo)
+        mode = _Mode(allow_non_fake_inputs=True)
+        attention.install(self._target, None)
+        overrides.install()
+        cuda.install(patches, self.memory, self._properties)
+        tensors.like_real_ones(patches)
+        tensors.install(patches, self.recorder)
+        parameters.install(patches, mode)
+        loading.install(patches)
+        saving.install(patches, self.say)
+        self.phases.install(patches)
+        os.environ["MEMCALC_SIMULATED"] = "1"
+        self._stack.enter_context(mode)
+        self._stack.enter_context(self.recorder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def say(self, assumed: str) -> None:
+        """Add to what was assumed."""
+        self.recorder.assumptions[assumed] = None
+
+    def trace(self, name: str) -> Trace:
+        """What was recorded until now.
+
+        Args:
+            name: of the program.
+        """
+        recorder = self.recorder
+        last = recorder.position.step
+        raw = recorder.ledger.tagged_trace(recorder.flops[last])
+        return Trace(
+            storages=tuple(raw.storages),
+            events=tuple(raw.events),
+            marks=tuple(raw.marks),
+            inventory=self.labels.inventory(name),
+            steps=last + 1,
+            flops=raw.flops or None,
+            assumptions=(*recorder.assumptions, *recorder.said_of_reads()),
+            uncounted=tuple(self._kernels.uncounted),
+            whole=True,
+            asides=tuple(self.memory.asides),
+            versions={"torch": str(torch.__version__)},
+        )
+
+
+class _Mode(FakeTensorMode):
+    """Fake tensors on a GPU that needs no initialisation."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        return True

@@ -1,0 +1,91 @@
+"""Asks a child process to run a program on a simulated GPU."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
+from memcalc.children.ask import Parent
+from memcalc.errors import EstimateError
+from memcalc.estimation.estimate import Traced, keep
+from memcalc.files.artifact import decode, encode
+from memcalc.files.trace_file import DamagedTraceError, unpack
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.script.command import understand
+from memcalc.script.records import Ending
+
+STEPS = 3
+"""Optimizer steps after which a program is stopped, unless others are asked for."""
+_ENVIRONMENT = {
+    # The same answer with and without a GPU in the machine.
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """How a program ended, and what it took of the GPU."""
+
+    ending: Ending
+    traced: Traced | None
+    """``None``: it never used the GPU."""
+
+
+def simulate(plan: Plan, parent: Parent | None = None) -> Simulated:
+    """Run the program of a plan; what it prints goes to standard error.
+
+    Args:
+        plan: its command, and the GPU.
+        parent: forks the child; ``None``: one of its own.
+
+    Raises:
+        UsageError: the command cannot be understood.
+        EstimateError: the child died.
+    """
+    understand(plan.command or "")
+    if plan.gpu is not None:
+        gpus.find(plan.gpu)
+    if parent is None:
+        with simulating_parent() as own:
+            return simulate(plan, own)
+    child = parent.child("memcalc.script.job", "simulated script", aloud=True)
+    try:
+        answer = child.ask({"plan": encode(plan)})
+    finally:
+        child.end()
+    return _understood(answer)
+
+
+def simulating_parent() -> Parent:
+    """A parent for several programs; its process starts when the first is run."""
+    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT})
+
+
+def _understood(answer: dict[str, Any]) -> Simulated:
+    ending: Ending = decode(Ending, answer["ending"])
+    if "prediction" not in answer:
+        return Simulated(ending=ending, traced=None)
+    try:
+        trace = unpack(base64.b64decode(answer["trace"]))
+    except DamagedTraceError as error:
+        raise EstimateError(f"What the simulated run said cannot be read: {error}.") from None
+    prediction: Prediction = decode(Prediction, answer["prediction"])
+    traced = Traced(prediction=prediction, trace=trace)
+    keep(traced)
+    return Simulated(ending=ending, traced=traced)
+
+
+def plan_of(command: Sequence[str], **settings: Any) -> Plan:
+    """A plan that runs a command; settings that are ``None`` are left out.
+
+    Raises:
+        UsageError: a setting makes no sense.
+    """
+    return make({"steps": STEPS, **settings, "command": shlex.join(command)})

@@ -1,0 +1,134 @@
+"""Streams, events and random generators of the simulated GPU, as ``torch.cuda`` has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.trace import streams
+
+_CUDA = 1
+_PLACE = torch.device("cuda", 0)
+
+
+class Stream(streams.Stream):
+    """Stands for ``torch.cuda.Stream``."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **given: Any) -> None:
+        super().__init__()
+        self.stream_id = given.get("stream_id", self.stream_id)
+        self.device_type, self.device, self.priority = _CUDA, _PLACE, priority
+        self.cuda_stream = self.stream_id
+
+    def record_event(self, event: Any = None) -> Any:
+        """The event that was given, or a new one."""
+        return event if event is not None else Event()
+
+    def is_capturing(self) -> bool:
+        """Nothing is captured in a graph."""
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash((self.stream_id, self.device))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+class Event(streams.Event):
+    """Stands for ``torch.cuda.Event``."""
+
+    device = _PLACE
+
+    def elapsed_time(self, other: Any) -> float:
+        """A millisecond: scripts divide by it."""
+        return 1.0
+
+
+class StreamContext:
+    """As ``torch.cuda.StreamContext``; ``None`` changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self._before = streams.current()
+        if self.stream is not None:
+            streams.switch(self.stream)
+
+    def __exit__(self, *_: object) -> None:
+        streams.switch(self._before)
+
+
+def set_stream(stream: Stream | None) -> None:
+    """As ``torch.cuda.set_stream``."""
+    if stream is not None:
+        streams.switch(stream)
+
+
+_Generator: Any = torch.Generator
+
+
+class CudaGenerator(_Generator):  # type: ignore[misc]
+    """A generator of the simulated GPU: it has a seed and draws nothing."""
+
+    STATE = 16
+    """Bytes of a CUDA generator's state: seed and offset."""
+
+    def __new__(cls, device: Any = None) -> CudaGenerator:
+        """A generator in host memory stands for it where C++ wants one."""
+        made: CudaGenerator = super().__new__(cls, "cpu")
+        made._seed = 0
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """Where it says it is."""
+        return _PLACE
+
+    def manual_seed(self, seed: int) -> CudaGenerator:
+        """Set the seed."""
+        self._seed = int(seed)
+        return self
+
+    def initial_seed(self) -> int:
+        """The seed."""
+        return self._seed
+
+    def seed(self) -> int:
+        """Draw a seed."""
+        return self._seed
+
+    def get_state(self) -> torch.Tensor:
+        """Sixteen bytes on the host."""
+        return torch.zeros(self.STATE, dtype=torch.uint8, device="cpu")
+
+    def set_state(self, state: torch.Tensor) -> CudaGenerator:
+        """Accept any state."""
+        return self
+
+    def get_offset(self) -> int:
+        """No numbers were drawn."""
+        return 0
+
+    def set_offset(self, offset: int) -> None:
+        """Accept any offset."""
+
+
+class _Kind(type(_Generator)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _Generator)
+
+
+class Generator(_Generator, metaclass=_Kind):  # type: ignore[misc]
+    """``torch.Generator``, also for the simulated GPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        """A generator of the device that is asked for."""
+        if torch.device(device).type == "cuda":
+            return CudaGenerator(device)
+        return _Generator(device)

@@ -1,0 +1,57 @@
+"""Methods of tensors that need their memory, for tensors that have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from memcalc.script.patches import Patches
+from memcalc.script.recorder import ScriptRecorder
+
+
+def install(patches: Patches, recorder: ScriptRecorder) -> None:
+    """Answer for fake tensors; others are asked themselves."""
+    tensor = torch.Tensor
+
+    def read(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(self, FakeTensor):
+            self = recorder.read_whole(self.detach())
+        return original(self, *args, **kwargs)
+
+    for name in ("tolist", "numpy", "__array__"):
+        patches.wrap(tensor, name, read)
+
+    def pointer(original: Any, self: torch.Tensor) -> int:
+        if not isinstance(self, FakeTensor):
+            return int(original(self))
+        return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
+
+    def storage_pointer(original: Any, self: Any) -> int:
+        return int(self._cdata if self.device.type == "meta" else original(self))
+
+    patches.wrap(tensor, "data_ptr", pointer)
+    patches.wrap(torch.UntypedStorage, "data_ptr", storage_pointer)
+
+    def cuda(
+        original: Any, self: Any, device: Any = None, non_blocking: bool = False, **_: Any
+    ) -> Any:
+        place = torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
+        return self.to(place, non_blocking=non_blocking)
+
+    patches.wrap(tensor, "cuda", cuda)
+    patches.wrap(tensor, "pin_memory", lambda original, self, *_, **__: self)
+    patches.wrap(tensor, "share_memory_", lambda original, self: self)
+    patches.wrap(tensor, "is_pinned", lambda original, self, *_, **__: self.device.type == "cpu")
+
+
+def like_real_ones(patches: Patches) -> None:
+    """Where PyTorch asks for the exact type of a tensor, a fake one is as good."""
+    from torch.nn.utils import clip_grad
+    from torch.optim.optimizer import _foreach_supported_types
+
+    before = list(_foreach_supported_types)
+    _foreach_supported_types.append(FakeTensor)
+    patches.also(lambda: _foreach_supported_types.__setitem__(slice(None), before))
+    patches.set(clip_grad, "_has_foreach_support", lambda tensors, device: device.type != "cpu")

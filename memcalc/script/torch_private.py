@@ -1,0 +1,134 @@
+"""Private parts of PyTorch that make fake tensors on ``cuda`` work without a GPU.
+
+Read in PyTorch 2.11 and 2.13, CPU and CUDA builds. PyTorch asks two C++ objects about CUDA: the
+device guard (which device is current) and the hooks (how many there are). Builds without CUDA,
+or without a GPU, have a guard that knows of no device and hooks that say no. Both are replaced by
+ones that know one device and do nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memcalc.errors import EstimateError
+
+OLDEST = (2, 11)
+_CUDA = 1
+"""``c10::DeviceType::CUDA``."""
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_BEFORE = 2
+"""Words of a C++ virtual table before its functions (Itanium ABI)."""
+_DESTRUCTORS = 2
+_NO, _YES = 0, 1
+_ANSWERS: dict[str, int] = {
+    "hasCUDA": _YES,
+    "isBuilt": _YES,
+    "isAvailable": _YES,
+    "hasPrimaryContext": _YES,
+    "deviceCount": 1,
+    "getNumGPUs": 1,
+    "getCurrentDevice": 0,
+    "current_device": 0,
+}
+"""What the hooks shall answer; all else stays as it is."""
+_kept: list[Any] = []
+"""What C++ points to from now on."""
+
+
+def install() -> None:
+    """Let PyTorch's C++ code see one CUDA device; for the life of the process, and once.
+
+    Raises:
+        EstimateError: this build of PyTorch is not known.
+    """
+    if _kept:
+        return
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST or torch.version.hip:
+        wanted = f"torch>={OLDEST[0]}.{OLDEST[1]}"
+        raise EstimateError(
+            f"PyTorch {torch.__version__} cannot be simulated on: type pip install '{wanted}'."
+        )
+    try:
+        _install_guard()
+        _install_hooks()
+    except (OSError, ValueError, AttributeError) as error:
+        raise EstimateError(
+            f"This build of PyTorch ({torch.__version__}) cannot be simulated on: {error}."
+        ) from error
+
+
+def _library(name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+
+
+def _install_guard() -> None:
+    """Have PyTorch put its own do-nothing guard in place of one that counts no devices.
+
+    ``torch._C._ensureCUDADeviceGuardSet`` does so where there is a guard; a CPU build has none, so
+    one that answers zero to every question is put there first.
+    """
+    registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(_library("libc10.so"), _GUARDS)
+    if not registry[_CUDA]:
+        answer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)
+        functions = (ctypes.c_void_p * 64)(*[ctypes.cast(answer, ctypes.c_void_p).value] * 64)
+        stub = (ctypes.c_void_p * 1)(ctypes.addressof(functions))
+        _kept.extend((answer, functions, stub))
+        registry[_CUDA] = ctypes.addressof(stub)
+    before = registry[_CUDA]
+    torch._C._ensureCUDADeviceGuardSet()
+    if registry[_CUDA] == before:
+        raise ValueError("its CUDA device guard stays in place")
+
+
+def _install_hooks() -> None:
+    """Point the CUDA hooks to a copy of their virtual table that answers for one device."""
+    slots = list(_slots())
+    missing = {"hasCUDA", "isAvailable", "hasPrimaryContext"} - set(slots)
+    if missing:
+        raise ValueError(f"its headers do not declare {', '.join(sorted(missing))}")
+    get = getattr(_library("libtorch_cpu.so"), _HOOKS)
+    get.restype = ctypes.c_void_p
+    hooks = ctypes.c_void_p.from_address(get())
+    size = _BEFORE + _DESTRUCTORS + len(slots)
+    word = ctypes.sizeof(ctypes.c_void_p)
+    assert hooks.value is not None
+    old = (ctypes.c_void_p * size).from_address(hooks.value - _BEFORE * word)
+    table = (ctypes.c_void_p * size)(*old)
+    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+    for name, answer in _ANSWERS.items():
+        if name in slots:
+            function = kind(lambda _, answer=answer: answer)
+            at = _BEFORE + _DESTRUCTORS + slots.index(name)
+            table[at] = ctypes.cast(function, ctypes.c_void_p).value
+            _kept.append(function)
+    _kept.append(table)
+    hooks.value = ctypes.addressof(table) + _BEFORE * word
+
+
+def _slots() -> Iterator[str]:
+    """Names of the hooks' virtual functions in the order of their table, without destructors.
+
+    The headers are those that came with this very build.
+    """
+    folder = Path(torch.__file__).parent / "include" / "ATen" / "detail"
+    seen = set()
+    for name in ("AcceleratorHooksInterface", "CUDAHooksInterface"):
+        text = (folder / f"{name}.h").read_text(encoding="utf-8")
+        text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        text = re.sub(r"#ifdef USE_ROCM.*?#endif", "", text, flags=re.DOTALL)
+        start = re.search(rf"struct\s+TORCH_API\s+{name}\b", text)
+        if start is None:
+            raise ValueError(f"{name}.h is not understood")
+        body = text[start.start() : text.index("\n};", start.start())]
+        for function in re.findall(r"\bvirtual\s[^;{(]*?(~?\w+)\s*\(", body):
+            if not function.startswith("~") and function not in seen:
+                seen.add(function)
+                yield function

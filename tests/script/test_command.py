@@ -1,0 +1,53 @@
+import shlex
+
+import pytest
+
+from memcalc.errors import UsageError
+from memcalc.script.command import Program
+from memcalc.script.command import understand as understand_text
+
+
+def understand(words):
+    return understand_text(shlex.join(words))
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return tmp_path
+
+
+def test_a_script_is_run_with_its_arguments(here):
+    expected = Program(path="train.py", arguments=("--lr", "1e-3"))
+    assert understand(["python", "train.py", "--lr", "1e-3"]) == expected
+    assert understand(["python3.11", "-u", "-X", "dev", "train.py", "--lr", "1e-3"]) == expected
+    assert understand(["train.py", "--lr", "1e-3"]) == expected
+
+
+def test_a_module_is_run_with_its_arguments(here):
+    assert understand(["python", "-m", "pkg.train", "a"]) == Program(
+        module="pkg.train", arguments=("a",)
+    )
+
+
+def test_a_console_script_of_python_is_found_on_the_path(here, monkeypatch):
+    tool = here / "tune"
+    tool.write_text("#!/usr/bin/env python3\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here))
+    assert understand(["tune", "run"]) == Program(path=str(tool), arguments=("run",))
+
+
+@pytest.mark.parametrize(
+    "command", [["python", "none.py"], ["python"], ["nothing-like-it"], ["sh", "x"], []]
+)
+def test_a_command_without_a_program_is_told_what_to_type(here, command):
+    with pytest.raises(UsageError, match=r"There is no script|memcalc simulate -- python"):
+        understand(command)
+
+
+@pytest.mark.parametrize("command", [["torchrun", "train.py"], ["accelerate", "launch", "a.py"]])
+def test_a_launcher_is_told_that_one_gpu_is_simulated(here, command):
+    with pytest.raises(UsageError, match="name the script itself"):
+        understand(command)

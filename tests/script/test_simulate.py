@@ -1,0 +1,111 @@
+import pytest
+
+from memcalc.errors import EstimateError
+from memcalc.records.trace import Component, Phase
+
+TRAINS = """
+    import sys, torch
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.to("cuda")
+    for step in range(9):
+        loss = model(torch.randn(64, 256).cuda()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(step, torch.cuda.max_memory_allocated(), file=open("said", "a"))
+"""
+WEIGHTS = 4 * (256 * 1024 + 1024 + 1024 * 8 + 8)
+
+
+def test_the_answer_is_what_the_script_itself_sees_of_its_gpu(run, tmp_path):
+    found = run(TRAINS, steps=3)
+    assert found.ending.stopped
+    assert found.ending.steps == 3
+    seen = (tmp_path / "said").read_text().split("\n")[2]
+    prediction = found.traced.prediction
+    assert int(seen.split()[1]) == prediction.peak.allocated
+    assert prediction.components[Component.WEIGHTS] == WEIGHTS
+    assert prediction.components[Component.OPTIMIZER_STATE] == 2 * WEIGHTS
+    assert prediction.optimizer_state.optimizer == "AdamW"
+    phases = {phase.phase for phase in prediction.phases}
+    assert phases == {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD}
+
+
+def test_without_a_limit_the_script_runs_to_its_end(run, tmp_path):
+    found = run(TRAINS, steps=0)
+    assert not found.ending.stopped
+    assert found.ending.steps == 9
+    assert (tmp_path / "said").read_text().count("\n") == 9
+
+
+def test_a_full_gpu_raises_what_pytorch_raises(run):
+    found = run(
+        """
+        import torch
+        kept = []
+        try:
+            while True:
+                kept.append(torch.empty(1 << 30, device="cuda"))
+        except torch.OutOfMemoryError as error:
+            assert "Tried to allocate 4.00 GiB" in str(error), error
+            full = len(kept)
+        assert full == 3, full
+        free, total = torch.cuda.mem_get_info()
+        assert free < 4 << 30 and torch.cuda.memory_allocated() == 3 << 32
+        kept.clear()
+        torch.empty(3 << 30, dtype=torch.uint8, device="cuda")
+        """,
+        gpu="t4",
+    )
+    assert found.ending.code == 0
+    assert found.traced.prediction.peak.allocated == 3 << 32
+
+
+def test_a_script_that_fails_passes_its_exit_code_on(run, capfd):
+    found = run("import torch\ntorch.zeros(9, device='cuda')\nraise ValueError('no data')")
+    assert found.ending.code == 1
+    assert found.traced.prediction.peak.allocated == 512
+    shown = capfd.readouterr().err
+    assert shown.startswith('Traceback (most recent call last):\n  File "train.py", line 3')
+    assert shown.endswith("ValueError: no data\n")
+    assert run("import sys; sys.exit(7)").ending.code == 7
+    assert run("import os; os._exit(5)").ending.code == 5
+
+
+def test_a_script_that_crashes_is_named_in_one_sentence(run):
+    with pytest.raises(EstimateError, match=r"The simulated script was ended by SIGSEGV"):
+        run("import ctypes; ctypes.string_at(0)")
+
+
+def test_a_gpu_that_is_not_there_is_said_to_be_missing(run, capfd):
+    assert run("import torch; torch.zeros(1, device='cuda:7')").ending.code == 1
+    assert "cuda:7 was asked for, and the simulated machine has one GPU" in capfd.readouterr().err
+
+
+def test_checkpoints_are_not_written_and_can_be_loaded_again(run, tmp_path):
+    found = run(
+        """
+        import torch
+        model = torch.nn.Linear(4, 4).cuda()
+        torch.save(model.state_dict(), "best.pt")
+        model.load_state_dict(torch.load("best.pt"))
+        """
+    )
+    assert found.ending.code == 0
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["train.py"]
+    assert "checkpoints are not written (train.py:4)" in found.traced.prediction.assumptions
+
+
+def test_a_large_model_takes_no_memory_of_the_host(run):
+    found = run(
+        """
+        import resource, torch
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192) for _ in range(16)]).cuda()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+        assert torch.cuda.memory_allocated() == 16 * (4 * 8192 * 8192 + 4 * 8192)
+        """
+    )
+    assert found.ending.code == 0
