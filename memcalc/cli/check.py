@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.budgets import formats
-from memcalc.budgets.formats import github, markdown, table
+from memcalc.budgets.formats import github, markdown, render, table
 from memcalc.budgets.gather import Effort, keep
 from memcalc.budgets.read import read
 from memcalc.budgets.reasons import Remedy, no_remedy
@@ -21,9 +20,10 @@ from memcalc.budgets.records import Report
 from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
-from memcalc.cli.output import progress
+from memcalc.cli.output import colored, progress
 from memcalc.errors import UsageError, sentence
 from memcalc.files import artifact
+from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
 
 
@@ -42,7 +42,7 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
     nargs=-1,
     type=FILE,
 )
-@option("--format", "-f", default="table", help=f"{', '.join(formats.FORMATS)}.")
+@option("--format", "-f", default="table", help=f"{listed(formats('check'))}.")
 @option(
     "--output",
     "-o",
@@ -140,14 +140,14 @@ def _run(
 
 def _delivery(format: str, outputs: tuple[Path, ...], quiet: bool) -> _Delivery:
     for path in outputs:
-        formats.format_for(path)
-    return _Delivery(format=formats.known(format), outputs=outputs, quiet=quiet)
+        chosen("check", None, path)
+    return _Delivery(format=chosen("check", format), outputs=outputs, quiet=quiet)
 
 
 def _deliver(outcome: CheckResult, delivery: _Delivery, code: int) -> None:
     report = outcome.report
     for path in delivery.outputs:
-        artifact.write(path, formats.render(report, formats.format_for(path), code))
+        artifact.write(path, render(report, chosen("check", None, path), code))
     text = _text(report, delivery, code)
     try:
         sys.stdout.write(text)
@@ -164,18 +164,12 @@ def _text(report: Report, delivery: _Delivery, code: int) -> str:
         return table.render(
             report,
             width=shutil.get_terminal_size((100, 24)).columns,
-            color=_color(),
+            color=colored(None),
             only_failures=delivery.quiet,
         )
     if delivery.format == "markdown":
         return markdown.render(report, only_failures=delivery.quiet)
-    return formats.render(report, delivery.format, code)
-
-
-def _color() -> bool:
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    return sys.stdout.isatty()
+    return render(report, delivery.format, code)
 
 
 def _append(path: Path, text: str) -> None:

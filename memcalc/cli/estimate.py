@@ -7,9 +7,10 @@ from typing import Any
 
 from memcalc.cli.command import exit_with, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import FORMAT, OUTPUT, deliver_predictions, progress
+from memcalc.cli.output import OUTPUT, deliver_predictions, format_option, progress
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
+from memcalc.files.formats import chosen
 from memcalc.records.prediction import Prediction
 
 
@@ -19,13 +20,14 @@ from memcalc.records.prediction import Prediction
     default="trace",
     help="trace (run the real code on a simulated GPU) or analytic.",
 )
-@FORMAT
+@format_option("predictions")
 @OUTPUT
 @option("--cache/--no-cache", default=True, help="Keep and reuse answers on disk.")
 def command(
     settings: dict[str, Any], method: str, format: str | None, output: Path | None, cache: bool
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
+    name = chosen("predictions", format, output)
     plans = plans_of(settings)
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
@@ -39,7 +41,7 @@ def command(
                     say(f"{plan.optim}: {failed[-1]}")
     if not found:
         raise failed[0]
-    deliver_predictions(found, format, output)
+    deliver_predictions(found, name, output)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
         failed = [error for error in failed if not isinstance(error, UsageError)]

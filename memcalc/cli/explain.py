@@ -8,9 +8,10 @@ from typing import Any
 
 from memcalc.cli.command import exit_with, option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import FORMAT, OUTPUT, deliver_explanation, format_of, progress
+from memcalc.cli.output import OUTPUT, deliver_explanation, format_option, progress
 from memcalc.errors import UsageError
 from memcalc.explanation.explain import Wish, explain_plan
+from memcalc.files.formats import chosen
 from memcalc.units import parse_bytes
 
 
@@ -24,7 +25,7 @@ from memcalc.units import parse_bytes
 @option("--top", default=12, help="Kinds of storage to list.")
 @option("--remedies/--no-remedies", default=True, help="Estimate what would need less.")
 @option("--plot", is_flag=True, help="Draw the step's timeline.")
-@FORMAT
+@format_option("explanation")
 @OUTPUT
 @option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
 def command(
@@ -44,7 +45,7 @@ def command(
         raise UsageError("One plan at a time is explained: name one optimizer.")
     if top < 1:
         raise UsageError(f"--top {top} shows nothing: type 1 or more.")
-    name = format_of(format, output)
+    name = chosen("explanation", format, output)
     limit = parse_bytes(under) if under is not None else None
     wish = Wish(depth=depth, remedies=remedies, under=limit, use_cache=cache)
     with progress(f"explaining {plans[0].model}"):

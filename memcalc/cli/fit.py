@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from memcalc.cli.command import FILE, option
+from memcalc.cli.command import option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import progress
+from memcalc.cli.output import OUTPUT, colored, format_option, progress, put
 from memcalc.errors import UsageError
-from memcalc.files import artifact
+from memcalc.files.formats import chosen
 from memcalc.units import parse_bytes
 
 _WIDEST = 120
@@ -33,8 +32,8 @@ _AXES = ("batch", "seq")
     is_flag=True,
     help="Show which changes to the plan fit, and their cost.",
 )
-@option("--format", "-f", help="table, json or markdown.")
-@option("--output", "-o", type=FILE, help="Write here; format by extension.")
+@format_option("fit")
+@OUTPUT
 @option("--cache/--no-cache", default=True, help="Keep and reuse what is learnt on disk.")
 def command(
     settings: dict[str, Any],
@@ -48,16 +47,13 @@ def command(
     cache: bool,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
-    from memcalc import report
     from memcalc.fitting.ask import Question, answer
     from memcalc.report import fitted
 
     plans = plans_of(settings)
     if len(plans) > 1:
         raise UsageError("memcalc fit answers for one optimizer: name one with --optim.")
-    name = format or (report.format_for(output) if output is not None else "table")
-    if name not in fitted.FORMATS:
-        raise UsageError(f"memcalc fit has no {name}: choose {', '.join(fitted.FORMATS)}.")
+    name = chosen("fit", format, output)
     axes = _axes(find, otherwise=not (grid or gpus or settings_too))
     question = Question(
         memory=parse_bytes(memory) if memory is not None else None,
@@ -69,13 +65,8 @@ def command(
     )
     with progress(f"fitting {plans[0].model}"):
         found = answer(plans[0], question, use_cache=cache)
-    color = sys.stdout.isatty() and output is None
     width = min(shutil.get_terminal_size((100, 24)).columns, _WIDEST)
-    text = fitted.render(found, name, color=color, width=width)
-    if output is not None:
-        artifact.write(output, text)
-    else:
-        sys.stdout.write(text)
+    put(fitted.render(found, name, color=colored(output), width=width), output)
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from memcalc import report
 from memcalc.cli.command import FILE, option
-from memcalc.errors import UsageError, unknown
 from memcalc.explanation.records import Explanation
 from memcalc.files import artifact
+from memcalc.files.formats import FORMATS, formats, listed
 from memcalc.records.prediction import Prediction
 
-FORMAT = option("--format", "-f", help="table, json, markdown or csv.")
 OUTPUT = option("--output", "-o", type=FILE, help="Write here; format by extension.")
-FORMATS = ("table", "json", "markdown")
-_EXTENSIONS = {".json": "json", ".md": "markdown", ".txt": "table"}
 
 
-def deliver_predictions(found: list[Prediction], format: str | None, output: Path | None) -> None:
-    """Print or write predictions."""
+def format_option(*kinds: str) -> Callable[[Any], Any]:
+    """The option that names the format of such answers."""
+    names = [name for name in FORMATS if any(name in formats(kind) for kind in kinds)]
+    return option("--format", "-f", help=f"{listed(names)}.")
+
+
+def put(text: str, output: Path | None) -> None:
+    """Write a text to a file, or print it."""
     if output is not None:
-        name = format or report.format_for(output)
-        artifact.write(output, report.render(found, name))
-        return
-    name = format or "table"
+        artifact.write(output, text)
+    else:
+        sys.stdout.write(text)
+
+
+def colored(output: Path | None) -> bool:
+    """Whether what is written here may have colours."""
+    if output is not None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.stdout.isatty()
+
+
+def deliver_predictions(found: list[Prediction], name: str, output: Path | None) -> None:
+    """Print or write predictions."""
     if name == "table":
         from memcalc.report import table
 
-        color = sys.stdout.isatty()
-        sys.stdout.write(table.render(found, color=color))
+        put(table.render(found, color=colored(output)), output)
     else:
-        sys.stdout.write(report.render(found, name))
+        put(report.render(found, name), output)
 
 
 def deliver_explanation(found: Explanation, name: str, output: Path | None, top: int) -> None:
@@ -46,32 +60,9 @@ def deliver_explanation(found: Explanation, name: str, output: Path | None, top:
     elif name == "markdown":
         text = report.markdown(found, top=top)
     else:
-        color = output is None and sys.stdout.isatty()
         width = max(80, min(shutil.get_terminal_size((100, 24)).columns, 140))
-        text = report.table(found, top=top, color=color, width=width)
-    if output is not None:
-        artifact.write(output, text)
-    else:
-        sys.stdout.write(text)
-
-
-def format_of(format: str | None, output: Path | None) -> str:
-    """The format that was asked for, by name or by the file's extension.
-
-    Raises:
-        UsageError: there is no such format.
-    """
-    name = format or (_format_for(output) if output is not None else "table")
-    if name not in FORMATS:
-        raise unknown("format", name, FORMATS, hint=f"choose one of {', '.join(FORMATS)}.")
-    return name
-
-
-def _format_for(path: Path) -> str:
-    if path.suffix.lower() not in _EXTENSIONS:
-        known = ", ".join(_EXTENSIONS)
-        raise UsageError(f"No format belongs to {path.name}: give it one of {known}.")
-    return _EXTENSIONS[path.suffix.lower()]
+        text = report.table(found, top=top, color=colored(output), width=width)
+    put(text, output)
 
 
 @contextmanager

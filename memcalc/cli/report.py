@@ -15,10 +15,9 @@ from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.question import code_in
 from memcalc.explanation.chapters import Chapter, Document, again, chapter
 from memcalc.files import artifact
+from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
-
-EXTENSIONS = (".html", ".svg", ".png", ".pdf", ".pickle")
 
 
 @with_plan
@@ -38,20 +37,17 @@ def command(settings: dict[str, Any], output: Path | None, depth: int | None, ca
     """
     if output is None:
         raise UsageError("Where to? Type --output report.html.")
-    kind = output.suffix.lower()
-    if kind not in EXTENSIONS:
-        known = ", ".join(EXTENSIONS)
-        raise UsageError(f"No format belongs to {output.name}: give it one of {known}.")
+    name = chosen("page", None, output)
     data = saved(settings.get("model"))
     with Tracer(use_cache=cache) as tracer, progress("drawing"):
-        if kind == ".pickle":
+        if name == "pickle":
             _snapshot(_only(settings, data), tracer, output)
             return
         if data is None:
             document = Document(chapters=_traced(plans_of(settings), tracer, depth))
         else:
             document = _document(data, Path(str(settings["model"])), tracer, depth)
-    _write(document, kind, output)
+    _write(document, name, output)
 
 
 def draw(traced: Traced, output: Path) -> None:
@@ -111,8 +107,8 @@ def _snapshot(plan: Plan, tracer: Tracer, output: Path) -> None:
     predicted(answer, output)
 
 
-def _write(document: Document, kind: str, output: Path) -> None:
-    if kind == ".html":
+def _write(document: Document, name: str, output: Path) -> None:
+    if name == "html":
         from memcalc.report import page
 
         artifact.write(output, page.render(document))
@@ -130,4 +126,4 @@ def _write(document: Document, kind: str, output: Path) -> None:
         from memcalc.report.rows import heading
 
         figure = plots.timeline(one.line, heading(one.prediction))
-    artifact.write_bytes(output, plots.save(figure, kind[1:]))
+    artifact.write_bytes(output, plots.save(figure, name))

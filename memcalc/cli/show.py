@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import msgspec
 
 from memcalc.cli.command import FILE, argument, option, verb
-from memcalc.cli.output import FORMAT, OUTPUT, deliver_explanation, deliver_predictions, format_of
+from memcalc.cli.output import (
+    OUTPUT,
+    deliver_explanation,
+    deliver_predictions,
+    format_option,
+    put,
+)
 from memcalc.cli.saved import explanation_in
 from memcalc.errors import UsageError
 from memcalc.files import artifact
+from memcalc.files.formats import chosen
 from memcalc.files.results import predictions
 
 _SNAPSHOTS = (".pickle", ".pkl")
@@ -23,7 +29,7 @@ _SNAPSHOTS = (".pickle", ".pkl")
     "A result that memcalc wrote, or a .pickle of torch.cuda.memory._dump_snapshot.",
     type=FILE,
 )
-@FORMAT
+@format_option("predictions", "explanation", "snapshot")
 @OUTPUT
 @option("--top", default=12, help="Kinds of storage to list.")
 @option(
@@ -52,12 +58,13 @@ def command(
     data = artifact.read(file)
     kind = data.get("kind")
     if kind == "explanation":
-        name = format_of(format, output)
+        name = chosen("explanation", format, output)
         deliver_explanation(explanation_in(data, file), name, output, top)
     elif kind == "measurements":
         _measurements(file, format, output)
     else:
-        deliver_predictions(predictions(data, file), format, output)
+        name = chosen("predictions", format, output)
+        deliver_predictions(predictions(data, file), name, output)
 
 
 def _measurements(file: Path, format: str | None, output: Path | None) -> None:
@@ -65,9 +72,8 @@ def _measurements(file: Path, format: str | None, output: Path | None) -> None:
     from memcalc.files.results import load
     from memcalc.report import measured
 
-    if output is not None or format not in (None, "table"):
-        raise UsageError("Measurements are shown as a table only; the file itself is JSON.")
-    sys.stdout.write(measured.render(load(file), width()))
+    chosen("measurements", format, output)
+    put(measured.render(load(file), width()), output)
 
 
 class _Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +92,7 @@ def _snapshot(
     from memcalc.explanation import recorded
     from memcalc.report import recorded as report
 
-    name = format_of(format, output)
+    name = chosen("snapshot", format, output)
     memory = gpus.find(question.gpu).memory if question.gpu is not None else UNLIMITED
     found = recorded.read(file, question.confs, device=question.device, device_bytes=memory)
     if name == "json":
@@ -95,7 +101,4 @@ def _snapshot(
         text = report.markdown(found, top=top)
     else:
         text = report.table(found, top=top)
-    if output is not None:
-        artifact.write(output, text)
-    else:
-        sys.stdout.write(text)
+    put(text, output)

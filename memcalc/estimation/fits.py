@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.context import context_span
-from memcalc.allocator.counter import Levels
-from memcalc.allocator.replay import Replay, replay
-from memcalc.allocator.settings import AllocatorSettings
 from memcalc.catalog.gpus import Gpu
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.prediction import Fit, FitVerdict, Span
 from memcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from memcalc.allocator.counter import Levels
+    from memcalc.allocator.replay import Replay
+    from memcalc.allocator.settings import AllocatorSettings
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 def device_of(gpu: Gpu | None, memory: int | None = None) -> Device:
     """A GPU as a run finds it, or a device of so many bytes in its place."""
+    from memcalc.allocator.context import context_span
+
     capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
     size = f" of {format_bytes(capacity)}" if memory is not None else ""
     name = gpu.name if gpu is not None else "a GPU"
@@ -92,6 +95,8 @@ def judge(events: Events, settings: AllocatorSettings, device: Device, unlimited
         return fit(FitVerdict.FITS, unlimited.reserved)
     if unlimited.allocated > high:
         return fit(FitVerdict.DOES_NOT_FIT, unlimited.reserved)
+
+    from memcalc.allocator.replay import replay
 
     def at(room: int) -> Replay:
         return replay(events(), settings, device.capacity, available=room)

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from memcalc.errors import unknown
 from memcalc.files.artifact import SCHEMA, encode
 from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe, Setting
 from memcalc.records.prediction import Fit, FitVerdict
@@ -19,18 +18,13 @@ from memcalc.report.rows import fit_words
 from memcalc.units import GIB, format_bytes
 from memcalc.version import __version__
 
-FORMATS = ("table", "json", "markdown")
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
 Rows = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
 """A title, the header and the body of a table."""
 
 
 def render(answer: FitAnswer, name: str, *, color: bool = False, width: int = 100) -> str:
-    """Write what fits in a format.
-
-    Raises:
-        UsageError: the format is unknown.
-    """
+    """Write what fits in a format: table, json or markdown."""
     if name == "json":
         head = {"schema": SCHEMA, "kind": "fit", "memcalc": __version__}
         return json.dumps({**head, **encode(answer)}, indent=2) + "\n"
@@ -39,8 +33,6 @@ def render(answer: FitAnswer, name: str, *, color: bool = False, width: int = 10
         for title, header, body in tables(answer):
             parts += [f"{title}\n", markdown_grid(header, body)]
         return "\n".join([*parts, *(f"{line}\n" for line in notes(answer))])
-    if name != "table":
-        raise unknown("format", name, FORMATS, hint=f"choose one of {', '.join(FORMATS)}.")
     return _table(answer, color=color, width=width)
 
 

@@ -48,15 +48,18 @@ def test_one_trace_serves_all_pictures_and_files(memcalc, model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("explain", "gpt2", "--format", "yaml"), "choose one of table, json, markdown"),
+        (("explain", "gpt2", "--format", "yaml"), "choose table, json or markdown"),
         (("explain", "gpt2", "--top", "0"), "type 1 or more"),
         (("explain", "gpt2", "--depth", "0"), "type 1 or more"),
         (("explain", "gpt2", "--under", "15"), "write a number and a unit"),
         (("explain", "gpt2", "--optim", "adamw,sgd"), "name one optimizer"),
-        (("explain", "gpt2", "-o", "x.html"), "give it one of .json"),
+        (
+            ("explain", "gpt2", "-o", "x.html"),
+            "end in .txt, .json or .md, or add --format",
+        ),
         (("explain", "gpt2", "--optim", "adamm"), "did you mean adam"),
         (("report", "gpt2"), "Type --output report.html"),
-        (("report", "gpt2", "-o", "x.docx"), "give it one of .html"),
+        (("report", "gpt2", "-o", "x.docx"), "let its name end in .html, .svg"),
         (("report", "damaged.json", "-o", "x.html"), "no prediction that can be read"),
         (("report", "unexplained.json", "-o", "x.html"), "no explanation that can be read"),
         (("show", "code.pickle"), "is not a memory snapshot"),

@@ -1,0 +1,78 @@
+"""The formats memcalc writes: their extensions, and what can be written in each; one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from memcalc.errors import UsageError, unknown
+
+
+class Format(NamedTuple):
+    """One format."""
+
+    extension: str
+    """Empty: no file is recognised by it."""
+    kinds: frozenset[str]
+    """What can be written in it."""
+
+
+def _format(extension: str, kinds: str) -> Format:
+    return Format(extension, frozenset(kinds.split()))
+
+
+FORMATS = {
+    "table": _format(".txt", "predictions explanation snapshot fit check measurements"),
+    "json": _format(".json", "predictions explanation snapshot fit check"),
+    "markdown": _format(".md", "predictions explanation snapshot fit check"),
+    "csv": _format(".csv", "predictions"),
+    "github": _format("", "check"),
+    "junit": _format(".xml", "check"),
+    "sarif": _format(".sarif", "check"),
+    "html": _format(".html", "page"),
+    "svg": _format(".svg", "page"),
+    "png": _format(".png", "page"),
+    "pdf": _format(".pdf", "page"),
+    "pickle": _format(".pickle", "page"),
+}
+
+
+def formats(kind: str) -> tuple[str, ...]:
+    """Names of the formats of this kind of answer."""
+    return tuple(name for name, one in FORMATS.items() if kind in one.kinds)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as a sentence ends with them: ``a, b or c``."""
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
+    """The format that was asked for: by name, or by the extension of the file it goes to.
+
+    Args:
+        kind: of answer.
+        name: as it was typed; ``None``: it was not.
+        output: where the answer goes; ``None``: to the screen, as a table.
+
+    Raises:
+        UsageError: this kind of answer is not written so.
+    """
+    known = formats(kind)
+    if name is not None:
+        if name not in known:
+            raise unknown("format", name, known, hint=f"choose {listed(known)}.")
+        return name
+    if output is None:
+        return "table"
+    by_extension = {FORMATS[one].extension: one for one in known if FORMATS[one].extension}
+    found = by_extension.get(output.suffix.lower())
+    if found is None:
+        named = "" if kind in ("page", "check") else ", or add --format"
+        choice = listed(list(by_extension))
+        raise UsageError(
+            f"No format belongs to {str(output)!r}: let its name end in {choice}{named}."
+        )
+    return found

@@ -1,0 +1,45 @@
+"""One table of formats: every verb takes names and extensions from it."""
+
+from pathlib import Path
+
+import pytest
+
+from memcalc.errors import UsageError
+from memcalc.files.formats import FORMATS, chosen, formats
+
+KINDS = sorted({kind for one in FORMATS.values() for kind in one.kinds})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_format_is_found_by_its_name_and_by_its_extension(kind):
+    for name in formats(kind):
+        assert chosen(kind, name) == name
+        extension = FORMATS[name].extension
+        if extension:
+            assert chosen(kind, None, Path(f"report{extension.upper()}")) == name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_of_answer_is_not_written_as_is_refused_with_what_it_is(kind):
+    for name in set(FORMATS) - set(formats(kind)):
+        with pytest.raises(UsageError, match=formats(kind)[-1]):
+            chosen(kind, name)
+    with pytest.raises(UsageError, match=r"let its name end in \."):
+        chosen(kind, None, Path("report"))
+
+
+def test_a_name_wins_over_an_extension_and_the_screen_shows_a_table():
+    assert chosen("fit", "json", Path("a.md")) == "json"
+    assert chosen("fit", None) == "table"
+
+
+def test_every_format_of_predictions_and_checks_is_written():
+    from memcalc import estimate, report
+    from memcalc.budgets.formats import render
+    from memcalc.budgets.records import Report
+
+    prediction = estimate("gpt2", method="analytic")
+    texts = {name: report.render([prediction], name) for name in formats("predictions")}
+    assert len(set(texts.values())) == len(texts)
+    empty = Report(verdicts=())
+    assert len({render(empty, name, 0) for name in formats("check")}) > 4
