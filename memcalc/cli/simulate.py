@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from memcalc.cli.command import argument, exit_with, option, say, verb
-from memcalc.cli.output import FORMAT, OUTPUT, deliver_predictions
-from memcalc.errors import EstimateError
+from memcalc.cli.output import OUTPUT, deliver_predictions, format_option
+from memcalc.errors import EstimateError, UsageError
+from memcalc.files.formats import chosen, formats
 from memcalc.script.records import Ending
 
 _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Options behind the command are the command's own."""
-_DRAWN = (".html", ".svg", ".png", ".pdf", ".pickle")
 
 
 @partial(verb, context_settings=_AS_TYPED)
@@ -22,7 +22,7 @@ _DRAWN = (".html", ".svg", ".png", ".pdf", ".pickle")
 @option("--steps", type=int, default=3, help="Stop after so many optimizer steps; 0: never.")
 @option("--torch", help="PyTorch version that will run. Default: the installed one.")
 @option("--alloc-conf", help="PYTORCH_ALLOC_CONF of the run.")
-@FORMAT
+@format_option("predictions")
 @OUTPUT
 def command(
     command: tuple[str, ...],
@@ -36,6 +36,9 @@ def command(
     """Run your own training script, unchanged, on a GPU that is not there; nothing is computed."""
     from memcalc.script.simulate import plan_of, simulate
 
+    name = chosen("simulation", format, output)
+    if output is None and name in formats("page"):
+        raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
     plan = plan_of(command, gpu=gpu, steps=steps, torch=torch, alloc_conf=alloc_conf)
     found = simulate(plan)
     if found.traced is None:
@@ -43,12 +46,12 @@ def command(
         if found.ending.code:
             raise exit_with(found.ending.code)
         raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
-    if output is not None and output.suffix.lower() in _DRAWN:
+    if output is not None and name in formats("page"):
         from memcalc.cli.report import draw
 
         draw(found.traced, output)
     else:
-        deliver_predictions([found.traced.prediction], format, output)
+        deliver_predictions([found.traced.prediction], name, output)
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise exit_with(found.ending.code)

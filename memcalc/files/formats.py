@@ -23,18 +23,18 @@ def _format(extension: str, kinds: str) -> Format:
 
 
 FORMATS = {
-    "table": _format(".txt", "predictions explanation snapshot fit check measurements"),
-    "json": _format(".json", "predictions explanation snapshot fit check"),
-    "markdown": _format(".md", "predictions explanation snapshot fit check"),
-    "csv": _format(".csv", "predictions"),
+    "table": _format(".txt", "predictions simulation explanation snapshot fit check measurements"),
+    "json": _format(".json", "predictions simulation explanation snapshot fit check"),
+    "markdown": _format(".md", "predictions simulation explanation snapshot fit check"),
+    "csv": _format(".csv", "predictions simulation"),
     "github": _format("", "check"),
     "junit": _format(".xml", "check"),
     "sarif": _format(".sarif", "check"),
-    "html": _format(".html", "page"),
-    "svg": _format(".svg", "page"),
-    "png": _format(".png", "page"),
-    "pdf": _format(".pdf", "page"),
-    "pickle": _format(".pickle", "page"),
+    "html": _format(".html", "page simulation"),
+    "svg": _format(".svg", "page simulation"),
+    "png": _format(".png", "page simulation"),
+    "pdf": _format(".pdf", "page simulation"),
+    "pickle": _format(".pickle", "page simulation"),
 }
 
 
