@@ -50,14 +50,14 @@ def command(settings: dict[str, Any], output: Path | None, depth: int | None, ca
     _write(document, name, output)
 
 
-def draw(traced: Traced, output: Path) -> None:
-    """Write the page, a picture or a snapshot of what was just traced; by the file's extension."""
-    if output.suffix.lower() == ".pickle":
+def draw(traced: Traced, name: str, output: Path) -> None:
+    """Write the page, a picture or a snapshot of what was just traced."""
+    if name == "pickle":
         from memcalc.explanation.snapshot import predicted
 
         predicted(traced, output)
         return
-    _write(Document(chapters=(chapter(traced),)), output.suffix.lower(), output)
+    _write(Document(chapters=(chapter(traced),)), name, output)
 
 
 def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[Chapter, ...]:

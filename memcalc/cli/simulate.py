@@ -49,7 +49,7 @@ def command(
     if output is not None and name in formats("page"):
         from memcalc.cli.report import draw
 
-        draw(found.traced, output)
+        draw(found.traced, name, output)
     else:
         deliver_predictions([found.traced.prediction], name, output)
     sys.stdout.flush()
