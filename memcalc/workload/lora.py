@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from memcalc.errors import UsageError
@@ -23,9 +25,12 @@ def attach(model: torch.nn.Module, text: str) -> torch.nn.Module:
         lora_dropout=wanted.dropout,
         target_modules=wanted.target if isinstance(wanted.target, str) else list(wanted.target),
     )
+    on_meta = all(parameter.is_meta for parameter in model.parameters())
     try:
-        # Adapter weights are made on the device of the layer they adapt, here meta.
-        wrapped: torch.nn.Module = peft.get_peft_model(model, config)
+        # peft makes adapters on the CPU and moves them beside the layer they adapt; where that is
+        # meta they are not filled first, which takes seconds for a model of 7B.
+        with torch.device("meta") if on_meta else contextlib.nullcontext():
+            wrapped: torch.nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:
         raise UsageError(f"peft cannot adapt {type(model).__name__}: {error}.") from None
     return wrapped

@@ -19,8 +19,8 @@ from memcalc.trace.folding.layers import Stack, cut, find
 from memcalc.trace.folding.tagged import TaggedTrace, canonical
 from memcalc.trace.folding.unfold import BASE, CannotUnfoldError, unfold
 
-LEAST_REPEATS = 16
-"""Below this, three traces of three to five repetitions cost as much as a whole one."""
+LEAST_REPEATS = 13
+"""Below this, three traces of three, four and five repetitions cost as much as a whole one."""
 
 Run = Callable[[Sequence[Stack], int], TaggedTrace]
 """Traces the model with its stacks cut to a number of repetitions (0: not cut)."""
