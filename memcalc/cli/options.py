@@ -13,8 +13,6 @@ from memcalc.cli.command import FILE, Argument, Command, verb
 from memcalc.records.fields import FIELDS, Field
 from memcalc.records.plan import Plan
 
-_OF_COMMANDS = ("command", "steps")
-"""Settings that ``memcalc simulate`` takes in their own place."""
 _METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT"}
 
 
@@ -67,7 +65,7 @@ def plans_of(settings: dict[str, Any]) -> list[Plan]:
 
 def with_plan(command: Callable[..., None]) -> Command:
     """Make a verb that takes a plan; its function gets ``settings`` in place of the options."""
-    model, *options = (_parameter(f) for f in FIELDS.values() if f.name not in _OF_COMMANDS)
+    model, *options = (_parameter(field) for field in FIELDS.values() if field.option is not None)
     file = click.Option(["plan_file", "--plan"], type=FILE, help="TOML file with these settings.")
     shared = [model, file, *options]
     names = {one.name for one in shared}

@@ -13,6 +13,6 @@ def options(plan: Plan) -> str:
     told = changed_settings(plan) | ({} if plan.inputs else {"batch": plan.batch})
     words = [plan.model]
     for name, field in FIELDS.items():
-        if name in told and name != "model":
+        if name in told and name != "model" and field.option is not None:
             words += field.write(told[name])
     return shlex.join(words)

@@ -36,8 +36,9 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """What it is, in a sentence."""
     otherwise: str
     """What holds where the setting is left out; empty: nothing worth saying."""
-    option: str
-    """Name on the command line, without the dashes before it."""
+    option: str | None
+    """Name on the command line, without the dashes before it; the model's is an argument, and
+    ``None`` what a verb of its own takes."""
     typed: str
     """How it is typed there, in a sentence; empty: as anybody would think."""
 
@@ -179,7 +180,7 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
         default=default,
         words=told.description,
         otherwise=told.extra["otherwise"] or ("yes" if default is True else str(named)),
-        option=told.extra["option"] or name.replace("_", "-"),
+        option=name.replace("_", "-") if told.extra["option"] == "" else told.extra["option"],
         typed=" ".join(filter(None, (told.extra["typed"], again))),
     )
 

@@ -23,13 +23,14 @@ Scalar = (
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
-def about(words: str, *, otherwise: str = "", option: str = "", typed: str = "") -> Meta:
+def about(words: str, *, otherwise: str = "", option: str | None = "", typed: str = "") -> Meta:
     """What a person is told of a field.
 
     Args:
         words: what it is, in a sentence.
         otherwise: what holds where the setting is left out, if its default does not say.
-        option: its name on the command line, if it is not the field's own.
+        option: its name on the command line, if it is not the field's own; ``None``: a verb of its
+            own takes it.
         typed: a sentence on how it is typed there.
     """
     return Meta(description=words, extra={"otherwise": otherwise, "option": option, "typed": typed})
@@ -130,11 +131,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     alloc_conf: Annotated[str, about("PYTORCH_ALLOC_CONF of the run.")] = ""
     command: Annotated[
         Text | None,
-        about("A program that trains, as it is typed; it runs as it is on a simulated GPU."),
+        about(
+            "A program that trains, as it is typed; it runs as it is on a simulated GPU.",
+            option=None,
+        ),
     ] = None
     steps: Annotated[
         Annotated[int, Meta(ge=0, le=1 << 20)] | None,
-        about("Of a command: optimizer steps after which it is stopped; 0: never."),
+        about("Of a command: optimizer steps after which it is stopped; 0: never.", option=None),
     ] = None
 
     @property
