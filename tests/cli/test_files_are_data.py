@@ -4,10 +4,8 @@ import json
 import os
 
 import pytest
-from click.testing import CliRunner
 from msgspec.structs import replace
 
-from memcalc.cli import app
 from memcalc.estimation.question import code_in
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
@@ -44,31 +42,30 @@ def _files(prediction):
     save("measured.json", runs)
 
 
-def test_no_verb_runs_the_code_that_a_result_names(evil, traced):
+def test_no_verb_runs_the_code_that_a_result_names(in_process, evil, traced):
     _files(traced.prediction)
-    invoke = CliRunner().invoke
-    compared = invoke(app.app, ["compare", "measured.json"])
-    assert compared.exit_code == 0, compared.output
+    compared = in_process("compare", "measured.json")
+    assert compared.returncode == 0, compared.stderr
     assert "no estimate of evil_module:build" in compared.stderr
     assert "no estimate of evil_module.build" in compared.stderr
-    page = invoke(app.app, ["report", "named.json", "-o", "page.html"])
-    assert page.exit_code == 0, page.output
+    page = in_process("report", "named.json", "-o", "page.html")
+    assert page.returncode == 0, page.stderr
     with open("page.html") as file:
         assert "evil_module:build is code, which a file cannot have run" in file.read()
-    drawn = invoke(app.app, ["report", "named.json", "-o", "x.svg"])
-    assert (drawn.exit_code, "There is no timeline" in drawn.stderr) == (2, True)
-    snapshot = invoke(app.app, ["report", "named.json", "-o", "x.pickle"])
-    assert (snapshot.exit_code, "which is code" in snapshot.stderr) == (2, True)
-    assert invoke(app.app, ["show", "named.json"]).exit_code == 0
+    drawn = in_process("report", "named.json", "-o", "x.svg")
+    assert (drawn.returncode, "There is no timeline" in drawn.stderr) == (2, True)
+    snapshot = in_process("report", "named.json", "-o", "x.pickle")
+    assert (snapshot.returncode, "which is code" in snapshot.stderr) == (2, True)
+    assert in_process("show", "named.json").returncode == 0
     assert not evil.exists()
     assert not os.path.exists("x.svg")
 
 
-def test_a_training_configuration_cannot_name_code_either(evil):
+def test_a_training_configuration_cannot_name_code_either(in_process, evil):
     with open("train.yaml", "w") as file:
         file.write("base_model: evil_module:build\nmicro_batch_size: 1\noptimizer: 'os:system'\n")
-    done = CliRunner().invoke(app.app, ["init", "--from", "train.yaml"])
-    assert (done.exit_code, "names no model" in done.stderr) == (2, True)
+    done = in_process("init", "--from", "train.yaml")
+    assert (done.returncode, "names no model" in done.stderr) == (2, True)
     assert not evil.exists()
 
 
