@@ -25,7 +25,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
-from memcalc.workload import tasks
+from memcalc.workload import loops, tasks
 
 WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 4, "amp-bf16": 4, "bf16": 2, "fp16": 2}
 _COMPUTE_BYTES = {**WEIGHT_BYTES, "amp-fp16": 2, "amp-bf16": 2}
@@ -103,7 +103,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     """Saved for backward when forward ends."""
     loss_gradient: int = 0
     outputs: int = 0
-    """Returned by the model; a plain loop holds them until the next forward has ended."""
+    """Returned by the model; where the loop keeps them, until the next forward has ended."""
     unknown: str = ""
 
 
@@ -126,7 +126,7 @@ def _phases(
     """
     persist = plan.grad_accum > 1 or not plan.set_to_none
     early = kept.gradients if persist else 0
-    held = live.outputs if plan.loop == "plain" else 0
+    held = live.outputs if loops.of(plan).keep_outputs(plan) else 0
     start = early + live.activations + live.loss_gradient
     backward = (early, live.activations, live.loss_gradient)
     if kept.gradients + held > start:

@@ -19,7 +19,7 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
-from memcalc.workload import tasks
+from memcalc.workload import loops, tasks
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
@@ -218,10 +218,12 @@ def check(plan: Plan) -> models.ModelSource:
     """Find everything a plan names before anything heavy runs.
 
     Raises:
-        UsageError: an unknown model, task, optimizer or GPU, or a config that makes no sense.
+        UsageError: an unknown model, task, optimizer or GPU, or a config or settings that make no
+            sense.
     """
     source = models.find(plan.model)
     tasks.choose(source, plan.task)
+    loops.of(plan)
     registry.find(plan.optim, dict(plan.optim_args))
     if plan.gpu is not None:
         gpus.find(plan.gpu)

@@ -102,14 +102,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Lora | None, about("Train adapters instead of the model: r=16,target=all-linear.")
     ] = None
     loop: Annotated[
-        Literal["plain", "trainer"],
-        about("Who drives: the bare optimizer (plain) or transformers' Trainer."),
+        Literal["plain", "accelerate", "trainer"],
+        about(
+            "Who drives: a script around the bare optimizer (plain) or around accelerate's "
+            "Accelerator, or transformers' Trainer."
+        ),
     ] = "plain"
     max_grad_norm: Annotated[
         Annotated[float, Meta(gt=0, le=1e300)] | None,
         about("Clip gradients to this norm.", otherwise="1.0 under the Trainer, else not"),
     ] = None
     set_to_none: Annotated[bool, about("zero_grad frees gradients.")] = True
+    keep_outputs: Annotated[
+        bool | None,
+        about(
+            "The loop keeps what the model returned until the next forward has made new outputs, "
+            "as outputs = model(**batch) does.",
+            otherwise="yes, but for the Trainer, which drops them",
+        ),
+    ] = None
+    kv_cache: Annotated[
+        bool | None,
+        about(
+            "The model returns its keys and values too (config.use_cache).",
+            otherwise="as its config says, and no under the Trainer",
+        ),
+    ] = None
     optim_in_backward: Annotated[
         bool, about("Update each parameter inside backward and free its gradient at once.")
     ] = False

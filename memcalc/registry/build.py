@@ -22,7 +22,8 @@ def build(
     choice: Choice,
     model: torch.nn.Module,
     *,
-    loop: str = "plain",
+    groups: list[Any] | None = None,
+    wide_embeddings: bool = False,
     only: torch.nn.Parameter | None = None,
 ) -> torch.optim.Optimizer:
     """Make the optimizer over the parameters of a model that train.
@@ -30,7 +31,8 @@ def build(
     Args:
         choice: which, with its arguments.
         model: its parameters are on their device already.
-        loop: ``trainer`` makes decay groups and keeps embeddings in 32 bit as transformers' does.
+        groups: parameters, or groups of them; ``None``: all that train, in one.
+        wide_embeddings: keep the 8-bit states of embeddings in 32 bit, as the Trainer does.
         only: make it over this parameter alone.
 
     Raises:
@@ -41,15 +43,15 @@ def build(
     arguments = {"lr": LEARNING_RATE, **_arguments(choice)}
     if choice.row.name == "transformers.adafactor" and "relative_step" not in choice.given:
         arguments = {**arguments, "scale_parameter": False, "relative_step": False}
-    groups: Any = _decay_groups(model) if loop == "trainer" else _trained(model)
-    if only is not None:
-        groups = [only]
+    if groups is None:
+        groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        optimizer: torch.optim.Optimizer = cls(groups, **arguments)
+        over = groups if only is None else [only]
+        optimizer: torch.optim.Optimizer = cls(over, **arguments)
     except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
         raise UsageError(f"{choice.implementation} refuses this: {error}.") from None
     if only is None:
-        _override(choice, optimizer, model, loop)
+        _override(choice, optimizer, model, wide_embeddings)
     return optimizer
 
 
@@ -87,22 +89,6 @@ def _arguments(choice: Choice) -> dict[str, Any]:
     return arguments
 
 
-def _trained(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-
-def _decay_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Weight decay for all but biases and norms, as ``Trainer.create_optimizer`` (5.23)."""
-    decays: list[torch.nn.Parameter] = []
-    others: list[torch.nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            plain = parameter.dim() < 2 or "norm" in name.lower()
-            (others if plain else decays).append(parameter)
-    groups = ((decays, 0.01), (others, 0.0))
-    return [{"params": p, "weight_decay": decay} for p, decay in groups if p]
-
-
 def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:
     """Bitsandbytes keeps overrides for the life of the process, by the address of parameters.
 
@@ -120,7 +106,7 @@ def _forget_overrides(choice: Choice, model: torch.nn.Module) -> None:
 
 
 def _override(
-    choice: Choice, optimizer: torch.optim.Optimizer, model: torch.nn.Module, loop: str
+    choice: Choice, optimizer: torch.optim.Optimizer, model: torch.nn.Module, wide: bool
 ) -> None:
     if choice.row.package != "bitsandbytes" or choice.args.get("optim_bits") != 8:
         return
@@ -128,16 +114,16 @@ def _override(
 
     manager = GlobalOptimManager.get_instance()
     manager.register_parameters(optimizer.param_groups)
-    for parameter in _kept_wide(choice, model, loop):
+    for parameter in _kept_wide(choice, model, wide):
         manager.override_config(parameter, "optim_bits", 32)
 
 
-def _kept_wide(choice: Choice, model: torch.nn.Module, loop: str) -> Iterator[torch.Tensor]:
+def _kept_wide(choice: Choice, model: torch.nn.Module, embeddings: bool) -> Iterator[torch.Tensor]:
     patterns = [p for p in str(choice.args.get("32bit") or "").split(",") if p]
     for name, parameter in model.named_parameters():
         if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
             yield parameter
-    if loop == "trainer":
+    if embeddings:
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
                 yield module.weight

@@ -24,7 +24,7 @@ from memcalc.catalog import gpus
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.remedies.records import Change, Remedy
-from memcalc.workload import tasks
+from memcalc.workload import loops, tasks
 
 CHUNKS = 8
 """Pieces of a loss; the default of torchtune's ``CEWithChunkedOutputLoss`` (0.6)."""
@@ -92,7 +92,7 @@ def _set_to_none(plan: Plan, trace: Trace) -> list[Remedy]:
 
 
 def _in_backward(plan: Plan, trace: Trace) -> list[Remedy]:
-    clips = plan.max_grad_norm is not None or plan.loop == "trainer"
+    clips = loops.of(plan).clip_to(plan) is not None
     if plan.optim_in_backward or plan.grad_accum > 1 or clips or plan.precision == "amp-fp16":
         return []
     title = "update inside backward (--optim-in-backward)"

@@ -17,6 +17,7 @@ from memcalc.report.markdown import grid as markdown_grid
 from memcalc.report.rows import fit_words
 from memcalc.units import GIB, format_bytes
 from memcalc.version import __version__
+from memcalc.workload import loops
 
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
 Rows = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
@@ -44,7 +45,7 @@ def heading(answer: FitAnswer) -> str:
     extras = [
         "checkpointing" if plan.checkpointing else "",
         f"LoRA {plan.lora}" if plan.lora else "",
-        "Trainer loop" if plan.loop == "trainer" else "",
+        loops.find(plan.loop).title,
     ]
     parts = [plan.optim, plan.precision, f"batch {plan.batch}{tokens}", *filter(None, extras)]
     return f"{plan.model}: {', '.join(parts)}"

@@ -16,6 +16,7 @@ from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, st
 from memcalc.records.plan import Plan
 from memcalc.report.measured_tables import differences, phases
 from memcalc.units import format_bytes, format_mib
+from memcalc.workload import loops
 
 WIDTH = 110
 WORDS = {
@@ -47,7 +48,7 @@ def name(plan: Plan) -> str:
     words = [plan.model, plan.optim, *(f"{k}={v}" for k, v in plan.optim_args), plan.precision]
     words += ["checkpointing"] if plan.checkpointing else []
     words += [f"lora {plan.lora}"] if plan.lora else []
-    words += ["trainer"] if plan.loop == "trainer" else []
+    words += [plan.loop] if plan.loop != loops.DEFAULT else []
     return " ".join(words)
 
 

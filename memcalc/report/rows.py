@@ -7,6 +7,7 @@ from memcalc.records.model import Place
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction
 from memcalc.records.trace import Component
 from memcalc.units import MIB, format_bytes, format_mib
+from memcalc.workload import loops
 
 COMPONENT_WORDS = {
     Component.WEIGHTS: "weights",
@@ -32,7 +33,7 @@ def heading(prediction: Prediction) -> str:
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
         f"LoRA {plan.lora}" if plan.lora else "",
-        "Trainer loop" if plan.loop == "trainer" else "",
+        loops.find(plan.loop).title,
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",

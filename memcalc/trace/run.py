@@ -25,9 +25,9 @@ from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
-from memcalc.workload.job import job_for
-from memcalc.workload.loop import Batch, Job
-from memcalc.workload.loop import run as run_loop
+from memcalc.workload import layouts, loops
+from memcalc.workload.inputs import Batch
+from memcalc.workload.job import Job
 from memcalc.workload.program import Program
 from memcalc.workload.resume import restore as load_state
 from memcalc.workload.resume import saved_state
@@ -157,12 +157,12 @@ def _units(model: torch.nn.Module, stacks: Sequence[Stack], repeats: int) -> dic
 
 
 def _train(program: Program, recorder: TraceRecorder) -> None:
-    model = program.model.train()
+    model = layouts.of(program.plan).wrap(program.model.train())
     with recorder.follow(model):
         optimizer = optimizer_for(program, model, recorder.ledger)
         job = _job(program, optimizer, recorder)
         labels = _Labels(recorder.ledger, model, optimizer)
-        run_loop(job, labels, loop=program.plan.loop, steps=STEPS)
+        loops.of(program.plan).run(job, labels, STEPS)
         optimizer.state.clear()
         for parameter in model.parameters():
             parameter.grad = None
@@ -241,9 +241,7 @@ def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: TraceReco
             saved = saved_state(optimizer)
         load_state(optimizer, saved)
 
-    return job_for(
-        program, optimizer, device=device.NAME, batch=batch, restore=restore, whole_eval=False
-    )
+    return program.job(optimizer, device=device.NAME, batch=batch, restore=restore, simulated=True)
 
 
 class _Labels:

@@ -1,48 +1,94 @@
-"""From a program, its model on a device, to a job that a loop can run; real or simulated."""
+"""What a loop runs: a program whose model is on a device, real or simulated."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
+import msgspec
 import torch
 
-from memcalc.workload.loop import Batch, Job
-from memcalc.workload.program import Program
+from memcalc.records.trace import Phase
+from memcalc.workload.inputs import Batch
+from memcalc.workload.precision import Precision
 
 
-def job_for(
-    program: Program,
-    optimizer: torch.optim.Optimizer,
-    *,
-    device: str,
-    batch: Callable[[], Batch],
-    restore: Callable[[], None] | None,
-    whole_eval: bool = True,
-) -> Job:
-    """Put together what the loop runs.
+class Watch(Protocol):
+    """Somebody who wants to know which phase of which step runs."""
 
-    Args:
-        program: its model is on the device.
-        optimizer: over the model's parameters.
-        device: where, by the name PyTorch knows it.
-        batch: makes one micro-batch on the device.
-        restore: loads the optimizer's state of a checkpoint, where the plan resumes one.
-        whole_eval: run every batch of an evaluation.
-    """
-    plan = program.plan
-    precision: Any = program.precision
-    return Job(
-        model=program.model,
-        optimizer=optimizer,
-        batch=batch,
-        autocast=precision.context(device),
-        scaler=precision.scaler(device),
-        grad_accum=plan.grad_accum,
-        max_grad_norm=program.max_grad_norm,
-        set_to_none=plan.set_to_none,
-        upcast_outputs=plan.loop == "trainer" and precision.autocast is not None,
-        restore=restore if plan.resume else None,
-        eval_batches=plan.eval or 0,
-        whole_eval=whole_eval,
-    )
+    def phase(self, phase: Phase, step: int) -> contextlib.AbstractContextManager[None]:
+        """Enter a phase; ``step`` counts from 0."""
+        ...
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a loop needs; model and optimizer are already on the device."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Callable[[], Batch]
+    """Makes one micro-batch on the device."""
+    samples: Any
+    """In one micro-batch; a number or a symbol."""
+    device: str
+    """By the name PyTorch knows it."""
+    precision: Precision
+    grad_accum: int = 1
+    max_grad_norm: float | None = None
+    set_to_none: bool = True
+    keep_outputs: bool = True
+    """What the model returned lives until the next forward has made new outputs."""
+    kv_cache: bool | None = None
+    """``config.use_cache`` as the plan has it; ``None``: it says nothing."""
+    restore: Callable[[], None] | None = None
+    """Loads the optimizer's state of a checkpoint; ``None``: the run starts afresh."""
+    eval_batches: int = 0
+    simulated: bool = False
+    """No data and no numbers: of an evaluation, the batches in the middle are like their
+    neighbours and only leave behind what is kept of them."""
+
+    def evaluates(self, number: int) -> bool:
+        """Whether this batch of an evaluation runs through the model."""
+        return not self.simulated or number < 2 or number == self.eval_batches - 1
+
+    def resume(self, watch: Watch) -> None:
+        """Load the checkpoint, where there is one."""
+        if self.restore is not None:
+            with watch.phase(Phase.RESUME, 0):
+                self.restore()
+
+
+class Turns:
+    """Phases for loops that are code of others: each begins where the one before ends."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._open: contextlib.AbstractContextManager[None] | None = None
+        self._now: tuple[Phase, int] | None = None
+
+    def to(self, phase: Phase, step: int) -> None:
+        """Go on to a phase; nothing happens where it runs already."""
+        if self._now == (phase, step):
+            return
+        self.end()
+        self._now = (phase, step)
+        self._open = self._watch.phase(phase, step)
+        self._open.__enter__()
+
+    def end(self) -> None:
+        """End the phase that runs, if any."""
+        known, self._open, self._now = self._open, None, None
+        if known is not None:
+            known.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def as_found(model: torch.nn.Module) -> Iterator[None]:
+    """Undo what others put on a model itself, such as a wrapped ``forward``."""
+    before = dict(vars(model))
+    try:
+        yield
+    finally:
+        vars(model).clear()
+        vars(model).update(before)

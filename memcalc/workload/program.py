@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,16 +15,15 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import lora, tasks
+from memcalc.workload import loops, lora, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Batch, Inputs, described
 from memcalc.workload.inventory import take
+from memcalc.workload.job import Job
+from memcalc.workload.loops import Loop
 from memcalc.workload.model import build
 from memcalc.workload.precision import PRECISIONS, Precision
 from memcalc.workload.tasks import Task
-
-TRAINER_MAX_GRAD_NORM = 1.0
-"""Default of ``TrainingArguments.max_grad_norm`` (transformers 5.23)."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     seq: int | None
     """Tokens per sample that were settled on; ``None`` for inputs without tokens."""
     precision: Precision
-    max_grad_norm: float | None
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
     """What makes the batches; ``None`` where the user described them."""
@@ -61,6 +60,43 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             batch=inputs.make,
             seq=inputs.seq if inputs.has_tokens else None,
             inputs=inputs,
+        )
+
+    def job(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        device: str,
+        batch: Callable[[], Batch],
+        restore: Callable[[], None],
+        simulated: bool = False,
+    ) -> Job:
+        """What its loop runs, once its model is on a device.
+
+        Args:
+            optimizer: over the model's parameters.
+            device: where, by the name PyTorch knows it.
+            batch: makes one micro-batch on the device.
+            restore: loads the optimizer's state of a checkpoint, where the plan resumes one.
+            simulated: the device holds no data.
+        """
+        plan = self.plan
+        loop = loops.of(plan)
+        return Job(
+            model=self.model,
+            optimizer=optimizer,
+            batch=batch,
+            samples=plan.batch,
+            device=device,
+            precision=self.precision,
+            grad_accum=plan.grad_accum,
+            max_grad_norm=loop.clip_to(plan),
+            set_to_none=plan.set_to_none,
+            keep_outputs=loop.keep_outputs(plan),
+            kv_cache=plan.kv_cache,
+            restore=restore if plan.resume else None,
+            eval_batches=plan.eval or 0,
+            simulated=simulated,
         )
 
     @property
@@ -97,8 +133,10 @@ def program_of(
     Raises:
         UsageError: the model cannot be checkpointed, or a pattern matches nothing.
     """
+    loop = loops.of(plan)
     if plan.loss_chunks > 1:
         chunk_loss(model, plan.loss_chunks)
+    cached = _kv_cache(model, plan.kv_cache)
     if plan.lora is not None:
         model = lora.attach(model, plan.lora)
     inventory = take(model, name or plan.model, task.name, plan.freeze)
@@ -115,13 +153,33 @@ def program_of(
         batch=inputs.make if inputs is not None else described(plan.inputs),
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
         precision=PRECISIONS[plan.precision],
-        max_grad_norm=_clipping(plan),
-        assumptions=(*notes, *_said(plan, choice)),
+        assumptions=(*notes, *_said(plan, choice, loop, cached=cached)),
         inputs=inputs,
     )
 
 
-def _said(plan: Plan, choice: Choice) -> Iterator[str]:
+def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
+    """Set whether the model returns its keys and values, where the plan says so; ask it if not.
+
+    Raises:
+        UsageError: the model has none to return.
+    """
+    config: Any = getattr(model, "config", None)
+    has = "use_cache" in inspect.signature(model.forward).parameters
+    if wanted is None:
+        return has and bool(getattr(config, "use_cache", False))
+    if not has or config is None:
+        raise UsageError(f"{type(model).__name__} keeps no keys and values: leave kv_cache out.")
+    for part in (config, config.get_text_config()):
+        part.use_cache = wanted
+    return wanted
+
+
+def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
+    if loop.keep_outputs(plan):
+        returned = "outputs, keys and values among them," if cached else "outputs"
+        ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"
+        yield f"the loop keeps the model's {returned} until the next forward has its own ({ways})"
     if plan.optim_in_backward or choice.row.in_backward:
         yield "each parameter is updated inside backward, and its gradient freed at once"
     if plan.resume:
@@ -145,12 +203,6 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
             else "sequences are packed: no padding and no attention mask"
         )
     return inputs, notes
-
-
-def _clipping(plan: Plan) -> float | None:
-    if plan.max_grad_norm is not None:
-        return plan.max_grad_norm
-    return TRAINER_MAX_GRAD_NORM if plan.loop == "trainer" else None
 
 
 def _checkpoint(model: torch.nn.Module, every: int) -> None:

@@ -16,6 +16,7 @@ from memcalc.measure.state import read_state
 from memcalc.records.model import Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.registry.build import build
+from memcalc.workload import loops
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
 
@@ -86,7 +87,10 @@ def check(name: str, args: dict, dtype: torch.dtype, loop: str = "plain") -> Non
     predicted = choice.state(take(model, "m", "t").parameters, loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        optimizer = build(choice, model, loop=loop)
+        found = loops.find(loop)
+        optimizer = build(
+            choice, model, groups=found.groups(model), wide_embeddings=found.wide_embeddings
+        )
         train(model, optimizer)
     real = read_state(optimizer)
     # On the CPU managed memory falls back to ordinary memory, so places are summed up.

@@ -7,10 +7,9 @@ import torch
 from memcalc import registry
 from memcalc.measure.runs import loading
 from memcalc.records.plan import Plan
-from memcalc.registry.build import build as build_optimizer
 from memcalc.workload.in_backward import InBackward
-from memcalc.workload.job import job_for
-from memcalc.workload.loop import Job
+from memcalc.workload.job import Job
+from memcalc.workload.optimizers import make
 from memcalc.workload.place import parameters_on_meta
 from memcalc.workload.program import Program, prepare, program_of
 from memcalc.workload.resume import restore, saved_state
@@ -28,11 +27,10 @@ def program(plan: Plan, *, weights: bool) -> Program:
 
 def optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer over a model that is on its device."""
-    choice, loop = program.choice, program.plan.loop
     if not program.in_backward:
-        return build_optimizer(choice, model, loop=loop)
+        return make(program, model)
     trained = [p for p in model.parameters() if p.requires_grad]
-    return InBackward(trained, lambda p: build_optimizer(choice, model, loop=loop, only=p))
+    return InBackward(trained, lambda p: make(program, model, only=p))
 
 
 def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
@@ -42,8 +40,7 @@ def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
         # A run that resumes has not taken the step whose state stands for the checkpoint's.
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
-    return job_for(
-        program,
+    return program.job(
         optimizer,
         device=device,
         batch=lambda: program.batch(device),

@@ -20,7 +20,7 @@ from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload.loop import run
+from memcalc.workload import layouts, loops
 from memcalc.workload.place import to_device
 from memcalc.workload.program import Program
 
@@ -110,22 +110,22 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     """Train for some steps under the meter and a few more under the clock; fills ``found``."""
     plan, device = program.plan, options.device
     with watch.phase(Phase.LOAD, 0):
-        model = to_device(program.model, device).train()
+        model = layouts.of(plan).wrap(to_device(program.model, device).train())
         optimizer = build.optimizer(program, model)
     parameters = list(model.parameters())
     found["weights"] = storage_bytes(parameters)
     found["buffers"] = storage_bytes(model.buffers())
     if not program.in_backward:
         watch.before_clearing = lambda: storage_bytes(p.grad for p in parameters)
-    job = build.job(program, optimizer, device)
-    run(job, watch, loop=plan.loop, steps=options.steps)
+    job, loop = build.job(program, optimizer, device), loops.of(plan)
+    loop.run(job, watch, options.steps)
     found["gradients"], found["state"] = watch.gradients, read_state(optimizer)
     watch.moment("trained")
     clock = _Clock(device)
     clock.tick()
     # Reading a meter stops the device at every phase; a step's time is taken without it.
     bare = replace(job, restore=None, eval_batches=0)
-    run(bare, clock, loop=plan.loop, steps=max(2, options.steps - 2))
+    loop.run(bare, clock, max(2, options.steps - 2))
     seconds = (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1)
     found["seconds_per_step"] = seconds
     found["samples_per_second"] = plan.batch * plan.grad_accum / seconds

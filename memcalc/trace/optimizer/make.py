@@ -6,11 +6,11 @@ import torch
 
 from memcalc.records.trace import Component
 from memcalc.registry import state_of
-from memcalc.registry.build import build
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer, bitsandbytes_update
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
+from memcalc.workload.optimizers import make as make_real
 from memcalc.workload.program import Program
 
 
@@ -41,7 +41,7 @@ def _one(
     only: torch.nn.Parameter | None = None,
 ) -> torch.optim.Optimizer:
     if program.choice.traceable:
-        return build(program.choice, model, loop=program.plan.loop, only=only)
+        return make_real(program, model, only=only)
     inventory = take(model, program.inventory.model, program.inventory.task)
     state = state_of(program.choice, inventory.parameters, program.plan)
     bitsandbytes = program.choice.row.package == "bitsandbytes" and program.plan.target == "cuda"

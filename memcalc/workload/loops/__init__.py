@@ -1,0 +1,123 @@
+"""Who drives the training: one file a loop, which says what it keeps and runs it.
+
+The same loop trains for real and on the simulated GPU. A file imports torch only inside its
+functions, so that its facts are known without it. ``LOOP`` is what the others look at.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from memcalc.errors import UsageError, unknown
+from memcalc.records.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from memcalc.workload.job import Job, Watch
+
+DEFAULT = "plain"
+
+
+def trained(model: torch.nn.Module) -> list[Any]:
+    """The parameters that train, as one group."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+class Loop(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to train.
+
+    Its phases are, for each micro-batch, forward and backward, then for each optimizer step the
+    update and the clearing of gradients. One such step repeats: the first differs, because
+    optimizer state is made in it; all that follow are like the second. Loading comes before,
+    evaluation after.
+    """
+
+    name: str
+    title: str
+    """In a report, such as ``Trainer loop``; empty: not worth a word."""
+    summary: str
+    """For help texts."""
+    run: Callable[[Job, Watch, int], None]
+    """Train the job for some optimizer steps, under the eyes of the watch."""
+    keeps_outputs: bool
+    """What the model returned lives until the next forward has made new ones, where the plan says
+    nothing else."""
+    fixed: tuple[tuple[str, Any], ...] = ()
+    """Fields of a plan that this loop leaves no choice in, with their values."""
+    max_grad_norm: float | None = None
+    """Gradients are clipped to this norm where the plan says nothing else."""
+    wide_embeddings: bool = False
+    """8-bit optimizers keep the states of embeddings in 32 bit."""
+    groups: Callable[[torch.nn.Module], list[Any]] = trained
+    """The parameters, or groups of them, that the optimizer is made over."""
+
+    def keep_outputs(self, plan: Plan) -> bool:
+        """Whether a run of this plan keeps the model's outputs through backward."""
+        return self.keeps_outputs if plan.keep_outputs is None else plan.keep_outputs
+
+    def clip_to(self, plan: Plan) -> float | None:
+        """The norm that gradients are clipped to; ``None``: they are not."""
+        return self.max_grad_norm if plan.max_grad_norm is None else plan.max_grad_norm
+
+
+def find(name: str) -> Loop:
+    """The loop of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in names():
+        raise unknown("loop", name, names(), hint=f"choose one of {', '.join(names())}.")
+    loop: Loop = importlib.import_module(f"{__name__}.{name}").LOOP
+    return loop
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """All loops, by the names of their files, the default first."""
+    found = (info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg)
+    return tuple(sorted(found, key=lambda name: (name != DEFAULT, name)))
+
+
+def of(plan: Plan) -> Loop:
+    """The loop of a plan.
+
+    Raises:
+        UsageError: there is no such loop, or it cannot do what the plan asks.
+    """
+    loop = find(plan.loop)
+    for field, value in loop.fixed:
+        asked = getattr(plan, field)
+        if asked is not None and asked != value:
+            raise UsageError(
+                f"{loop.title or loop.name} leaves no choice in {field}: it is "
+                f"{str(value).lower()} there."
+            )
+    return loop
+
+
+class Loader:
+    """Stands where a prepared data loader does: its batches are on the device.
+
+    Args:
+        make: makes one.
+        length: how many there are.
+    """
+
+    def __init__(self, make: Callable[[int], Any], length: int) -> None:
+        self._make = make
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self._length):
+            yield self._make(number)

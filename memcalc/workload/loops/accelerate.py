@@ -1,0 +1,66 @@
+"""A script around ``accelerate.Accelerator``, as in accelerate's and transformers' examples.
+
+accelerate's own code wraps the model's forward in autocast and upcasts what it returns to fp32,
+scales and divides losses, and decides by ``accumulate`` which micro-batch updates. The loop around
+it is that of transformers' ``run_glue_no_trainer.py``. Batches are on the device already, where a
+prepared data loader would copy them. Read in accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.records.trace import Phase
+from memcalc.workload.loops import Loop
+
+if TYPE_CHECKING:
+    from memcalc.workload.job import Job, Watch
+
+
+def run(job: Job, watch: Watch, steps: int) -> None:
+    """Train for some optimizer steps, then evaluate."""
+    from accelerate import Accelerator
+
+    from memcalc.workload import huggingface
+    from memcalc.workload.job import Turns, as_found
+    from memcalc.workload.script import Script
+
+    with huggingface.state(job.device), as_found(job.model):
+        accelerator = Accelerator(
+            mixed_precision=huggingface.mixed(job.precision, job.device),
+            gradient_accumulation_steps=job.grad_accum,
+            cpu=job.device == "cpu",
+        )
+        huggingface.settle(accelerator, job.precision, job.device)
+        model, optimizer = accelerator.prepare(job.model, job.optimizer)
+        script, turns = Script(job, model), Turns(watch)
+        job.resume(watch)
+        for step in range(steps):
+            for _ in range(job.grad_accum):
+                with accelerator.accumulate(model):
+                    turns.to(Phase.FORWARD, step)
+                    script.forward()
+                    turns.to(Phase.BACKWARD, step)
+                    accelerator.backward(script.loss)
+                    if accelerator.sync_gradients:
+                        turns.to(Phase.STEP, step)
+                        if job.max_grad_norm is not None:
+                            accelerator.clip_grad_norm_(model.parameters(), job.max_grad_norm)
+                    optimizer.step()
+                    if accelerator.sync_gradients:
+                        turns.to(Phase.ZERO_GRAD, step)
+                    optimizer.zero_grad(set_to_none=job.set_to_none)
+            turns.end()
+        if job.eval_batches:
+            turns.to(Phase.EVAL, steps - 1)
+            script.evaluate()
+            turns.end()
+
+
+LOOP = Loop(
+    name="accelerate",
+    title="accelerate loop",
+    summary="a script around accelerate's Accelerator",
+    run=run,
+    keeps_outputs=True,
+)

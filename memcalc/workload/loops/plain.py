@@ -1,0 +1,54 @@
+"""A loop of one's own around the bare optimizer, as in PyTorch's and transformers' examples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.records.trace import Phase
+from memcalc.workload.loops import Loop
+
+if TYPE_CHECKING:
+    from memcalc.workload.job import Job, Watch
+
+
+def run(job: Job, watch: Watch, steps: int) -> None:
+    """Train for some optimizer steps, then evaluate."""
+    import torch
+
+    from memcalc.workload.script import Script
+
+    script = Script(job, job.model, job.precision.context(job.device))
+    scaler = job.precision.scaler(job.device)
+    job.resume(watch)
+    for step in range(steps):
+        for _ in range(job.grad_accum):
+            with watch.phase(Phase.FORWARD, step):
+                script.forward()
+                if job.grad_accum > 1:
+                    script.loss = script.loss / job.grad_accum
+            with watch.phase(Phase.BACKWARD, step):
+                (script.loss if scaler is None else scaler.scale(script.loss)).backward()
+        with watch.phase(Phase.STEP, step):
+            if job.max_grad_norm is not None:
+                if scaler is not None:
+                    scaler.unscale_(job.optimizer)
+                torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.max_grad_norm)
+            if scaler is not None:
+                scaler.step(job.optimizer)
+                scaler.update()
+            else:
+                job.optimizer.step()
+        with watch.phase(Phase.ZERO_GRAD, step):
+            job.optimizer.zero_grad(set_to_none=job.set_to_none)
+    if job.eval_batches:
+        with watch.phase(Phase.EVAL, steps - 1):
+            script.evaluate()
+
+
+LOOP = Loop(
+    name="plain",
+    title="",
+    summary="the bare optimizer in a loop of one's own",
+    run=run,
+    keeps_outputs=True,
+)

@@ -1,0 +1,248 @@
+"""transformers' Trainer: ``Trainer.train()`` itself runs, and is followed from phase to phase.
+
+What it decides is its own code's doing: ``config.use_cache``, holding all micro-batches of a step,
+the loss by ``num_items_in_batch``, outputs upcast by accelerate, the norm of gradients, evaluation
+with its logits side by side. Given to it are the optimizer, over the groups that its
+``create_optimizer`` makes, and batches that are on the device already, where its data loader would
+copy them. Read in transformers 5.23 and accelerate 1.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memcalc.records.trace import Phase
+from memcalc.workload.loops import Loader, Loop
+
+if TYPE_CHECKING:
+    import torch
+
+    from memcalc.workload.job import Job, Turns, Watch
+
+MAX_GRAD_NORM = 1.0
+"""Default of ``TrainingArguments.max_grad_norm``."""
+_DECAY = 0.01
+"""Any weight decay: it tells the groups apart and changes no byte."""
+_METHODS = (
+    "get_train_dataloader",
+    "get_eval_dataloader",
+    "_prepare_for_training",
+    "get_batch_samples",
+    "training_step",
+    "floating_point_ops",
+    "evaluate",
+    "prediction_step",
+)
+
+
+def run(job: Job, watch: Watch, steps: int) -> None:
+    """Train for some optimizer steps; evaluation follows the last one, inside ``train``."""
+    from transformers import Trainer
+
+    from memcalc.workload.huggingface import settle, state
+    from memcalc.workload.job import Turns, as_found
+
+    with (
+        state(job.device),
+        tempfile.TemporaryDirectory(prefix="memcalc-") as folder,
+        as_found(job.model),
+    ):
+        trainer = Trainer(
+            model=job.model,
+            args=_arguments(job, folder, steps),
+            optimizers=(job.optimizer, None),
+            compute_metrics=lambda prediction: {},
+        )
+        settle(trainer.accelerator, job.precision, job.device)
+        with _Followed(trainer, job, watch, Turns(watch)).attached():
+            trainer.train()
+
+
+def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """The groups of ``Trainer.create_optimizer``: weight decay for some, none for others."""
+    from transformers import Trainer
+
+    decays = set(Trainer.get_decay_parameter_names(None, model))
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [
+        {"params": [p for name, p in named if name in decays], "weight_decay": _DECAY},
+        {"params": [p for name, p in named if name not in decays], "weight_decay": 0.0},
+    ]
+
+
+def _arguments(job: Job, folder: str, steps: int) -> Any:
+    from transformers import TrainingArguments
+
+    from memcalc.workload import huggingface
+
+    half = huggingface.mixed(job.precision, job.device)
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=steps,
+        gradient_accumulation_steps=job.grad_accum,
+        max_grad_norm=job.max_grad_norm or 0.0,
+        bf16=half == "bf16",
+        fp16=half == "fp16",
+        use_cpu=job.device == "cpu",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+    )
+    # A number or a symbol: what the losses of an evaluation are repeated by.
+    arguments.per_device_eval_batch_size = job.samples
+    if job.kv_cache is not None:
+        arguments.use_cache = job.kv_cache
+    return arguments
+
+
+class _Followed:
+    """Stands before some methods of a Trainer, by their names, and says which phase runs.
+
+    Each takes the Trainer's own method first, and calls it.
+    """
+
+    def __init__(self, trainer: Any, job: Job, watch: Watch, turns: Turns) -> None:
+        self.trainer = trainer
+        self.job = job
+        self.watch = watch
+        self.turns = turns
+        self._number = 0
+        self._batch: Any = None
+        self._predicted: Any = None
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        """Follow while the context lasts; a Trainer is trained once."""
+        trainer = self.trainer
+        for callback in [*trainer.callback_handler.callbacks]:
+            if type(callback).__name__ == "PrinterCallback":
+                trainer.remove_callback(callback)
+        for owner, names in (
+            (trainer, _METHODS),
+            (trainer.accelerator, ("backward", "pad_across_processes")),
+            (trainer.callback_handler, ("on_optimizer_step", "on_step_end")),
+        ):
+            for name in names:
+                original = getattr(owner, name)
+                setattr(owner, name, functools.partial(getattr(self, name), original))
+        with _no_arrays(self.job):
+            yield
+        self.turns.end()
+
+    def _to(self, phase: Phase) -> None:
+        self.turns.to(phase, min(self.trainer.state.global_step, self.trainer.args.max_steps - 1))
+
+    def get_train_dataloader(self, original: Any) -> Any:
+        count = self.trainer.args.max_steps * self.job.grad_accum
+        return Loader(lambda _: self.job.batch(), count)
+
+    def get_eval_dataloader(self, original: Any, dataset: Any = None) -> Any:
+        return Loader(self._batch_to_evaluate, self.job.eval_batches)
+
+    def _prepare_for_training(self, original: Any, *args: Any) -> Any:
+        prepared = original(*args)
+        self.job.resume(self.watch)
+        return prepared
+
+    def get_batch_samples(self, original: Any, *args: Any) -> Any:
+        self._to(Phase.FORWARD)
+        return original(*args)
+
+    def training_step(self, original: Any, *args: Any) -> Any:
+        self._to(Phase.FORWARD)
+        loss = original(*args)
+        if self.trainer.accelerator.sync_gradients:
+            self._to(Phase.STEP)
+        return loss
+
+    def floating_point_ops(self, original: Any, inputs: Any) -> int:
+        """Counted for its log, from the shape of a batch; a shape may be a symbol."""
+        return 0 if self.job.simulated else original(inputs)
+
+    def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._to(Phase.BACKWARD)
+        return original(*args, **kwargs)
+
+    def on_optimizer_step(self, original: Any, *args: Any) -> Any:
+        self._to(Phase.ZERO_GRAD)
+        return original(*args)
+
+    def on_step_end(self, original: Any, args: Any, state: Any, control: Any) -> Any:
+        self.turns.end()
+        control = original(args, state, control)
+        last = state.global_step == args.max_steps
+        control.should_evaluate = last and bool(self.job.eval_batches)
+        return control
+
+    def evaluate(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._to(Phase.EVAL)
+        metrics = original(*args, **kwargs)
+        self._batch = self._predicted = None
+        self.turns.end()
+        return metrics
+
+    def _batch_to_evaluate(self, number: int) -> Any:
+        """A batch; for those of a simulated run that are left out, the one before again."""
+        self._number = number
+        if not self.job.simulated:
+            return self.job.batch()
+        if self.job.evaluates(number):
+            self._batch = self.job.batch()
+        return self._batch
+
+    def prediction_step(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.job.simulated:
+            return original(*args, **kwargs)
+        if self.job.evaluates(self._number):
+            self._predicted = original(*args, **kwargs)
+            return self._predicted
+        from memcalc.workload.outputs import remembered
+
+        loss, logits, labels = self._predicted
+        return remembered(loss), remembered(logits), labels
+
+    def pad_across_processes(self, original: Any, tensor: Any, dim: int = 0, **kwargs: Any) -> Any:
+        """Of one process nothing is padded, but it asks the device for every shape."""
+        if not self.job.simulated:
+            return original(tensor, dim, **kwargs)
+        import torch
+        from accelerate.utils import recursively_apply
+
+        def asked(one: torch.Tensor) -> torch.Tensor:
+            if dim < one.dim():
+                torch.empty(one.dim(), dtype=torch.long, device=one.device)
+            return one
+
+        return recursively_apply(asked, tensor)
+
+
+@contextlib.contextmanager
+def _no_arrays(job: Job) -> Iterator[None]:
+    """What an evaluation kept is freed when it ends; a simulated run has no numbers to copy."""
+    from transformers.trainer_pt_utils import EvalLoopContainer
+
+    original = EvalLoopContainer.get_arrays
+    if job.simulated:
+        EvalLoopContainer.get_arrays = lambda container: None
+    try:
+        yield
+    finally:
+        EvalLoopContainer.get_arrays = original
+
+
+LOOP = Loop(
+    name="trainer",
+    title="Trainer loop",
+    summary="transformers' Trainer",
+    run=run,
+    keeps_outputs=False,
+    fixed=(("keep_outputs", False), ("set_to_none", True)),
+    max_grad_norm=MAX_GRAD_NORM,
+    wide_embeddings=True,
+    groups=groups,
+)

@@ -1,0 +1,32 @@
+"""The real optimizer of a program, made as its loop makes it."""
+
+from __future__ import annotations
+
+import torch
+
+from memcalc.registry.build import build
+from memcalc.workload import loops
+from memcalc.workload.program import Program
+
+
+def make(
+    program: Program, model: torch.nn.Module, *, only: torch.nn.Parameter | None = None
+) -> torch.optim.Optimizer:
+    """Make the optimizer over the parameters of a model that train.
+
+    Args:
+        program: names the optimizer and the loop.
+        model: its parameters are on their device already.
+        only: make it over this parameter alone.
+
+    Raises:
+        UsageError: its package is not installed, or the class refuses its arguments.
+    """
+    loop = loops.of(program.plan)
+    return build(
+        program.choice,
+        model,
+        groups=loop.groups(model) if only is None else None,
+        wide_embeddings=loop.wide_embeddings,
+        only=only,
+    )

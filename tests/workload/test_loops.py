@@ -1,0 +1,49 @@
+"""What the loops declare, and what of it shows in a run."""
+
+import pytest
+
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.records.fields import FIELDS
+from memcalc.workload import layouts, loops
+
+
+def plan(**settings):
+    return make({"model": "gpt2", **settings})
+
+
+def test_every_loop_in_the_room_can_be_asked_for():
+    assert loops.names() == FIELDS["loop"].choices
+    assert tuple(loops.find(name).name for name in loops.names()) == loops.names()
+
+
+def test_an_unknown_loop_is_told_which_there_are():
+    with pytest.raises(UsageError, match="plain, accelerate, trainer"):
+        loops.find("trainr")
+
+
+def test_the_trainer_keeps_no_outputs_and_the_others_do():
+    kept = {name: loops.find(name).keep_outputs(plan(loop=name)) for name in loops.names()}
+    assert kept == {"plain": True, "accelerate": True, "trainer": False}
+    assert not loops.of(plan(keep_outputs=False)).keep_outputs(plan(keep_outputs=False))
+
+
+@pytest.mark.parametrize("field", ["keep_outputs", "set_to_none"])
+def test_what_the_trainer_leaves_no_choice_in_is_refused(field):
+    value = field == "keep_outputs"
+    with pytest.raises(UsageError, match=f"no choice in {field}"):
+        loops.of(plan(loop="trainer", **{field: value}))
+
+
+def test_only_the_trainer_clips_by_itself():
+    assert {n: loops.find(n).clip_to(plan(loop=n)) for n in loops.names()} == {
+        "plain": None,
+        "accelerate": None,
+        "trainer": 1.0,
+    }
+    assert loops.find("trainer").clip_to(plan(loop="trainer", max_grad_norm=0.5)) == 0.5
+
+
+def test_one_gpu_leaves_the_model_as_it_is():
+    model = object()
+    assert layouts.of(plan()).wrap(model) is model
