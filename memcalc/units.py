@@ -21,11 +21,13 @@ _FACTORS = {
     "GIB": GIB,
     "TIB": 1 << 40,
 }
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*$")
+NUMBER = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
+UNIT = r"(?:[kKmMgGtT][iI]?)?[bB]"
+_SIZE = re.compile(rf"\s*({NUMBER})\s*({UNIT})\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³).
+    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³), in any case.
 
     Returns:
         Whole bytes, rounded down.
@@ -33,8 +35,8 @@ def parse_bytes(text: str) -> int:
     Raises:
         UsageError: the number or the unit is missing, or the unit is unknown.
     """
-    match = _SIZE.match(text)
-    if match is None or match[2].upper() not in _FACTORS:
+    match = _SIZE.fullmatch(text)
+    if match is None:
         units = "B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         raise UsageError(f"{text!r} is not a size: write a number and a unit ({units}).")
     whole, _, fraction = match[1].partition(".")

@@ -11,8 +11,9 @@ from memcalc.budgets.records import Amount
 from memcalc.errors import UsageError
 from memcalc.units import parse_bytes
 
-_PERCENT = re.compile(r"^\s*(\d{1,6}(?:\.\d{1,9})?)\s*%\s*$")
-_LONGEST = 40
+PERCENT = r"[0-9]{1,6}(?:\.[0-9]{1,9})?"
+_PERCENT = re.compile(rf"\s*({PERCENT})\s*%\s*")
+LONGEST = 40
 _DECIMAL = re.compile(r"[0-9\s][kKmMgGtT][bB]\s*$")
 
 
@@ -24,7 +25,7 @@ def size(value: Any) -> Amount:
     """
     if not isinstance(value, str):
         raise UsageError(f'{_shown(value)} is not a size: write a number and a unit, as "4 GiB".')
-    if len(value) > _LONGEST:
+    if len(value) > LONGEST:
         raise UsageError(f"{_shown(value)} is no size that fits a machine.")
     return Amount(text=value.strip(), bytes=parse_bytes(value))
 
@@ -35,7 +36,7 @@ def share_or_size(value: Any) -> Amount:
     Raises:
         UsageError: it is neither.
     """
-    match = _PERCENT.match(value) if isinstance(value, str) else None
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if match is not None:
         return Amount(text=str(value).strip(), percent=Fraction(match[1]))
     try:
@@ -64,4 +65,4 @@ def is_decimal(amount: Amount) -> bool:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -16,10 +16,10 @@ from memcalc.budgets.source import Key, Source, load
 from memcalc.catalog.plan import make
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import Plan
+from memcalc.records.plan import Method, Plan
+from memcalc.records.values import checked
 
 TOP = ("defaults", "runs", "baseline")
-METHODS = ("trace", "analytic")
 OWN_KEYS = ("method", "limits")
 DEFAULT_BASELINE = "memcalc-baseline.json"
 _LONGEST_NAME = 100
@@ -81,8 +81,8 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
             if plain != "limits":
                 settings[plain], places[plain] = value, (*table, key)
     method = settings.pop("method", "trace")
-    if method not in METHODS:
-        raise source.error(places["method"], f"method = {method!r}: choose trace or analytic.")
+    with source.at(places.get("method", here)):
+        checked("method", Method, method)
     plan = _plan(source, here, settings, places)
     tables: list[Key] = [("defaults", "limits"), (*here, "limits")]
     found = budgets(source, name, tables, default_peak(plan.target, method))

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
+from memcalc.budgets.amounts import LONGEST, PERCENT
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
-from memcalc.budgets.read import DEFAULT_BASELINE, METHODS
+from memcalc.budgets.read import DEFAULT_BASELINE
 from memcalc.records.fields import FIELDS
+from memcalc.records.plan import Method
 from memcalc.records.prediction import RUNGS
+from memcalc.units import NUMBER, UNIT
 
 Schema = dict[str, Any]
-_NUMBER = r"^\s*[0-9]+(\.[0-9]+)?\s*"
+_BYTES = rf"{NUMBER}\s*{UNIT}"
 _SIZE = {
     "type": "string",
-    "pattern": rf"{_NUMBER}([kKmMgGtT][iI]?)?[bB]\s*$",
+    "maxLength": LONGEST,
+    "pattern": rf"^\s*{_BYTES}\s*$",
     "examples": ["4 GiB", "15 GB"],
 }
 _SHARE = {
     "type": "string",
-    "pattern": rf"{_NUMBER}(%|([kKmMgGtT][iI]?)?[bB])\s*$",
+    "maxLength": LONGEST,
+    "pattern": rf"^\s*(?:{PERCENT}\s*%|{_BYTES})\s*$",
     "examples": ["2%", "50 MiB"],
 }
 _PER_PARAMETER = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e9}
@@ -27,7 +32,10 @@ _PER_PARAMETER = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1
 
 def schema() -> Schema:
     """The schema of a memcalc.toml, and of [tool.memcalc] in a pyproject.toml."""
-    method = {"enum": list(METHODS), "description": "Trace the real code, or use closed forms."}
+    method = {
+        "enum": list(get_args(Method)),
+        "description": "Trace the real code, or use closed forms.",
+    }
     settings = {name: field.schema for name, field in FIELDS.items()}
     run = _table({**settings, "method": method, "limits": {"$ref": "#/$defs/limits"}})
     return {
@@ -82,7 +90,11 @@ def _limits() -> Schema:
                 **_whole_or_parts("per_parameter", COMPONENTS),
                 "description": "Requested bytes at the peak for each parameter of the model.",
             },
-            "fits": {"type": "string", "description": "A GPU that the run must fit."},
+            "fits": {
+                "type": "string",
+                "pattern": r"\S",
+                "description": "A GPU that the run must fit.",
+            },
             "margin": {
                 "$ref": "#/$defs/share",
                 "description": "To be kept free below fits and limits of the peak.",

@@ -21,10 +21,12 @@ from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
 from memcalc.cli.output import colored, progress
+from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.errors import UsageError, sentence
 from memcalc.files import artifact
 from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
+from memcalc.records.fields import FIELDS
 
 
 class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,13 +57,18 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
 @option("--baseline", type=FILE, help="Judge growth against this file.")
 @option("--update-baseline", is_flag=True, help="Write the baseline anew, then judge.")
 @option("--measure", is_flag=True, help="Train for real, do not estimate.")
-@option("--device", default="cuda", help="Where to measure: cuda or cpu.")
-@option("--steps", default=4, help="Optimizer steps of a measured run.")
-@option("--timeout", default=600.0, help="Seconds for one measured run.")
+@option(
+    "--device",
+    type=Value(FIELDS["target"].type),
+    default="cuda",
+    help="Where to measure: cuda or cpu.",
+)
+@option("--steps", type=counted(2), default=4, help="Optimizer steps of a measured run.")
+@option("--timeout", type=SECONDS, default=600.0, help="Seconds for one measured run.")
 @option("--from", "saved", multiple=True, type=FILE, help="Judge these saved results; repeatable.")
 @option("--save", type=FILE, help="Keep what was found, for --from.")
 @option("--suggest", is_flag=True, help="Estimate what would bring exceeded budgets under.")
-@option("--jobs", "-j", type=int, help="Most processes. Default: by cores and free memory.")
+@option("--jobs", "-j", type=counted(1), help="Most processes. Default: by cores and free memory.")
 @option("--cache/--no-cache", default=True, help="Keep and reuse answers on disk.")
 def command(
     files: tuple[Path, ...],
@@ -86,14 +93,8 @@ def command(
     Exit codes: 0 all budgets hold; 1 over budget; 2 the files or options are not understood, or
     hold no budget; 3 could not tell.
     """
-    if device not in ("cuda", "cpu"):
-        raise UsageError(f"Unknown device {device!r}: choose cuda or cpu.")
     if measure and saved:
         raise UsageError("--measure finds out and --from reads: choose one.")
-    if steps < 2:
-        raise UsageError("--steps is at least 2: the first step differs from all others.")
-    if jobs is not None and jobs < 1:
-        raise UsageError("--jobs is at least 1.")
     delivery = _delivery(format, output, quiet)
     effort = Effort(
         use_cache=cache,

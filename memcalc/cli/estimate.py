@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.cli.command import exit_with, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, deliver_predictions, format_option, progress
+from memcalc.cli.values import METHOD
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
 from memcalc.files.formats import chosen
@@ -17,6 +18,7 @@ from memcalc.records.prediction import Prediction
 @with_plan
 @option(
     "--method",
+    type=METHOD,
     default="trace",
     help="trace (run the real code on a simulated GPU) or analytic.",
 )

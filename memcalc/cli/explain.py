@@ -9,20 +9,22 @@ from typing import Any
 from memcalc.cli.command import exit_with, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, deliver_explanation, format_option, progress
+from memcalc.cli.values import SIZE, counted
 from memcalc.errors import UsageError
 from memcalc.explanation.explain import Wish, explain_plan
+from memcalc.files.extras import require
 from memcalc.files.formats import chosen
-from memcalc.units import parse_bytes
 
 
 @with_plan
 @option(
     "--under",
+    type=SIZE,
     help="Find the cheapest plan that needs no more, such as '15 GiB'. "
     "Default: what the GPU has, where the plan does not fit it.",
 )
-@option("--depth", type=int, help="Cut modules' paths to so many names.")
-@option("--top", default=12, help="Kinds of storage to list.")
+@option("--depth", type=counted(1), help="Cut modules' paths to so many names.")
+@option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
 @option("--remedies/--no-remedies", default=True, help="Estimate what would need less.")
 @option("--plot", is_flag=True, help="Draw the step's timeline.")
 @format_option("explanation")
@@ -30,7 +32,7 @@ from memcalc.units import parse_bytes
 @option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
 def command(
     settings: dict[str, Any],
-    under: str | None,
+    under: int | None,
     depth: int | None,
     top: int,
     remedies: bool,
@@ -43,11 +45,10 @@ def command(
     plans = plans_of(settings)
     if len(plans) > 1:
         raise UsageError("One plan at a time is explained: name one optimizer.")
-    if top < 1:
-        raise UsageError(f"--top {top} shows nothing: type 1 or more.")
     name = chosen("explanation", format, output)
-    limit = parse_bytes(under) if under is not None else None
-    wish = Wish(depth=depth, remedies=remedies, under=limit, use_cache=cache)
+    if plot:
+        require("plotext")
+    wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=cache)
     with progress(f"explaining {plans[0].model}"):
         found = explain_plan(plans[0], wish)
     deliver_explanation(found, name, output, top)

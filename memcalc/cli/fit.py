@@ -9,16 +9,18 @@ from typing import Any
 from memcalc.cli.command import option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, colored, format_option, progress, put
+from memcalc.cli.values import SIZE
 from memcalc.errors import UsageError
 from memcalc.files.formats import chosen
-from memcalc.units import parse_bytes
 
 _WIDEST = 120
 _AXES = ("batch", "seq")
 
 
 @with_plan
-@option("--memory", help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.")
+@option(
+    "--memory", type=SIZE, help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU."
+)
 @option(
     "--find",
     help="What to find the largest of: batch, seq or batch,seq. Default: both, "
@@ -37,7 +39,7 @@ _AXES = ("batch", "seq")
 @option("--cache/--no-cache", default=True, help="Keep and reuse what is learnt on disk.")
 def command(
     settings: dict[str, Any],
-    memory: str | None,
+    memory: int | None,
     find: str | None,
     grid: bool,
     gpus: bool,
@@ -56,7 +58,7 @@ def command(
     name = chosen("fit", format, output)
     axes = _axes(find, otherwise=not (grid or gpus or settings_too))
     question = Question(
-        memory=parse_bytes(memory) if memory is not None else None,
+        memory=memory,
         batch="batch" in axes,
         seq="seq" in axes,
         grid=grid,

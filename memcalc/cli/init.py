@@ -16,6 +16,7 @@ from memcalc.budgets.source import has_section
 from memcalc.cli.command import FILE, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import progress
+from memcalc.cli.values import METHOD
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
@@ -36,7 +37,7 @@ TARGET = Path("memcalc.toml")
 )
 @option("--margin", default="5%", help="How far above today's estimate limits are.")
 @option("--name", help="Name of the run.")
-@option("--method", default="trace", help="trace or analytic.")
+@option("--method", type=METHOD, default="trace", help="trace or analytic.")
 @option(
     "--schema", "with_schema", is_flag=True, help=f"Write {starter.SCHEMA_FILE} too, for editors."
 )

@@ -12,6 +12,7 @@ from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
 from memcalc.cli.live import follow, width
 from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.fields import FIELDS
@@ -20,10 +21,15 @@ from memcalc.records.plan import Plan
 
 @with_plan
 @option("--suite", type=FILE, help="Suite file with many runs.")
-@option("--device", help="cuda or cpu. Default: --target.")
-@option("--steps", default=4, help="Optimizer steps: the first, warm-up, the last is measured.")
+@option("--device", type=Value(FIELDS["target"].type), help="cuda or cpu. Default: --target.")
+@option(
+    "--steps",
+    type=counted(2),
+    default=4,
+    help="Optimizer steps: the first, warm-up, the last is measured.",
+)
 @option("--weights", is_flag=True, help="Load real weights (safetensors) instead of random ones.")
-@option("--timeout", default=600.0, help="Seconds for one run.")
+@option("--timeout", type=SECONDS, default=600.0, help="Seconds for one run.")
 @option("--output", "-o", type=FILE, help="Keep results here.")
 @option("--continue", "more", is_flag=True, help="Go on with the output file; skip what it has.")
 @option("--estimate/--no-estimate", default=True, help="Put the estimate beside each run.")
@@ -41,10 +47,6 @@ def command(
     snapshot: Path | None,
 ) -> None:
     """Train for real, one child process a run, and put the estimate beside it."""
-    if steps < 2:
-        raise UsageError("--steps is at least 2: the first step differs from all others.")
-    if not timeout > 0:
-        raise UsageError("--timeout is a number of seconds above 0.")
     plans = _plans(settings, suite, device)
     if snapshot is not None and (len(plans) > 1 or plans[0].target != "cuda"):
         raise UsageError("--snapshot is for a single run on cuda: name one optimizer.")
@@ -103,8 +105,6 @@ def _report(runs: list[Run]) -> None:
 
 
 def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> list[Plan]:
-    if device is not None:
-        FIELDS["target"].check(device)
     if suite is None:
         plans = plans_of(settings)
     else:

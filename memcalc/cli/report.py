@@ -10,6 +10,7 @@ from memcalc.cli.command import FILE, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import progress
 from memcalc.cli.saved import explanation_in, saved
+from memcalc.cli.values import counted
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.question import code_in
@@ -28,7 +29,7 @@ from memcalc.records.plan import Plan
     help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
     "predicted memory snapshot for pytorch.org/memory_viz.",
 )
-@option("--depth", type=int, help="Cut modules' paths to so many names.")
+@option("--depth", type=counted(1), help="Cut modules' paths to so many names.")
 @option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
 def command(settings: dict[str, Any], output: Path | None, depth: int | None, cache: bool) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.

@@ -15,6 +15,7 @@ from memcalc.cli.output import (
     put,
 )
 from memcalc.cli.saved import explanation_in
+from memcalc.cli.values import counted
 from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.files.formats import chosen
@@ -31,14 +32,14 @@ _SNAPSHOTS = (".pickle", ".pkl")
 )
 @format_option("predictions", "explanation", "snapshot")
 @OUTPUT
-@option("--top", default=12, help="Kinds of storage to list.")
+@option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
 @option(
     "--alloc-conf",
     multiple=True,
     help="Of a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
 )
 @option("--gpu", help="Of a snapshot: GPU to replay it on.")
-@option("--device", default=0, help="Of a snapshot: index of the GPU.")
+@option("--device", type=counted(0), default=0, help="Of a snapshot: index of the GPU.")
 def command(
     file: Path,
     format: str | None,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memcalc.cli.command import argument, exit_with, option, say, verb
 from memcalc.cli.output import OUTPUT, deliver_predictions, format_option
+from memcalc.cli.values import counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
 from memcalc.script.records import Ending
@@ -19,7 +20,7 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @partial(verb, context_settings=_AS_TYPED)
 @argument("command", "The command, after --, with its arguments.", nargs=-1, required=True)
 @option("--gpu", help="GPU to simulate; see memcalc list gpus.")
-@option("--steps", type=int, default=3, help="Stop after so many optimizer steps; 0: never.")
+@option("--steps", type=counted(0), default=3, help="Stop after so many optimizer steps; 0: never.")
 @option("--torch", help="PyTorch version that will run. Default: the installed one.")
 @option("--alloc-conf", help="PYTORCH_ALLOC_CONF of the run.")
 @format_option("predictions")

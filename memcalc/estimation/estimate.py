@@ -12,20 +12,20 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.catalog import gpus, inventory, models
 from memcalc.catalog.plan import make
-from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.question import canonical
 from memcalc.files import cache
 from memcalc.records.model import Inventory
-from memcalc.records.plan import Plan
+from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
+from memcalc.records.values import checked
 from memcalc.workload import loops, tasks
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
     from memcalc.estimation.pool import Pool
 
-METHODS = ("trace", "analytic")
 Answer = Prediction | MemcalcError
 
 
@@ -76,8 +76,7 @@ def answers(
 
     ``workers`` is the most processes that trace at once; ``None``: what the machine has room for.
     """
-    if method not in METHODS:
-        raise UsageError(f"Unknown method {method!r}: choose trace or analytic.")
+    checked("method", Method, method)
     if method == "analytic":
         yield from _analytic(plans)
         return

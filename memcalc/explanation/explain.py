@@ -66,8 +66,9 @@ def explain_plan(plan: Plan, wish: Wish) -> Explanation:
         UsageError: the question cannot be understood.
         EstimateError: the plan cannot be traced.
     """
-    if wish.depth is not None and wish.depth < 1:
-        raise UsageError(f"depth = {wish.depth} shows nothing: type 1 or more.")
+    for name, least in (("depth", wish.depth), ("under", wish.under)):
+        if least is not None and least < 1:
+            raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     with Tracer(use_cache=wish.use_cache) as tracer:
         traced = tracer.trace(plan)
         if isinstance(traced, MemcalcError):

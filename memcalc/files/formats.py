@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.errors import UsageError, unknown
+from memcalc.files.extras import require
 
 
 class Format(NamedTuple):
@@ -16,10 +17,12 @@ class Format(NamedTuple):
     """Empty: no file is recognised by it."""
     kinds: frozenset[str]
     """What can be written in it."""
+    needs: str
+    """A package that writes it; empty: none of its own."""
 
 
-def _format(extension: str, kinds: str) -> Format:
-    return Format(extension, frozenset(kinds.split()))
+def _format(extension: str, kinds: str, needs: str = "") -> Format:
+    return Format(extension, frozenset(kinds.split()), needs)
 
 
 FORMATS = {
@@ -30,10 +33,10 @@ FORMATS = {
     "github": _format("", "check"),
     "junit": _format(".xml", "check"),
     "sarif": _format(".sarif", "check"),
-    "html": _format(".html", "page simulation"),
-    "svg": _format(".svg", "page simulation"),
-    "png": _format(".png", "page simulation"),
-    "pdf": _format(".pdf", "page simulation"),
+    "html": _format(".html", "page simulation", needs="matplotlib"),
+    "svg": _format(".svg", "page simulation", needs="matplotlib"),
+    "png": _format(".png", "page simulation", needs="matplotlib"),
+    "pdf": _format(".pdf", "page simulation", needs="matplotlib"),
     "pickle": _format(".pickle", "page simulation"),
 }
 
@@ -58,13 +61,13 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         output: where the answer goes; ``None``: to the screen, as a table.
 
     Raises:
-        UsageError: this kind of answer is not written so.
+        UsageError: this kind of answer is not written so, or what writes it is not installed.
     """
     known = formats(kind)
     if name is not None:
         if name not in known:
             raise unknown("format", name, known, hint=f"choose {listed(known)}.")
-        return name
+        return _possible(name)
     if output is None:
         return "table"
     by_extension = {FORMATS[one].extension: one for one in known if FORMATS[one].extension}
@@ -75,4 +78,10 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         raise UsageError(
             f"No format belongs to {str(output)!r}: let its name end in {choice}{named}."
         )
-    return found
+    return _possible(found)
+
+
+def _possible(name: str) -> str:
+    if FORMATS[name].needs:
+        require(FORMATS[name].needs)
+    return name

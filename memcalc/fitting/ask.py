@@ -101,6 +101,8 @@ def _refuse(plan: Plan, question: Question) -> None:
             "memcalc fit makes the batches itself, and --input describes them: use memcalc "
             "estimate with --gpu for this model."
         )
+    if question.memory is not None and question.memory < 1:
+        raise UsageError(f"memory = {question.memory} is no memory at all: give more bytes.")
     if plan.gpu is None and question.memory is None and not question.gpus:
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
 

@@ -6,7 +6,6 @@ it is checked against the declared type, so what is refused is refused everywher
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -14,14 +13,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from memcalc.errors import SettingError, unknown
-from memcalc.records.plan import Plan, Scalar
+from memcalc.errors import SettingError
+from memcalc.records.plan import Plan
+from memcalc.records.values import checked, plain, refused, scalar, text_of, typed
 
-_WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9]){0,40}")
-_DECIMAL = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
-_WORDS: dict[str, Scalar] = {"true": True, "false": False, "none": None, "null": None}
 _ARGUMENT = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_]+$")]
-_LONGEST = 60
 
 
 class Field(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +41,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kind(self) -> type:
         """Python's type of one value: bool, int, float or str."""
-        plain = _plain(self.type)
-        return plain if plain in (bool, int, float) else str
+        return plain(self.type)
 
     @property
     def is_table(self) -> bool:
@@ -88,17 +83,9 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             SettingError: it is of another type, out of range, or none of the choices.
         """
         if self.is_table:
-            value = self._table(value)
-        elif self.repeats and isinstance(value, str):
-            value = (value,)
-        elif isinstance(value, float) and value.is_integer() and self.kind is int:
-            # To JSON Schema, 8.0 is a whole number.
-            value = int(value)
-        try:
-            checked = msgspec.convert(value, self.type)
-        except msgspec.ValidationError:
-            raise SettingError(self.name, self._refusal(value)) from None
-        return tuple(checked.items()) if self.is_table else checked
+            return tuple(checked(self.name, self.type, self._table(value)).items())
+        alone = self.repeats and isinstance(value, str)
+        return checked(self.name, self.type, (value,) if alone else value)
 
     def read(self, given: str | tuple[str, ...] | bool) -> Any:
         """Take a setting from the command line: its text, all texts where it repeats, or a switch.
@@ -108,8 +95,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.is_table and isinstance(given, tuple):
             return self.check(tuple(self._pair(text) for text in given))
-        if self.kind in (int, float) and isinstance(given, str):
-            return self.check(_scalar(given))
+        if isinstance(given, str) and not self.repeats:
+            return typed(self.name, self.type, given)
         return self.check(given)
 
     def write(self, value: Any) -> list[str]:
@@ -117,7 +104,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind is bool:
             return [f"--{self.option}" if value else f"--no-{self.option}"]
         if self.is_table:
-            value = [f"{key}={_text(item)}" for key, item in value]
+            value = [f"{key}={text_of(item)}" for key, item in value]
         values = value if self.repeats else [value]
         return [word for item in values for word in (f"--{self.option}", str(item))]
 
@@ -128,27 +115,18 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
             isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str)
             for item in value
         ):
-            raise SettingError(self.name, self._refusal(value))
+            raise refused(self.name, self.type, value)
         twice = [key for key, _ in value if [key for key, _ in value].count(key) > 1]
         if twice:
             raise SettingError(self.name, f"{self.name} names {twice[0]} twice: name it once.")
         return dict(value)
 
-    def _pair(self, text: str) -> tuple[str, Scalar]:
+    def _pair(self, text: str) -> tuple[str, Any]:
         key, equals, value = text.partition("=")
         if not equals:
-            raise SettingError(
-                self.name, f"{self.name} = {text!r} is not understood: write key=value."
-            )
-        return key.strip(), _scalar(value)
-
-    def _refusal(self, value: Any) -> str:
-        if self.choices:
-            hint = f"choose one of {', '.join(self.choices)}."
-            return str(unknown(self.name, str(value)[:_LONGEST], self.choices, hint=hint))
-        shown = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
-        shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
-        return f"{self.name} = {shown} is not {_wanted(self.type)}."
+            message = f"{self.name} = {text!r} is not understood: write key=value."
+            raise SettingError(self.name, message)
+        return key.strip(), scalar(value)
 
 
 def changed_settings(plan: Plan) -> dict[str, Any]:
@@ -170,13 +148,12 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
     kind, *metas = get_args(annotation)
     told = next(meta for meta in metas if meta.extra is not None)
     limits = [meta for meta in metas if meta is not told]
-    declared = Annotated[(kind, *limits)] if limits else kind
     default = None if default is msgspec.NODEFAULT else default
-    again = "Repeatable." if isinstance(default, tuple) else ""
     named = default if isinstance(default, str | int) and not isinstance(default, bool) else ""
+    again = "Repeatable." if isinstance(default, tuple) else ""
     return Field(
         name=name,
-        type=_written(declared),
+        type=_written(Annotated[(kind, *limits)] if limits else kind),
         default=default,
         words=told.description,
         otherwise=told.extra["otherwise"] or ("yes" if default is True else str(named)),
@@ -193,54 +170,6 @@ def _written(kind: Any) -> Any:
     if get_origin(item) is tuple:
         return dict[_ARGUMENT, get_args(item)[1]]  # type: ignore[misc]
     return kind
-
-
-def _plain(kind: Any) -> Any:
-    """A type without its limits."""
-    return kind.__origin__ if get_origin(kind) is Annotated else kind
-
-
-def _wanted(kind: Any) -> str:
-    """What is wanted, in words that follow ``is not``."""
-    if get_origin(kind) is dict:
-        return "a table of names, each with a number, a text, true or false"
-    if get_origin(kind) is tuple:
-        return f"{_wanted(get_args(kind)[0])}, or a list of such"
-    if kind in (bool, str):
-        return "true or false" if kind is bool else "a text"
-    limits = {k: v for meta in kind.__metadata__ for k, v in _limits(meta).items()}
-    if "title" in limits:
-        return str(limits["title"])
-    if _plain(kind) is int:
-        return f"a whole number from {limits['ge']} to {limits['le']:,}"
-    return f"a number above {limits['gt']}"
-
-
-def _limits(meta: Meta) -> dict[str, Any]:
-    names = ("ge", "gt", "le", "title")
-    return {name: getattr(meta, name) for name in names if getattr(meta, name) is not None}
-
-
-def _scalar(text: str) -> Scalar:
-    """A number, true, false or none, as it looks; else a text, which may stand in quotes."""
-    text = text.strip()
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
-    if _WHOLE.fullmatch(text):
-        return int(text)
-    if _DECIMAL.fullmatch(text):
-        return float(text)
-    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
-    return text[1:-1] if quoted else text
-
-
-def _text(value: Scalar) -> str:
-    """What ``_scalar`` takes for this value."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return value if _scalar(value) == value else f'"{value}"'
-    return repr(value)
 
 
 FIELDS = declared(Plan)

@@ -12,14 +12,10 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from memcalc.records.texts import Input, Lora, Text, Version
+from memcalc.records.values import Scalar
 
-Scalar = (
-    str
-    | Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
-    | Annotated[float, Meta(ge=-1e300, le=1e300)]
-    | bool
-    | None
-)
+Method = Literal["trace", "analytic"]
+"""How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 

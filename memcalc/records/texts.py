@@ -6,13 +6,13 @@ Patterns are searched for by Python and by readers of JSON Schema (ECMA 262) ali
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from memcalc.errors import UsageError
 from memcalc.records.model import DTYPE_BYTES
+from memcalc.records.values import checked
 
 
 def whole(pattern: str) -> str:
@@ -73,7 +73,7 @@ def adapter(text: str) -> Adapter:
     Raises:
         UsageError: the text has another form.
     """
-    parts = dict(part.strip().split("=") for part in _checked(text, Lora).split(","))
+    parts = dict(part.strip().split("=") for part in checked("lora", Lora, text).split(","))
     rank, target = int(parts.get("r", 16)), parts.get("target", "all-linear")
     return Adapter(
         r=rank,
@@ -89,13 +89,6 @@ def input_of(text: str) -> tuple[str, str, tuple[int, ...]]:
     Raises:
         UsageError: the text has another form.
     """
-    name, dtype, sizes, _ = re.split(r"[=\[\]]", _checked(text, Input).replace(" ", ""))
+    written: str = checked("input", Input, text)
+    name, dtype, sizes, _ = re.split(r"[=\[\]]", written.replace(" ", ""))
     return name, dtype, tuple(int(size) for size in sizes.split(",") if size)
-
-
-def _checked(text: str, form: Any) -> str:
-    try:
-        checked: str = msgspec.convert(text, form)
-    except msgspec.ValidationError:
-        raise UsageError(f"{text!r} is not {form.__metadata__[0].title}.") from None
-    return checked

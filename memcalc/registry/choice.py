@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
-from memcalc.records.plan import Plan, Scalar
+from memcalc.records.plan import Plan
+from memcalc.records.values import Scalar
 from memcalc.registry import bitsandbytes_rows, extra_rows, own_rows, torch_rows
 from memcalc.registry.row import Row
 

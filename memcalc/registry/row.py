@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from memcalc.records.model import Parameter, Place
-from memcalc.records.plan import Scalar
+from memcalc.records.values import Scalar
 
 Args = Mapping[str, Scalar]
 Piece = tuple[str, str, int, Place]

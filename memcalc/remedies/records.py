@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from memcalc.records.plan import Plan, Scalar
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Peak, Span
+from memcalc.records.values import Scalar
 
 Change = tuple[str, Scalar | tuple[tuple[str, Scalar], ...]]
 """A field of the plan, and its new value."""

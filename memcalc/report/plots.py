@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.accuracy.compare import peak as compared
 from memcalc.errors import UsageError
 from memcalc.explanation.timeline import Timeline, thin
+from memcalc.files.extras import require
 from memcalc.files.results import Run
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
@@ -164,11 +165,10 @@ def save(figure: Figure, format: str) -> bytes:
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Any]:
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("Pictures need matplotlib: type pip install 'memcalc[report]'.") from None
+    require("matplotlib")
+    import matplotlib
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.add_subplot()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.errors import UsageError
 from memcalc.explanation.timeline import Timeline, thin
+from memcalc.files.extras import require
 from memcalc.records.trace import Component
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import COMPONENT_WORDS
@@ -31,10 +31,9 @@ def timeline(line: Timeline, *, width: int = 100) -> str:
     Raises:
         UsageError: plotext is not installed.
     """
-    try:
-        import plotext
-    except ImportError:
-        raise UsageError("--plot needs plotext: type pip install 'memcalc[report]'.") from None
+    require("plotext")
+    import plotext
+
     shown = thin(line, width - _SIDES)
     bands = {name: shown.components[name] for name in STYLES if name in shown.components}
     figure = plotext.figure

@@ -110,7 +110,7 @@ def test_a_local_model_is_found_from_another_folder(write, tmp_path, monkeypatch
         ("[runs.a]\nmodel='gpt2'\ngpu='a100-40gb'\nlimits.fits = 't4'\n", 4, "name one of them"),
         ("[runs.a]\nmodel='gpt2'\nbatch = 0\n", 3, "whole number"),
         ("[runs.a]\nmodel='gpt2'\nprecision = 'fp23'\n", 3, "did you mean"),
-        ("[runs.a]\nmodel='gpt2'\nmethod = 'guess'\n", 3, "trace or analytic"),
+        ("[runs.a]\nmodel='gpt2'\nmethod = 'guess'\n", 3, "trace, analytic"),
         ("[runs.a]\nmodel='gpt2'\n", 1, "has no limits"),
         ("[runs.a]\nmodel='gpt2'\nlimits = {}\n", 1, "has no limits"),
         ("[runs.a]\nmodel='gpt2'\nlimits = 3\n", 3, "is not a table"),

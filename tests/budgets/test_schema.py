@@ -7,7 +7,10 @@ import tomllib
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from memcalc.budgets.amounts import share_or_size, size
 from memcalc.budgets.read import read
 from memcalc.budgets.schema import schema
 from memcalc.errors import UsageError
@@ -75,3 +78,53 @@ def test_what_the_reader_refuses_the_schema_refuses(write, body):
 def test_shipped_budgets_are_valid(path):
     read(path)
     VALIDATOR.validate(tomllib.loads(path.read_text()))
+
+
+SIZES = st.one_of(
+    st.builds(
+        "{}{}{}{}{}".format,
+        st.sampled_from(["", " ", "\n"]),
+        st.sampled_from(
+            ["4", "0", "4.5", ".5", "4.", "-4", "1e3", "\u0664", "9" * 20, "9" * 21, ""]
+        ),
+        st.sampled_from(["", " ", "\t "]),
+        st.sampled_from(["GiB", "Gib", "gb", "KB", "B", "b", "%", "Gi", "bits", "GiBs", "\u212ab"]),
+        st.sampled_from(["", " ", "\n", "."]),
+    ),
+    st.text(max_size=6),
+    st.integers(0, 9),
+)
+
+
+@pytest.mark.parametrize(("kind", "reader"), [("size", size), ("share", share_or_size)])
+@given(value=SIZES)
+def test_a_size_is_one_to_the_reader_and_to_the_schema(kind, reader, value):
+    try:
+        reader(value)
+        taken = True
+    except UsageError:
+        taken = False
+    assert jsonschema.Draft202012Validator(schema()["$defs"][kind]).is_valid(value) == taken
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        'optimizer_state = "1 GiB"\noptimizer-state = "2 GiB"',
+        'max_growth = "1%"\nmax-growth = "2%"',
+        'margin = "1%"\n"margin" = "2%"',
+        "peak.process_used = '1 GiB'\npeak.process-used = '2 GiB'",
+        'max_growth.peak = "1%"\nmax_growth."peak" = "2%"',
+    ],
+)
+def test_a_limit_given_twice_is_refused_with_its_line(write, limits):
+    path = write(f'[runs.a]\nmodel = "gpt2"\n[runs.a.limits]\n{limits}\n')
+    with pytest.raises(UsageError, match=r"memcalc\.toml:\d: "):
+        read(path)
+
+
+def test_a_runs_own_limit_wins_over_the_shared_one(write):
+    text = '[defaults.limits]\noptimizer-state = "1 GiB"\npeak = "9 GiB"\n[runs.a]\n'
+    text += 'model = "gpt2"\nlimits.optimizer_state = "2 GiB"\nlimits.peak.allocated = "3 GiB"\n'
+    found = {b.metric: b.amount.text for b in read(write(text)).runs[0].budgets}
+    assert found == {"optimizer_state": "2 GiB", "peak.allocated": "3 GiB"}

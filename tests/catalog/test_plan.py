@@ -24,7 +24,7 @@ from memcalc.records.trace import Phase
         ({"model": "gpt2", "precision": "fp31"}, "did you mean fp32"),
         ({"model": "gpt2", "max_grad_norm": float("nan")}, "number above 0"),
         ({"model": "gpt2", "checkpointing": "yes"}, "true or false"),
-        ({"model": 7}, "not a text"),
+        ({"model": 7}, "not the name of a model"),
     ],
 )
 def test_a_bad_setting_is_named(settings, words):

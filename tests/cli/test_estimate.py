@@ -128,7 +128,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(memcalc, tmp_path):
         (("gpt2", "--task", "ctc"), 2, "has no head for ctc"),
         (("gpt2", "--alloc-conf", "max_split:3"), 2, "max_split"),
         (("gpt2", "--format", "yaml"), 2, "choose one of"),
-        (("gpt2", "--lora", "r=0"), 2, "at least 1"),
+        (("gpt2", "--lora", "r=0"), 2, "from 1 to 9999"),
         (("nothing.at:all",), 2, "Cannot import"),
         (("./missing/config.json",), 2, "Cannot read"),
         ((), 2, "Which model"),

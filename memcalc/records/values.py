@@ -1,0 +1,111 @@
+"""Values that people write: read as what they look like, and held against a declared type."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from memcalc.errors import SettingError, unknown
+
+Scalar = (
+    str
+    | Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
+    | Annotated[float, Meta(ge=-1e300, le=1e300)]
+    | bool
+    | None
+)
+_WHOLE = re.compile(r"[+-]?[0-9](?:_?[0-9]){0,40}")
+_DECIMAL = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
+_WORDS: dict[str, Scalar] = {"true": True, "false": False, "none": None, "null": None}
+_LONGEST = 60
+
+
+def plain(kind: Any) -> type:
+    """Python's type of one value of a declared type: bool, int, float or str."""
+    bare = kind.__origin__ if get_origin(kind) is Annotated else kind
+    return bare if bare in (bool, int, float) else str
+
+
+def scalar(text: str) -> Scalar:
+    """A number, true, false or none, as it looks; else a text, which may stand in quotes."""
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _DECIMAL.fullmatch(text):
+        return float(text)
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text
+
+
+def text_of(value: Scalar) -> str:
+    """What ``scalar`` takes for this value."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return value if scalar(value) == value else f'"{value}"'
+    return repr(value)
+
+
+def typed(name: str, kind: Any, text: str) -> Any:
+    """A value of this type from its text on the command line.
+
+    Raises:
+        SettingError: it is not understood.
+    """
+    return checked(name, kind, scalar(text) if plain(kind) in (int, float) else text)
+
+
+def checked(name: str, kind: Any, value: Any) -> Any:
+    """A value of this type, as msgspec converts it.
+
+    Args:
+        name: what people call it.
+        kind: a type, or one with limits as ``Annotated[int, Meta(ge=1, le=8)]``. No union of a
+            text that has a pattern with a list or table: msgspec 0.22 frees the pattern too often.
+        value: from a file, from Python or from ``scalar``.
+
+    Raises:
+        SettingError: it is of another type, out of range, or none of the choices.
+    """
+    if isinstance(value, float) and value.is_integer() and plain(kind) is int:
+        # To JSON Schema, 8.0 is a whole number.
+        value = int(value)
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise refused(name, kind, value) from None
+
+
+def refused(name: str, kind: Any, value: Any) -> SettingError:
+    """The error for a value that is not of this type."""
+    if get_origin(kind) is Literal:
+        hint = f"choose one of {', '.join(get_args(kind))}."
+        told = unknown(name, str(value)[:_LONGEST], get_args(kind), hint=hint)
+        return SettingError(name, str(told))
+    shown = " ".join(repr(list(value) if isinstance(value, tuple) else value).split())
+    shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
+    return SettingError(name, f"{name} = {shown} is not {_wanted(kind)}.")
+
+
+def _wanted(kind: Any) -> str:
+    """What is wanted, in words that follow ``is not``."""
+    if get_origin(kind) is dict:
+        return "a table of names, each with a number, a text, true or false"
+    if get_origin(kind) is tuple:
+        return f"{_wanted(get_args(kind)[0])}, or a list of such"
+    if kind in (bool, str):
+        return "true or false" if kind is bool else "a text"
+    limits: dict[str, Any] = {}
+    for meta in kind.__metadata__:
+        known = {key: getattr(meta, key) for key in ("ge", "gt", "le", "title")}
+        limits |= {key: value for key, value in known.items() if value is not None}
+    if "title" in limits:
+        return str(limits["title"])
+    if plain(kind) is int:
+        return f"a whole number from {limits['ge']} to {limits['le']:,}"
+    return f"a number above {limits['gt']}"

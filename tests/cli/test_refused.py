@@ -1,0 +1,89 @@
+"""What cannot be answered is refused in one sentence before anything is traced."""
+
+import sys
+
+import pytest
+
+import memcalc.estimation.client
+import memcalc.estimation.pool
+from memcalc.__main__ import run
+
+LORA = "r=16,target=all-linear"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_traced(monkeypatch, tmp_path):
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a child was started")
+
+    for home in (memcalc.estimation.client.Client, memcalc.estimation.pool.Pool):
+        monkeypatch.setattr(home, "__init__", started)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("estimate gpt2 --lora r=4,alpha=x", LORA),
+        ("estimate gpt2 --lora r=0", LORA),
+        ("estimate gpt2 --lora r=10^9", LORA),
+        ("estimate gpt2 --lora r=1000000000", LORA),
+        ("estimate gpt2 --lora r=4,rank=4", LORA),
+        ("estimate gpt2 --lora r=4,r=8", LORA),
+        ("explain gpt2 --lora dropout=1", LORA),
+        ("fit gpt2 --gpu t4 --lora target=", LORA),
+        ("estimate gpt2 --batch \u0663", "whole number from 1 to 1,048,576"),
+        ("estimate gpt2 --batch 1.5", "whole number from 1 to 1,048,576"),
+        ("estimate gpt2 --batch -3", "whole number from 1 to 1,048,576"),
+        ("estimate gpt2 --optim=", "not empty"),
+        ("estimate gpt2 --optim adamw,", "not empty"),
+        ("estimate gpt2 --gpu=", "not empty"),
+        ("estimate gpt2 --max-grad-norm nan", "a number above 0"),
+        ("estimate gpt2 --max-grad-norm -1", "a number above 0"),
+        ("estimate gpt2 --torch 2", "such as 2.13"),
+        ("estimate gpt2 --method guess", "choose one of trace, analytic"),
+        ("explain gpt2 --top -5", "whole number from 1"),
+        ("explain gpt2 --top \u0665", "whole number from 1"),
+        ("explain gpt2 --depth 0", "whole number from 1"),
+        ("explain gpt2 --under 4", "write a number and a unit"),
+        ("explain gpt2 --under \u0664GiB", "write a number and a unit"),
+        ("fit gpt2 --memory 0GiB", "no memory at all"),
+        ("fit gpt2 --memory -1GiB", "write a number and a unit"),
+        ("fit gpt2 --gpu t4 --find depth", "write batch, seq or batch,seq"),
+        ("measure gpt2 --steps 1", "whole number from 2"),
+        ("measure gpt2 --timeout inf", "a number above 0"),
+        ("measure gpt2 --device tpu", "one of cuda, cpu"),
+        ("check --timeout nan", "a number above 0"),
+        ("check --jobs 0", "whole number from 1"),
+        ("check --device tpu", "one of cuda, cpu"),
+        ("report gpt2 -o gpt2.doc", "No format belongs"),
+        ("show gpt2.json --top 0", "whole number from 1"),
+        ("init gpt2 --margin 1GiB", "write one, as 5%"),
+        ("simulate --steps -1 -- python train.py", "whole number from 0"),
+    ],
+)
+def test_nonsense_is_refused_at_once(capsys, words, said):
+    refused(capsys, words.split(), said)
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        ("explain gpt2 --plot", "plotext"),
+        ("report gpt2 -o gpt2.png", "matplotlib"),
+        ("report gpt2 -o gpt2.html", "matplotlib"),
+        ("simulate -o step.svg -- python train.py", "matplotlib"),
+    ],
+)
+def test_a_missing_package_is_named_before_the_work(capsys, monkeypatch, words, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    refused(capsys, words.split(), package)
+
+
+def refused(capsys, words: list[str], said: str) -> None:
+    assert run(words) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert said in found.err
+    assert found.err.startswith("error: ")
+    assert len(found.err.strip().splitlines()) == 1
