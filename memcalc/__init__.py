@@ -34,9 +34,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _html(record: Any) -> str:
-    from memcalc.report import notebook
+    from memcalc.report.page import notebook
 
-    return notebook.html(record)
+    return notebook(record)
 
 
 display.install(_html)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 
@@ -60,10 +59,10 @@ def _told(error: BaseException) -> int:
         traceback.print_exception(error)
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
+    from memcalc.cli.command import say
     from memcalc.errors import MemcalcError, sentence
 
-    with contextlib.suppress(OSError):
-        print(f"error: {sentence(error)}", file=sys.stderr)
+    say(f"error: {sentence(error)}")
     return error.exit_code if isinstance(error, MemcalcError) else MemcalcError.exit_code
 
 

@@ -1,5 +1,6 @@
 """What the docs show is what the program says."""
 
+import os
 import pathlib
 import runpy
 import subprocess
@@ -16,7 +17,11 @@ def test_the_command_line_reference_is_up_to_date():
 def test_the_readme_shows_what_the_main_job_prints():
     command = [sys.executable, "-m", "memcalc", "estimate", "distilbert-base-cased"]
     done = subprocess.run(
-        [*command, "--optim", "adam8bit"], capture_output=True, text=True, check=True
+        [*command, "--optim", "adam8bit"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": "100"},
     )
     shown = (ROOT / "README.md").read_text()
     assert "\n".join(line.rstrip() for line in done.stdout.strip().splitlines()) in shown

@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memcalc import foreign
 from memcalc.budgets.metrics import METRICS, figures, parameters
 from memcalc.budgets.read import rebase
 from memcalc.budgets.records import Baseline, BudgetedRun, Evidence, Known
@@ -91,8 +92,8 @@ def write(baseline: Baseline) -> None:
         "versions": baseline.versions,
         "runs": artifact.encode(baseline.runs),
     }
-    text = json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    artifact.write(Path(baseline.path), text)
+    text = json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False)
+    artifact.write(Path(baseline.path), foreign.json(text) + "\n")
 
 
 def source(evidence: Evidence) -> str:

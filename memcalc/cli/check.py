@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from memcalc.budgets.records import Report
 from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
-from memcalc.cli.output import colored, progress
+from memcalc.cli.output import colored, progress, put
 from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.errors import UsageError, sentence
 from memcalc.files import artifact
@@ -134,7 +133,7 @@ def _run(
         _deliver(outcome, delivery, code)
     except Exception as error:
         if delivery.format == "github":
-            sys.stdout.write(github.refusal(sentence(error)))
+            put(github.refusal(sentence(error)))
         raise
     return code
 
@@ -149,12 +148,7 @@ def _deliver(outcome: CheckResult, delivery: _Delivery, code: int) -> None:
     report = outcome.report
     for path in delivery.outputs:
         artifact.write(path, render(report, chosen("check", None, path), code))
-    text = _text(report, delivery, code)
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:
-        encoding = sys.stdout.encoding or "ascii"
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    put(_text(report, delivery, code))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if delivery.format == "github" and summary:
         _append(Path(summary), markdown.render(report))

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from memcalc import foreign
+
 FILE: Any = click.Path(path_type=Path)
 """The type of an option or argument that names a file."""
 
@@ -91,4 +93,4 @@ def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
 def say(text: str) -> None:
     """One line to a person, on stderr; where that is closed, to nobody."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(foreign.lines(foreign.line(text)), file=sys.stderr, flush=True)

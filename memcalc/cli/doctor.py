@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
 from memcalc.cli.command import exit_with, verb
-from memcalc.cli.live import width
+from memcalc.cli.output import put, width
 
 
 @verb
@@ -15,6 +13,6 @@ def command() -> None:
     from memcalc.report.doctor import render
 
     facts = examine()
-    sys.stdout.write(render(facts, width()))
+    put(render(facts, width()))
     if not facts[-1].well:
         raise exit_with(3)

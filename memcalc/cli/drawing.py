@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-
+from memcalc.cli.output import width
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import Tracer
 from memcalc.explanation.timeline import timeline
@@ -22,5 +21,4 @@ def drawn(plan: Plan, *, use_cache: bool) -> str:
         answer = tracer.trace(plan)
     if isinstance(answer, MemcalcError):
         raise answer
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
-    return terminal.timeline(timeline(answer.trace, plan), width=width)
+    return terminal.timeline(timeline(answer.trace, plan), width=width())

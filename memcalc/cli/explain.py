@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from memcalc.cli.command import exit_with, option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, deliver_explanation, format_option, progress
+from memcalc.cli.output import OUTPUT, deliver_explanation, format_option, progress, put
 from memcalc.cli.values import SIZE, counted
 from memcalc.errors import UsageError
 from memcalc.explanation.explain import Wish, explain_plan
@@ -55,7 +54,7 @@ def command(
     if plot:
         from memcalc.cli.drawing import drawn
 
-        sys.stdout.write(drawn(plans[0], use_cache=cache))
+        put(drawn(plans[0], use_cache=cache))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise exit_with(1)

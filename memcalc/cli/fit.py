@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 from memcalc.cli.command import option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, colored, format_option, progress, put
+from memcalc.cli.output import OUTPUT, deliver, format_option, progress
 from memcalc.cli.values import SIZE
 from memcalc.errors import UsageError
 from memcalc.files.formats import chosen
 
-_WIDEST = 120
 _AXES = ("batch", "seq")
 
 
@@ -67,8 +65,7 @@ def command(
     )
     with progress(f"fitting {plans[0].model}"):
         found = answer(plans[0], question, use_cache=cache)
-    width = min(shutil.get_terminal_size((100, 24)).columns, _WIDEST)
-    put(fitted.render(found, name, color=colored(output), width=width), output)
+    deliver(name, output, fitted.blocks(found), json=lambda: fitted.as_json(found))
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from memcalc import foreign
 from memcalc.accuracy.campaign import Watcher
 from memcalc.cli.command import say
 from memcalc.files.results import Run
@@ -15,10 +15,8 @@ from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.units import format_mib
 
-
-def width() -> int:
-    """Columns that a table may take: those of the terminal or of ``$COLUMNS``, else 110."""
-    return max(60, shutil.get_terminal_size((110, 24)).columns)
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 class Quiet:
@@ -54,27 +52,33 @@ class Shown(Quiet):
     def begins(self, plan: Plan, number: int, count: int) -> None:
         """A run starts."""
         self._what = f"{number + 1}/{count} {plan.model} {plan.optim} {plan.precision}"
-        self._status.update(f"{self._what}: starting")
+        self.busy(f"{self._what}: starting")
 
     def said(self, reading: PhaseReading) -> None:
         """A phase of the run has ended."""
         level = reading.allocated if reading.allocated is not None else reading.requested
         where = f"step {reading.step} {reading.phase.value}"
-        self._status.update(f"{self._what}: {where}, {format_mib(level)}")
+        self.busy(f"{self._what}: {where}, {format_mib(level)}")
 
     def ended(self, run: Run) -> None:
         """A run has ended."""
         from memcalc.report.measured import line
 
-        self._console.print(f"{self._what}: {line(run)}", highlight=False, markup=False)
+        self.note(f"{self._what}: {line(run)}")
 
     def busy(self, what: str) -> None:
         """Something else takes time now."""
-        self._status.update(what)
+        self._status.update(_text(what))
 
     def note(self, text: str) -> None:
         """Something that a person should know."""
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(_text(text))
+
+
+def _text(text: str) -> Text:
+    from rich.text import Text
+
+    return Text(foreign.line(text))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,9 @@ from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
-from memcalc.cli.live import follow, width
+from memcalc.cli.live import follow
 from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.output import deliver
 from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
@@ -101,7 +101,7 @@ def _report(runs: list[Run]) -> None:
     if runs:
         from memcalc.report import measured
 
-        sys.stdout.write(measured.render(runs, width()))
+        deliver("table", None, measured.blocks(runs))
 
 
 def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> list[Plan]:
@@ -121,10 +121,10 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
 @argument("files", "Files that memcalc measure wrote.", nargs=-1, required=True, type=FILE)
 def compare(files: tuple[Path, ...]) -> None:
     """Say how accurate the estimates of measured runs were: median, worst, by what they share."""
-    from memcalc.report.accuracy import accuracy
+    from memcalc.report import accuracy
 
     runs = [run for file in files for run in load(file)]
     with follow() as watcher:
         for number, run in estimate_all(runs, watcher):
             runs[number] = run
-    sys.stdout.write(accuracy(runs, width()))
+    deliver("table", None, accuracy.blocks(runs))

@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from memcalc import report
+from memcalc import foreign
 from memcalc.cli.command import FILE, option
-from memcalc.explanation.records import Explanation
 from memcalc.files import artifact
 from memcalc.files.formats import FORMATS, formats, listed
-from memcalc.records.prediction import Prediction
+
+if TYPE_CHECKING:
+    from memcalc.explanation.records import Explanation
+    from memcalc.records.prediction import Prediction
+    from memcalc.report.blocks import Block
 
 OUTPUT = option("--output", "-o", type=FILE, help="Write here; format by extension.")
+_NARROWEST, _WIDEST = 60, 140
 
 
 def format_option(*kinds: str) -> Callable[[Any], Any]:
@@ -26,12 +30,13 @@ def format_option(*kinds: str) -> Callable[[Any], Any]:
     return option("--format", "-f", help=f"{listed(names)}.")
 
 
-def put(text: str, output: Path | None) -> None:
-    """Write a text to a file, or print it."""
+def put(text: str, output: Path | None = None) -> None:
+    """Write a text to a file, or print it; signs that a terminal cannot show become escapes."""
     if output is not None:
         artifact.write(output, text)
-    else:
-        sys.stdout.write(text)
+        return
+    encoding = sys.stdout.encoding or "ascii"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def colored(output: Path | None) -> bool:
@@ -41,28 +46,49 @@ def colored(output: Path | None) -> bool:
     return sys.stdout.isatty()
 
 
-def deliver_predictions(found: list[Prediction], name: str, output: Path | None) -> None:
-    """Print or write predictions."""
-    if name == "table":
-        from memcalc.report import table
+def width() -> int:
+    """Columns that a table may take: those of the terminal or of ``$COLUMNS``, else 100."""
+    return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
 
-        put(table.render(found, color=colored(output)), output)
+
+def deliver(
+    name: str, output: Path | None, blocks: Sequence[Block], **others: Callable[[], str]
+) -> None:
+    """Print or write an answer.
+
+    Args:
+        name: of the format.
+        output: the file; ``None``: standard output.
+        blocks: the answer, for people.
+        **others: what makes the text of each format for programs.
+    """
+    from memcalc.report.blocks import markdown, terminal
+
+    if name in others:
+        put(others[name](), output)
+    elif name == "markdown":
+        put(markdown(blocks), output)
     else:
-        put(report.render(found, name), output)
+        put(terminal(blocks, width=width(), color=colored(output)), output)
+
+
+def deliver_predictions(found: Sequence[Prediction], name: str, output: Path | None) -> None:
+    """Print or write predictions."""
+    from memcalc.report import csv, json, predictions
+
+    apart = name == "markdown"
+    blocks = (
+        [b for p in found for b in predictions.blocks([p])] if apart else predictions.blocks(found)
+    )
+    deliver(name, output, blocks, json=lambda: json.render(found), csv=lambda: csv.render(found))
 
 
 def deliver_explanation(found: Explanation, name: str, output: Path | None, top: int) -> None:
     """Print or write an explanation."""
-    from memcalc.report import explained_table as report
+    from memcalc.report import explained
 
-    if name == "json":
-        text = report.as_json(found)
-    elif name == "markdown":
-        text = report.markdown(found, top=top)
-    else:
-        width = max(80, min(shutil.get_terminal_size((100, 24)).columns, 140))
-        text = report.table(found, top=top, color=colored(output), width=width)
-    put(text, output)
+    blocks = explained.blocks(found, top)
+    deliver(name, output, blocks, json=lambda: explained.as_json(found))
 
 
 @contextmanager
@@ -72,6 +98,7 @@ def progress(what: str) -> Iterator[None]:
         yield
         return
     from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(Text(foreign.line(what))):
         yield

@@ -9,10 +9,10 @@ import msgspec
 from memcalc.cli.command import FILE, argument, option, verb
 from memcalc.cli.output import (
     OUTPUT,
+    deliver,
     deliver_explanation,
     deliver_predictions,
     format_option,
-    put,
 )
 from memcalc.cli.saved import explanation_in
 from memcalc.cli.values import counted
@@ -69,12 +69,11 @@ def command(
 
 
 def _measurements(file: Path, format: str | None, output: Path | None) -> None:
-    from memcalc.cli.live import width
     from memcalc.files.results import load
     from memcalc.report import measured
 
-    chosen("measurements", format, output)
-    put(measured.render(load(file), width()), output)
+    name = chosen("measurements", format, output)
+    deliver(name, output, measured.blocks(load(file)))
 
 
 class _Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +95,4 @@ def _snapshot(
     name = chosen("snapshot", format, output)
     memory = gpus.find(question.gpu).memory if question.gpu is not None else UNLIMITED
     found = recorded.read(file, question.confs, device=question.device, device_bytes=memory)
-    if name == "json":
-        text = report.as_json(found)
-    elif name == "markdown":
-        text = report.markdown(found, top=top)
-    else:
-        text = report.table(found, top=top)
-    put(text, output)
+    deliver(name, output, report.blocks(found, top), json=lambda: report.as_json(found))

@@ -66,10 +66,10 @@ def code_in(plan: Plan) -> str | None:
     A person who types it wants that. A file is data: what it names is never run for it.
 
     Returns:
-        The model's or the optimizer's name; ``None``: all of it is known to memcalc.
+        The command, the model or the optimizer; ``None``: all of it is known to memcalc.
     """
-    if ":" in plan.model:
-        return plan.model
+    if plan.command or ":" in plan.model:
+        return plan.name
     try:
         known = ":" not in plan.optim and registry.find(plan.optim, {}).row in registry.rows()
     except UsageError:

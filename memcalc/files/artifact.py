@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from memcalc import foreign
 from memcalc.errors import UsageError
 from memcalc.files import plain
+from memcalc.version import __version__
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -64,6 +67,12 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(data["schema"], int) or data["schema"] > SCHEMA:
         raise UsageError(f"{path} was written by a later memcalc: update memcalc to read it.")
     return data
+
+
+def document(kind: str, body: dict[str, Any], *, indent: int = 2) -> str:
+    """A result as the text of its file; ``read`` takes it back."""
+    head = {"schema": SCHEMA, "kind": kind, "memcalc": __version__}
+    return foreign.json(json.dumps({**head, **body}, indent=indent)) + "\n"
 
 
 def write(path: Path, text: str) -> None:

@@ -28,7 +28,9 @@ def _format(extension: str, kinds: str, needs: str = "") -> Format:
 FORMATS = {
     "table": _format(".txt", "predictions simulation explanation snapshot fit check measurements"),
     "json": _format(".json", "predictions simulation explanation snapshot fit check"),
-    "markdown": _format(".md", "predictions simulation explanation snapshot fit check"),
+    "markdown": _format(
+        ".md", "predictions simulation explanation snapshot fit check measurements"
+    ),
     "csv": _format(".csv", "predictions simulation"),
     "github": _format("", "check"),
     "junit": _format(".xml", "check"),

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import io
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-
-from rich.console import Console
-from rich.table import Table
 
 from memcalc.accuracy.compare import compare, peak
 from memcalc.files.results import Run
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.report.measured import WIDTH, name
+from memcalc.report.blocks import Block, Line, Table
+from memcalc.report.measured import name
 
 _EXACT = ("weights", "gradients", "optimizer state", "optimizer state (device)")
 
 
-def accuracy(runs: Sequence[Run], width: int = WIDTH) -> str:
+def blocks(runs: Sequence[Run]) -> list[Block]:
     """Errors of the peaks by rung, model, optimizer and precision; the largest run by run."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, no_color=True, highlight=False, markup=False)
     judged = [run for run in runs if _judged(run)]
     left = len(runs) - len(judged)
-    console.print(f"{len(judged)} runs with a traced estimate and a measurement")
+    lines = [f"{len(judged)} runs with a traced estimate and a measurement"]
     if left:
-        console.print(f"{left} runs left out: failed, out of memory, or without such an estimate")
-    if judged:
-        console.print(_peaks(judged))
-        console.print(_parts(judged))
-        console.print(_worst(judged))
-    return out.getvalue()
+        lines.append(f"{left} runs left out: failed, out of memory, or without such an estimate")
+    tables = [_peaks(judged), _parts(judged), _worst(judged)] if judged else []
+    return [*map(Line, lines), *tables]
 
 
 def _judged(run: Run) -> bool:
@@ -55,9 +47,7 @@ def _groups(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
 
 
 def _peaks(runs: Sequence[Run]) -> Table:
-    table = Table(title="Error of the peak", title_justify="left", box=None)
-    for head in ("of", "rung", "runs", "median", "worst"):
-        table.add_column(head, justify="left" if head in ("of", "rung") else "right")
+    rows = []
     for group, members in _groups(runs):
         for rung in ALLOCATOR_RUNGS:
             errors = [e for run in members if (e := _error(run, rung)) is not None]
@@ -65,8 +55,9 @@ def _peaks(runs: Sequence[Run]) -> Table:
                 # Signed, so that one sees on which side it lies.
                 worst = max(errors, key=abs)
                 median = statistics.median(map(abs, errors))
-                table.add_row(group, rung, str(len(errors)), f"{median:.3%}", f"{worst:+.3%}")
-    return table
+                rows.append((group, rung, str(len(errors)), f"{median:.3%}", f"{worst:+.3%}"))
+    head = ("of", "rung", "runs", "median", "worst")
+    return Table(title="Error of the peak", head=head, rows=rows, words=(0, 1))
 
 
 def _error(run: Run, rung: str) -> float | None:
@@ -77,9 +68,7 @@ def _error(run: Run, rung: str) -> float | None:
 
 
 def _parts(runs: Sequence[Run]) -> Table:
-    table = Table(title="Parts that are known exactly", title_justify="left", box=None)
-    for head in ("part", "runs", "equal in bytes", "worst error (bytes)"):
-        table.add_column(head, justify="left" if head == "part" else "right")
+    rows = []
     for part in _EXACT:
         errors = [
             difference.error
@@ -89,14 +78,12 @@ def _parts(runs: Sequence[Run]) -> Table:
         ]
         if errors:
             equal = sum(error == 0 for error in errors)
-            table.add_row(part, str(len(errors)), str(equal), f"{max(errors, key=abs):+,}")
-    return table
+            rows.append((part, str(len(errors)), str(equal), f"{max(errors, key=abs):+,}"))
+    head = ("part", "runs", "equal in bytes", "worst error (bytes)")
+    return Table(title="Parts that are known exactly", head=head, rows=rows)
 
 
 def _worst(runs: Sequence[Run], count: int = 5) -> Table:
-    table = Table(title="Largest errors", title_justify="left", box=None)
-    for head in ("run", "rung", "estimate", "measured", "error"):
-        table.add_column(head, justify="left" if head in ("run", "rung") else "right")
     found = [
         (run, rung, difference)
         for run in runs
@@ -105,7 +92,12 @@ def _worst(runs: Sequence[Run], count: int = 5) -> Table:
         and difference.relative is not None
     ]
     found.sort(key=lambda item: -abs(item[2].relative or 0))
-    for run, rung, item in found[:count]:
-        figures = (f"{item.predicted:,}", f"{item.measured:,}", f"{item.relative:+.3%}")
-        table.add_row(name(run.plan), rung, *figures)
-    return table
+    return Table(
+        title="Largest errors",
+        head=("run", "rung", "estimate", "measured", "error"),
+        rows=[
+            (name(run.plan), rung, f"{d.predicted:,}", f"{d.measured:,}", f"{d.relative:+.3%}")
+            for run, rung, d in found[:count]
+        ],
+        words=(0, 1),
+    )

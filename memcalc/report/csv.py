@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
+from memcalc import foreign
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
 
@@ -21,10 +22,10 @@ def render(predictions: Sequence[Prediction]) -> str:
     )
     for p in predictions:
         plan = p.plan
-        writer.writerow(
-            [plan.model, p.task, plan.optim, plan.precision, plan.batch, p.seq]
-            + [p.parameters, p.trainable]
-            + [p.components.get(component) for component in Component]
-            + [p.peak.phase.value, *(getattr(p.peak, rung) for rung in RUNGS), p.method]
-        )
+        row = [
+            *(plan.model, p.task, plan.optim, plan.precision, plan.batch, p.seq),
+            *(p.parameters, p.trainable, *(p.components.get(part) for part in Component)),
+            *(p.peak.phase.value, *(getattr(p.peak, rung) for rung in RUNGS), p.method),
+        ]
+        writer.writerow(map(foreign.cell, row))
     return out.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from memcalc import foreign
 from memcalc.measure.doctor import Fact
 
 
@@ -14,8 +15,10 @@ def render(facts: Sequence[Fact], width: int) -> str:
     for fact in facts:
         mark = " " if fact.well else "!"
         lines += textwrap.wrap(
-            f"{mark} {fact.name:13} {fact.value}", width, subsequent_indent=" " * 16
+            foreign.line(f"{mark} {fact.name:13} {fact.value}"), width, subsequent_indent=" " * 16
         )
         if fact.advice:
-            lines += textwrap.wrap(f"{'':16}-> {fact.advice}", width, subsequent_indent=" " * 19)
-    return "\n".join(lines) + "\n"
+            lines += textwrap.wrap(
+                foreign.line(f"{'':16}-> {fact.advice}"), width, subsequent_indent=" " * 19
+            )
+    return foreign.lines("\n".join(lines) + "\n")

@@ -1,46 +1,120 @@
-"""The words and figures of an explanation, in the order people read them; for all formats."""
+"""An explanation as blocks, in the order people read it, and as JSON."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memcalc.explanation.command import options
 from memcalc.explanation.records import Explanation, Group, PeakContents
+from memcalc.files.artifact import document, encode
+from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.remedies.records import Option, Search
-from memcalc.report.rows import COMPONENT_WORDS, ladder
+from memcalc.report import predictions, rows
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_bytes, format_mib
 
 
-def peak_line(explanation: Explanation) -> str:
-    """Where the peak is, rung by rung."""
-    rungs = [f"{name} {value}" for name, value in ladder(explanation.prediction)]
-    return f"Peak in {explanation.peak.phase.value}: " + ", ".join(rungs)
+def blocks(explanation: Explanation, top: int) -> list[Block]:
+    """The ``top`` largest groups and the rest in one row; then what would need less."""
+    prediction = explanation.prediction
+    rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
+    return [
+        Line(rows.heading(prediction), Kind.HEADING),
+        Line(f"Peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
+        *predictions.verdict(prediction),
+        Line("Alive at the peak", Kind.SECTION),
+        contents(explanation.peak, top),
+        Line("Highest moments of the other phases", Kind.SECTION),
+        *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
+        *remedies(explanation),
+    ]
 
 
-def group_words(group: Group) -> str:
+def contents(moment: PeakContents, top: int) -> Table:
+    """Everything alive at a moment; it sums to the requested bytes."""
+    whole, rest = moment.requested, moment.groups[top:]
+    body: list[tuple[Cell, ...]] = [
+        (
+            *(Size(group.bytes), _share(group.bytes, whole), str(group.count)),
+            COMPONENT_WORDS[group.component],
+            (_group(group), group.kept),
+        )
+        for group in moment.groups[:top]
+    ]
+    if rest:
+        size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
+        more = f"{len(rest)} more kinds (--top {len(moment.groups)} shows them)"
+        body.append((Size(size), _share(size, whole), str(count), "", more))
+    everything = str(sum(group.count for group in moment.groups))
+    body.append((Size(whole, mib=True), "100.0%", everything, "requested", ""))
+    return Table(
+        head=("bytes", "share", "n", "component", "what, and what keeps it"),
+        rows=body,
+        words=(3, 4),
+        strong=(len(body) - 1,),
+    )
+
+
+def remedies(explanation: Explanation) -> Iterator[Block]:
+    """What each remedy changes, the plan that holds, and where that is from."""
+    tried = [option for option in explanation.options if option.trial.error is None]
+    if explanation.options:
+        yield Line("What each remedy changes by itself, estimated in full", Kind.SECTION)
+        compared = _compared(explanation)
+        yield Table(
+            head=("remedy", *compared, "FLOPs", "cost"),
+            rows=[_option(explanation, option, compared) for option in tried],
+            words=(0, len(compared) + 2),
+        )
+    for option in explanation.options:
+        if option.trial.error is not None:
+            yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
+    if explanation.search is not None:
+        yield from _search_lines(explanation, explanation.search)
+    sources: dict[str, list[str]] = {}
+    for option in tried:
+        sources.setdefault(option.remedy.source, []).append(option.remedy.key)
+    for source, keys in sources.items():
+        yield Line(f"source, {', '.join(keys)}: {source}", Kind.NOTE)
+
+
+def as_json(explanation: Explanation) -> str:
+    """Everything, in exact bytes; ``record`` reads back as an ``Explanation``."""
+    before = explanation.figures
+    tried = [
+        {
+            "key": option.remedy.key,
+            "saved": {rung: option.trial.saved(before, rung) for rung in ALLOCATOR_RUNGS},
+            "more_flops": option.trial.more_flops(before),
+            "error": option.trial.error,
+        }
+        for option in explanation.options
+    ]
+    body = {
+        "peak": encode(explanation.peak),
+        "others": encode(explanation.others),
+        "remedies": tried,
+        "search": encode(explanation.search),
+        "record": encode(explanation),
+    }
+    return document("explanation", body, indent=1)
+
+
+def _group(group: Group) -> str:
     """What a group is: where it was made, by what, of which dtype."""
     parts = [group.module, group.op, group.dtype]
     return " ".join(part for part in parts if part) or "the loss"
 
 
-def split(moment: PeakContents, top: int) -> tuple[tuple[Group, ...], int, int]:
-    """The largest groups, and how many storages and bytes are left."""
-    rest = moment.groups[top:]
-    return moment.groups[:top], sum(g.count for g in rest), sum(g.bytes for g in rest)
-
-
-def share(size: int, whole: int) -> str:
-    """A part in percent."""
+def _share(size: int, whole: int) -> str:
     return f"{size / whole:.1%}" if whole else "n/a"
 
 
-def component_line(moment: PeakContents, most: int = 3) -> str:
-    """The largest components of a moment."""
-    ordered = sorted(moment.components.items(), key=lambda item: -item[1])[:most]
-    return ", ".join(f"{COMPONENT_WORDS[name]} {format_bytes(size)}" for name, size in ordered)
-
-
-def option_columns(explanation: Explanation) -> tuple[str, ...]:
-    """Heads of the columns of ``option_row``; all but the first and last are figures."""
-    return ("remedy", *_compared(explanation), "FLOPs", "cost")
+def _moment(moment: PeakContents) -> str:
+    largest = sorted(moment.components.items(), key=lambda item: -item[1])[:3]
+    parts = [f"{COMPONENT_WORDS[name]} {format_bytes(size)}" for name, size in largest]
+    return f" {moment.phase.value:9} {format_mib(moment.requested):>12}  {', '.join(parts)}"
 
 
 def _compared(explanation: Explanation) -> tuple[str, ...]:
@@ -49,28 +123,14 @@ def _compared(explanation: Explanation) -> tuple[str, ...]:
     return ("allocated", "reserved") if has_allocator else ("requested",)
 
 
-def option_row(explanation: Explanation, option: Option) -> tuple[str, ...]:
+def _option(explanation: Explanation, option: Option, compared: tuple[str, ...]) -> tuple[str, ...]:
     """A remedy: title, savings, operations, cost."""
     before, trial = explanation.figures, option.trial
-    more = trial.more_flops(before)
-    return (
-        option.remedy.title,
-        *(_change(trial.saved(before, rung)) for rung in _compared(explanation)),
-        _flops(more),
-        option.remedy.cost,
-    )
+    saved = (_change(trial.saved(before, rung)) for rung in compared)
+    return option.remedy.title, *saved, _flops(trial.more_flops(before)), option.remedy.cost
 
 
-def failed(explanation: Explanation) -> list[str]:
-    """Remedies without figures, and why."""
-    return [
-        f"not estimated: {option.remedy.title}: {option.trial.error}"
-        for option in explanation.options
-        if option.trial.error is not None
-    ]
-
-
-def search_lines(explanation: Explanation, search: Search) -> list[str]:
+def _search_lines(explanation: Explanation, search: Search) -> list[Line]:
     """The plan that holds, what it needs, and how to type it."""
     from memcalc.remedies.search import needed
 
@@ -80,27 +140,18 @@ def search_lines(explanation: Explanation, search: Search) -> list[str]:
     limit = f"{format_bytes(search.limit)} of {rung}{high}"
     best = search.best
     if best is None or best.figures is None:
-        return [f"Nothing holds under {limit}: {count}. Try a smaller model, or fewer tokens."]
+        advice = "Try a smaller model, or fewer tokens."
+        return [Line(f"Nothing holds under {limit}: {count}. {advice}", Kind.SUMMARY)]
     size = format_bytes(needed(best.figures))
     if not best.remedies:
-        return [f"Under {limit}: the plan holds as it is, with {size}."]
+        return [Line(f"Under {limit}: the plan holds as it is, with {size}.", Kind.SUMMARY)]
     more = best.more_flops(explanation.figures)
     flops = f", FLOPs {_flops(more)}"
     return [
-        f"Under {limit}, cheapest first: {', '.join(best.remedies)}",
-        f"  needs {size}{flops} ({count})",
-        f"  memcalc estimate {options(best.figures.plan)}",
+        Line(f"Under {limit}, cheapest first: {', '.join(best.remedies)}", Kind.SUMMARY),
+        Line(f"  needs {size}{flops} ({count})"),
+        Line(f"  memcalc estimate {options(best.figures.plan)}", Kind.COMMAND),
     ]
-
-
-def sources(explanation: Explanation) -> list[str]:
-    """Where the statements about cost are from."""
-    named: dict[str, list[str]] = {}
-    for option in explanation.options:
-        if option.trial.error is not None:
-            continue
-        named.setdefault(option.remedy.source, []).append(option.remedy.key)
-    return [f"{', '.join(keys)}: {source}" for source, keys in named.items()]
 
 
 def _flops(more: float | None) -> str:

@@ -1,54 +1,31 @@
-"""What fits, as tables, Markdown or JSON."""
+"""What fits, as blocks and as JSON."""
 
 from __future__ import annotations
 
-import io
-import json
-from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from memcalc.files.artifact import SCHEMA, encode
+from memcalc.files.artifact import document, encode
 from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe, Setting
 from memcalc.records.prediction import Fit, FitVerdict
-from memcalc.report.markdown import grid as markdown_grid
-from memcalc.report.rows import fit_words
+from memcalc.report.blocks import Block, Kind, Line, Table
+from memcalc.report.rows import described, fit_words
 from memcalc.units import GIB, format_bytes
-from memcalc.version import __version__
-from memcalc.workload import loops
 
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
-Rows = tuple[str, tuple[str, ...], list[tuple[str, ...]]]
-"""A title, the header and the body of a table."""
 
 
-def render(answer: FitAnswer, name: str, *, color: bool = False, width: int = 100) -> str:
-    """Write what fits in a format: table, json or markdown."""
-    if name == "json":
-        head = {"schema": SCHEMA, "kind": "fit", "memcalc": __version__}
-        return json.dumps({**head, **encode(answer)}, indent=2) + "\n"
-    if name == "markdown":
-        parts = [f"### {heading(answer)}\n", *(f"{line}\n" for line in sentences(answer))]
-        for title, header, body in tables(answer):
-            parts += [f"{title}\n", markdown_grid(header, body)]
-        return "\n".join([*parts, *(f"{line}\n" for line in notes(answer))])
-    return _table(answer, color=color, width=width)
-
-
-def heading(answer: FitAnswer) -> str:
-    """What was asked, in one line."""
-    plan = answer.plan
-    seq = answer.here.seq if answer.here is not None else plan.seq
-    tokens = f" x {seq} tokens" if seq is not None else ""
-    extras = [
-        "checkpointing" if plan.checkpointing else "",
-        f"LoRA {plan.lora}" if plan.lora else "",
-        loops.find(plan.loop).title,
+def blocks(answer: FitAnswer) -> list[Block]:
+    """The verdict and the limits, what was asked besides, and how it was decided."""
+    seq = answer.here.seq if answer.here is not None else answer.plan.seq
+    return [
+        Line(f"{answer.plan.model}: {described(answer.plan, seq)}", Kind.HEADING),
+        *map(Line, sentences(answer)),
+        *tables(answer),
+        *(Line(note, Kind.NOTE) for note in notes(answer)),
     ]
-    parts = [plan.optim, plan.precision, f"batch {plan.batch}{tokens}", *filter(None, extras)]
-    return f"{plan.model}: {', '.join(parts)}"
+
+
+def as_json(answer: FitAnswer) -> str:
+    """Everything, in exact bytes."""
+    return document("fit", encode(answer))
 
 
 def sentences(answer: FitAnswer) -> list[str]:
@@ -104,31 +81,33 @@ def _does(probe: Probe) -> str:
     return "is too close to call" if verdict is FitVerdict.TOO_CLOSE else _verdict(probe.fit)
 
 
-def tables(answer: FitAnswer) -> list[Rows]:
+def tables(answer: FitAnswer) -> list[Table]:
     """Grid, GPUs and settings, as far as they were asked."""
-    found: list[Rows] = []
+    found: list[Table] = []
     if answer.grid is not None:
         found.append(_grid(answer))
     if answer.gpus:
-        header = ("GPU", "offers", "process used", "to spare", "verdict")
-        found.append(("GPUs, smallest first", header, [_gpu(row) for row in answer.gpus]))
+        head = ("GPU", "offers", "process used", "to spare", "verdict")
+        body = [_gpu(row) for row in answer.gpus]
+        found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
     if answer.settings:
-        header = ("change", "saves", "to spare", "verdict", "costs")
+        head = ("change", "saves", "to spare", "verdict", "costs")
         title = "One change to the plan, what fits and costs least first"
-        found.append((title, header, [_setting(row) for row in answer.settings]))
+        body = [_setting(row) for row in answer.settings]
+        found.append(Table(title=title, head=head, rows=body, words=(0, 3, 4)))
     return found
 
 
-def _grid(answer: FitAnswer) -> Rows:
+def _grid(answer: FitAnswer) -> Table:
     grid = answer.grid
     assert grid is not None
-    header = ("tokens \\ batch", *(str(batch) for batch in grid.batches))
+    head = ("tokens \\ batch", *(str(batch) for batch in grid.batches))
     body = [
         (str(seq) if seq is not None else "any", *(_cell(cell) for cell in row))
         for seq, row in zip(grid.seqs, grid.cells, strict=True)
     ]
     title = "GiB of process memory (>: at least); x and > do not fit, ? is too close to call"
-    return title, header, body
+    return Table(title=title, head=head, rows=body)
 
 
 def _cell(probe: Probe) -> str:
@@ -176,28 +155,3 @@ def notes(answer: FitAnswer) -> list[str]:
     if answer.uncounted:
         said.append("not counted: " + "; ".join(answer.uncounted))
     return said
-
-
-def _table(answer: FitAnswer, *, color: bool, width: int) -> str:
-    out = io.StringIO()
-    console = Console(
-        file=out, width=width, force_terminal=color, no_color=not color, highlight=False
-    )
-    console.print(Text(heading(answer), style="bold"))
-    for line in sentences(answer):
-        console.print(line, markup=False)
-    for title, header, body in tables(answer):
-        table = Table(title=title, title_justify="left", box=None)
-        _columns(table, header)
-        for row in body:
-            table.add_row(*row)
-        console.print(table)
-    for line in notes(answer):
-        console.print(line, style="dim", markup=False)
-    return out.getvalue()
-
-
-def _columns(table: Table, header: Sequence[str]) -> None:
-    for index, name in enumerate(header):
-        words = index == 0 or name in ("verdict", "costs")
-        table.add_column(name, justify="left" if words else "right", overflow="fold")

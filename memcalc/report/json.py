@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from memcalc.files.artifact import SCHEMA, encode
+from memcalc.files.artifact import document, encode
 from memcalc.records.model import Place
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component
-from memcalc.version import __version__
 
 _ALWAYS = (
     Component.WEIGHTS,
@@ -24,13 +22,11 @@ _ALWAYS = (
 
 def render(predictions: Sequence[Prediction]) -> str:
     """One prediction is an object; several are a list under ``predictions``."""
-    bodies = [document(prediction) for prediction in predictions]
-    head: dict[str, Any] = {"schema": SCHEMA, "kind": "prediction", "memcalc": __version__}
-    whole = {**head, **bodies[0]} if len(bodies) == 1 else {**head, "predictions": bodies}
-    return json.dumps(whole, indent=2) + "\n"
+    bodies = [_body(prediction) for prediction in predictions]
+    return document("prediction", bodies[0] if len(bodies) == 1 else {"predictions": bodies})
 
 
-def document(prediction: Prediction) -> dict[str, Any]:
+def _body(prediction: Prediction) -> dict[str, Any]:
     """The keys that others rely on; ``record`` holds everything, to be read back."""
     peak = prediction.peak
     components = {name.value: prediction.components.get(name) for name in _ALWAYS}

@@ -1,46 +1,54 @@
-"""Measurements beside their predictions, as tables."""
+"""Measurements beside their predictions, as blocks."""
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Iterator, Sequence
 
 from memcalc.accuracy.compare import Difference, compare, peak
+from memcalc.allocator.counter import Levels
 from memcalc.files.results import Run
-from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, steady_peak
+from memcalc.records.measurement import (
+    GpuReading,
+    Measurement,
+    OutOfMemory,
+    PhaseReading,
+    last_finished,
+    steady_peak,
+)
 from memcalc.records.plan import Plan
-from memcalc.report.measured_tables import differences, phases
+from memcalc.records.trace import Phase
+from memcalc.report.blocks import Block, Line, Table
 from memcalc.units import format_bytes, format_mib
 from memcalc.workload import loops
 
-WIDTH = 110
-WORDS = {
+_SOURCES = {
     "process": "NVML's figure for the process",
     "appeared": "NVML's figure for the process that appeared with it",
     "difference": "growth of the whole device",
 }
-"""Where the figure of a process is from."""
 
 
-def render(runs: Sequence[Run], width: int = WIDTH) -> str:
+def source_words(gpu: GpuReading) -> str:
+    """Where the figure of a process is from."""
+    return _SOURCES.get(gpu.source, gpu.source)
+
+
+def blocks(runs: Sequence[Run]) -> list[Block]:
     """One run in full, or several with a line each."""
-    out = io.StringIO()
-    console = Console(file=out, width=width, no_color=True, highlight=False, markup=False)
     if len(runs) == 1 and runs[0].measurement is not None:
-        _single(console, runs[0], runs[0].measurement)
-    else:
-        console.print(_table(runs))
-        for run in runs:
-            if _failed(run):
-                console.print(f"{name(run.plan)}: {line(run)}")
-        for warning, count in _warnings(runs).items():
-            console.print(f"warning: {warning} (in {count} of {len(runs)} runs)")
-    return out.getvalue()
+        return list(_single(runs[0], runs[0].measurement))
+    warnings = Counter(
+        text
+        for run in runs
+        if run.measurement is not None and run.measurement.gpu is not None
+        for text in run.measurement.gpu.warnings
+    )
+    return [
+        _table(runs),
+        *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _failed(run)),
+        *(Line(f"warning: {w} (in {n} of {len(runs)} runs)") for w, n in warnings.items()),
+    ]
 
 
 def name(plan: Plan) -> str:
@@ -67,11 +75,6 @@ def line(run: Run) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _warnings(runs: Sequence[Run]) -> Counter[str]:
-    measured = [run.measurement for run in runs if run.measurement is not None]
-    return Counter(text for m in measured if m.gpu is not None for text in m.gpu.warnings)
-
-
 def _failed(run: Run) -> bool:
     return run.measurement is None or run.measurement.out_of_memory is not None
 
@@ -91,17 +94,13 @@ def _out_of_memory(failed: OutOfMemory, run: Run) -> str:
 
 
 def _table(runs: Sequence[Run]) -> Table:
-    table = Table(title="Sizes in MiB", title_justify="left", box=None)
     on_cpu = all(run.plan.target == "cpu" for run in runs)
     occupied = "resident" if on_cpu else "occupied"
-    for head in ("run", "time/step", "samples/s", occupied, "peak", "estimate", "error"):
-        wide = head == "run"
-        overflow: Literal["fold", "ellipsis"] = "fold" if wide else "ellipsis"
-        justify: Literal["left", "right"] = "left" if wide else "right"
-        table.add_column(head, justify=justify, no_wrap=not wide, overflow=overflow)
-    for run in runs:
-        table.add_row(name(run.plan), *_figures(run))
-    return table
+    return Table(
+        title="Sizes in MiB",
+        head=("run", "time/step", "samples/s", occupied, "peak", "estimate", "error"),
+        rows=[(name(run.plan), *_figures(run)) for run in runs],
+    )
 
 
 def _figures(run: Run) -> list[str]:
@@ -123,38 +122,69 @@ def _figures(run: Run) -> list[str]:
     ]
 
 
-def _single(console: Console, run: Run, measured: Measurement) -> None:
-    plan = run.plan
+def _single(run: Run, measured: Measurement) -> Iterator[Block]:
+    plan, gpu = run.plan, measured.gpu
     seen = f", batch {plan.batch * plan.grad_accum}" if measured.phases else ""
-    console.print(f"{name(plan) if seen else plan.model}{seen}, on {measured.device}")
+    yield Line(f"{name(plan) if seen else plan.model}{seen}, on {measured.device}")
     if measured.out_of_memory is not None:
-        console.print(line(run))
+        yield Line(line(run))
     if measured.seconds_per_step is not None:
-        console.print(f"Time: {_time(measured)} per step")
-        console.print(f"Samples/second: {_rate(measured)}")
-    gpu = measured.gpu
+        yield Line(f"Time: {_time(measured)} per step")
+        yield Line(f"Samples/second: {_rate(measured)}")
     if measured.process_used is not None and gpu is not None:
-        words = WORDS[gpu.source]
-        console.print(f"GPU memory occupied: {format_mib(measured.process_used)} ({words})")
+        used = format_mib(measured.process_used)
+        yield Line(f"GPU memory occupied: {used} ({source_words(gpu)})")
     elif measured.device != "cpu":
         reason = measured.unknown.get("process_used", "").rstrip(".")
-        console.print(f"GPU memory occupied: n/a ({reason})")
+        yield Line(f"GPU memory occupied: n/a ({reason})")
     if measured.peak_rss is not None:
-        console.print(f"Main memory, largest resident set: {format_mib(measured.peak_rss)}")
+        yield Line(f"Main memory, largest resident set: {format_mib(measured.peak_rss)}")
     if measured.phases:
-        console.print(phases(measured))
-    _holdings(console, measured)
+        yield _phases(measured)
+    yield from _holdings(measured)
     if gpu is not None:
-        _gpu(console, gpu)
+        yield from _gpu(gpu)
     if run.prediction is not None:
         found = compare(run.prediction, measured)
         if found:
-            console.print(differences(found))
+            yield _differences(found)
         if run.prediction.uncounted:
-            console.print("not in the estimate: " + "; ".join(run.prediction.uncounted))
+            yield Line("not in the estimate: " + "; ".join(run.prediction.uncounted))
 
 
-def _holdings(console: Console, measured: Measurement) -> None:
+def _phases(measured: Measurement) -> Table:
+    """The peak of each phase of the last step on every rung that is known."""
+    rungs = Levels.__struct_fields__
+    known = [r for r in rungs if any(getattr(p, r) is not None for p in measured.phases)]
+    last = last_finished(measured.phases) or 0
+    rows = []
+    for phase in Phase:
+        steady = [r for r in measured.phases if r.phase is phase and r.step in (last, 0)]
+        shown = [r for r in steady if r.step == last] or steady
+        if shown:
+            first = _highest([r for r in steady if r.step == 0], known[0]) if last else ""
+            rows.append((phase.value, *(_highest(shown, rung) for rung in known), first))
+    return Table(title="Peak by phase", head=("phase", *known, "first step"), rows=rows)
+
+
+def _highest(readings: Sequence[PhaseReading], rung: str) -> str:
+    levels = [level for r in readings if (level := getattr(r, rung)) is not None]
+    return format_mib(max(levels)) if levels else ""
+
+
+def _differences(found: Sequence[Difference]) -> Table:
+    """Estimate and measurement, figure by figure."""
+    return Table(
+        title="Estimate against measurement, worst first",
+        head=("figure", "estimate", "measured", "error (bytes)", "error"),
+        rows=[
+            (d.name, f"{d.predicted:,}", f"{d.measured:,}", f"{d.error:+,}", _percent(d, 3))
+            for d in found
+        ],
+    )
+
+
+def _holdings(measured: Measurement) -> Iterator[Line]:
     parts = [
         f"{word} {format_mib(value)}"
         for word, value in (("weights", measured.weights), ("gradients", measured.gradients))
@@ -165,28 +195,23 @@ def _holdings(console: Console, measured: Measurement) -> None:
         held = state.device + state.host + state.managed
         parts.append(f"optimizer state {format_mib(held)}")
     if parts:
-        console.print("  ".join(parts))
+        yield Line("  ".join(parts))
     if state is not None:
-        console.print(
+        yield Line(
             f"optimizer.state.values() adds up to {state.tutorial_elements:,} elements, "
             f"{format_mib(state.tutorial_bytes)}"
         )
     if measured.retries:
-        console.print(f"the allocator emptied its cache {measured.retries} times to go on")
+        yield Line(f"the allocator emptied its cache {measured.retries} times to go on")
 
 
-def _gpu(console: Console, gpu: GpuReading) -> None:
-    held = [
-        f"{moment.name} {format_mib(moment.process)}"
-        for moment in gpu.moments
-        if moment.process is not None
-    ]
+def _gpu(gpu: GpuReading) -> Iterator[Line]:
+    held = [f"{m.name} {format_mib(m.process)}" for m in gpu.moments if m.process is not None]
     if held:
-        console.print(f"process, by NVML: {', '.join(held)}")
+        yield Line(f"process, by NVML: {', '.join(held)}")
     if gpu.outside_allocator is not None:
-        console.print(f"outside PyTorch's allocator: {format_mib(gpu.outside_allocator)}")
-    for warning in gpu.warnings:
-        console.print(f"warning: {warning}")
+        yield Line(f"outside PyTorch's allocator: {format_mib(gpu.outside_allocator)}")
+    yield from (Line(f"warning: {warning}") for warning in gpu.warnings)
 
 
 def _level(measured: Measurement) -> int | None:
@@ -220,9 +245,7 @@ def _bare(value: int | None) -> str:
     return format_mib(value).removesuffix(" MiB") if value is not None else "n/a"
 
 
-def _mib(value: int | None) -> str:
-    return format_mib(value) if value is not None else "n/a"
-
-
-def _percent(found: Difference | None) -> str:
-    return f"{found.relative:+.2%}" if found is not None and found.relative is not None else ""
+def _percent(found: Difference | None, places: int = 2) -> str:
+    if found is None or found.relative is None:
+        return ""
+    return f"{found.relative:+.{places}%}"

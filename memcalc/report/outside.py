@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from memcalc import foreign
 from memcalc.measure.outside import CommandResult
-from memcalc.report.measured import WORDS
+from memcalc.report.measured import source_words
 from memcalc.units import format_mib
 
 
@@ -15,11 +16,11 @@ def render(outcome: CommandResult) -> str:
         rss = format_mib(measured.peak_rss)
         lines.append(f"main memory, largest resident sets of all its processes together: {rss}")
     for gpu in outcome.gpus:
-        words = f"{WORDS[gpu.source]}, {gpu.samples} samples {gpu.interval:g} s apart"
+        words = f"{source_words(gpu)}, {gpu.samples} samples {gpu.interval:g} s apart"
         lines.append(
             f"GPU memory occupied on {gpu.name}: {format_mib(gpu.peak_process or 0)} ({words})"
         )
         lines += [f"warning: {warning}" for warning in gpu.warnings]
     if not outcome.gpus:
         lines.append(f"GPU memory occupied: n/a ({measured.unknown['process_used'].rstrip('.')})")
-    return "".join(f"memcalc: {line}\n" for line in lines)
+    return foreign.lines("".join(f"memcalc: {foreign.line(line)}\n" for line in lines))

@@ -1,31 +1,28 @@
-"""A report as one HTML page that needs nothing beside itself: no network, no script."""
+"""A report as HTML: one page that needs nothing beside itself, and what a notebook shows."""
 
 from __future__ import annotations
 
-from html import escape
+import base64
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from memcalc import foreign
+from memcalc.errors import UsageError
 from memcalc.explanation.chapters import Chapter, Document
-from memcalc.report import page_parts as pieces
-from memcalc.report import plots, rows
+from memcalc.explanation.records import Explanation
+from memcalc.records.prediction import Prediction
+from memcalc.report import explained, measured, plots, predictions, rows
+from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.units import format_bytes
 from memcalc.version import __version__
 
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; color: #111; background: #fff;
-       max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-img { width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 0.87rem; margin: 1rem 0; }
-th, td { text-align: left; padding: 0.2rem 0.6rem 0.2rem 0; vertical-align: top;
-         border-bottom: 1px solid #ddd; }
-td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-tr.total td { font-weight: 600; border-bottom: none; }
-code { font-size: 0.95em; overflow-wrap: anywhere; }
-small, .dim { color: #444; } .verdict { font-weight: 600; }
-figure { margin: 1rem 0; } figcaption { font-size: 0.87rem; color: #444; }
-@media print { body { margin: 0; max-width: none; font-size: 10pt; }
-  figure, tr { break-inside: avoid; } h2 { break-after: avoid; } }
-"""
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from matplotlib.figure import Figure
+
+_TOP = 25
 
 
 def render(document: Document) -> str:
@@ -34,29 +31,70 @@ def render(document: Document) -> str:
     Raises:
         UsageError: matplotlib is not installed.
     """
-    title = _title(document)
-    parts = [f"<h1>{escape(title)}</h1>"]
-    predictions = [chapter.prediction for chapter in document.chapters]
-    if len(predictions) > 1:
-        figure = plots.optimizers(predictions)
-        parts += ["<h2>Side by side</h2>", pieces.picture(figure, "requested bytes at each peak")]
-        parts.append(pieces.comparison(predictions))
-    for chapter in document.chapters:
-        parts += _chapter(chapter, alone=len(document.chapters) == 1)
-    if document.explanation is not None:
-        parts += pieces.remedies(document.explanation)
-    if document.runs:
-        parts += ["<h2>Estimate against measurement</h2>"]
-        caption = "peak of allocated bytes, estimated and measured; the error beside it"
-        parts.append(pieces.picture(plots.accuracy(document.runs), caption))
-    parts.append(f"<p class=dim>memcalc {escape(__version__)}</p>")
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
+    page = _templates().get_template("page.html.j2")
+    return page.render(title=_title(document), blocks=_blocks(document), version=__version__) + "\n"
+
+
+def notebook(record: Prediction | Explanation) -> str:
+    """A record as a notebook shows it; without matplotlib the tables say the same."""
+    found = record if isinstance(record, Prediction) else record.prediction
+    try:
+        caption = "requested bytes at the peak"
+        pictures = [_picture(plots.optimizers([found]), caption)]
+    except UsageError:
+        pictures = []
+    heading, *rest = (
+        predictions.blocks([found])
+        if isinstance(record, Prediction)
+        else explained.blocks(record, _TOP)
     )
+    shown = _templates().get_template("blocks.html.j2").module
+    return f"<div>{shown.show([heading, *pictures, *rest])}</div>"  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _templates() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup, escape
+
+    def clean(value: Any) -> Any:
+        return value if isinstance(value, Markup) else foreign.line(str(value))
+
+    def breakable(text: str) -> Markup:
+        """Settings are long words; a line may end inside them."""
+        return Markup(escape(foreign.line(text)).replace("=", Markup("=<wbr>")))
+
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        finalize=clean,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters["breakable"] = breakable
+    made.filters["base64"] = lambda data: base64.b64encode(data).decode()
+    return made
+
+
+def _blocks(document: Document) -> Iterator[Block]:
+    found = [chapter.prediction for chapter in document.chapters]
+    if len(found) > 1:
+        yield Line("Side by side", Kind.HEADING)
+        yield _picture(plots.optimizers(found), "requested bytes at each peak")
+        yield predictions.comparison(found)
+    for chapter in document.chapters:
+        if len(found) > 1:
+            yield Line(rows.heading(chapter.prediction), Kind.HEADING)
+        yield from _chapter(chapter)
+    if document.explanation is not None:
+        yield Line("What would need less", Kind.HEADING)
+        yield from explained.remedies(document.explanation)
+    if document.runs:
+        yield Line("Estimate against measurement", Kind.HEADING)
+        caption = "peak of each run, estimated and measured; the error beside it"
+        yield _picture(plots.accuracy(document.runs), caption)
+        yield from measured.blocks(document.runs)
 
 
 def _title(document: Document) -> str:
@@ -69,23 +107,29 @@ def _title(document: Document) -> str:
     return f"memory of training {', '.join(models)}"
 
 
-def _chapter(chapter: Chapter, *, alone: bool) -> list[str]:
+def _chapter(chapter: Chapter) -> Iterator[Block]:
     prediction = chapter.prediction
-    parts = [] if alone else [f"<h2>{escape(rows.heading(prediction))}</h2>"]
-    verdict = rows.verdict(prediction)
-    parts += [f"<p class=verdict>{escape(verdict)}</p>"] if verdict else []
+    yield from predictions.verdict(prediction)
     if prediction.peak.allocated is not None:
-        caption = "what is asked for, held in blocks, held of the driver, and held by the process"
-        parts.append(pieces.picture(plots.ladder(prediction), f"the ladder at the peak: {caption}"))
+        rungs = "what is asked for, held in blocks, held of the driver, and held by the process"
+        yield _picture(plots.ladder(prediction), f"the ladder at the peak: {rungs}")
     if chapter.line is not None:
-        title = f"peak in {prediction.peak.phase.value}: "
-        title += f"{format_bytes(prediction.peak.requested)} requested"
+        size = format_bytes(prediction.peak.requested)
+        figure = plots.timeline(
+            chapter.line, f"peak in {prediction.peak.phase.value}: {size} requested"
+        )
         caption = "requested bytes by component over one steady step, with the allocator's lines"
-        parts.append(pieces.picture(plots.timeline(chapter.line, title), caption))
-    parts += [f"<p><small>{escape(note)}</small></p>" for note in chapter.notes]
-    parts.append(pieces.phases(prediction))
-    parts.append(pieces.components(prediction))
+        yield _picture(figure, caption)
+    yield from (Line(note, Kind.NOTE) for note in chapter.notes)
+    yield predictions.phases(prediction)
+    yield predictions.components(prediction)
     if chapter.peak is not None:
-        parts.append(pieces.peak(chapter.peak))
-    parts.append(pieces.footnotes(prediction))
-    return parts
+        yield Line("Alive at the peak", Kind.HEADING)
+        yield explained.contents(chapter.peak, _TOP)
+    yield from predictions.notes(prediction)
+    known = ", ".join(f"{name} {version}" for name, version in prediction.versions.items())
+    yield Line(f"method: {prediction.method}; versions: {known or 'none'}", Kind.NOTE)
+
+
+def _picture(figure: Figure, caption: str) -> Picture:
+    return Picture(plots.save(figure, "svg"), caption)

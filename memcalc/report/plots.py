@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from memcalc import foreign
 from memcalc.accuracy.compare import peak as compared
 from memcalc.errors import UsageError
 from memcalc.explanation.timeline import Timeline, thin
@@ -51,7 +52,10 @@ def timeline(line: Timeline, title: str) -> Figure:
             axes.step(moments, heights, "k", where="post", lw=0.9, ls=dashes, label=label)
     _mark_phases(axes, shown)
     _mark_peak(axes, shown, unit)
-    axes.set(title=title, xlabel=f"{line.events:,} births and deaths of one step, in order")
+    axes.set(
+        title=foreign.picture(title),
+        xlabel=f"{line.events:,} births and deaths of one step, in order",
+    )
     axes.set(ylabel=name, xticks=[])
     axes.set_xlim(0, len(shown.requested))
     axes.set_ylim(0, axes.get_ylim()[1] * 1.22)
@@ -79,7 +83,7 @@ def ladder(prediction: Prediction) -> Figure:
     axes.bar_label(bars, [format_bytes(size) for _, size in known], padding=3)
     if prediction.fit is not None:
         axes.axvline(capacity / unit, color="black", ls="--", lw=1.2)
-        label = f"{prediction.fit.gpu}: {format_bytes(capacity)}"
+        label = foreign.picture(f"{prediction.fit.gpu}: {format_bytes(capacity)}")
         axes.annotate(
             label, (capacity / unit, 1.0), (3, 3), xycoords=("data", "axes fraction"),
             textcoords="offset points", fontsize=8,
@@ -95,7 +99,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
     ordered = sorted(predictions, key=lambda p: p.peak.requested)
     figure, axes = _figure(9.5, 1.0 + 0.36 * len(ordered))
     unit, name = _unit(ordered[-1].peak.requested)
-    labels = [_label(prediction, ordered) for prediction in ordered]
+    labels = [foreign.picture(_label(prediction, ordered)) for prediction in ordered]
     floor = [0.0] * len(ordered)
     for component, style in STYLES.items():
         sizes = [prediction.components.get(component, 0) / unit for prediction in ordered]
@@ -124,7 +128,8 @@ def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
         if run.prediction is not None and run.measurement is not None:
             found = compared(run.prediction, run.measurement, rung)
             if found is not None:
-                pairs.append((f"{run.plan.model} {run.plan.optim} {run.plan.precision}", found))
+                name = f"{run.plan.model} {run.plan.optim} {run.plan.precision}"
+                pairs.append((foreign.picture(name), found))
     if not pairs:
         raise UsageError("No run has both an estimate and a measurement: nothing to compare.")
     figure, axes = _figure(9.5, 1.0 + 0.5 * len(pairs))

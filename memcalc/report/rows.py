@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from memcalc.errors import UsageError
 from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction
 from memcalc.records.trace import Component
 from memcalc.units import MIB, format_bytes, format_mib
@@ -27,19 +29,31 @@ def heading(prediction: Prediction) -> str:
     plan = prediction.plan
     if plan.command:
         return f"{plan.name} ({prediction.head}): {prediction.optimizer_state.optimizer}"
-    tokens = f" x {prediction.seq} tokens" if prediction.seq is not None else ""
-    shape = f"batch {plan.batch}{tokens}"
+    return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq)}"
+
+
+def described(plan: Plan, seq: int | None) -> str:
+    """How a model is trained, as far as it is not as always."""
+    tokens = f" x {seq} tokens" if seq is not None else ""
     extras = [
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
         f"LoRA {plan.lora}" if plan.lora else "",
-        loops.find(plan.loop).title,
+        _loop(plan.loop),
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
     ]
-    parts = [plan.optim, plan.precision, shape, *filter(None, extras)]
-    return f"{plan.model} ({prediction.head}): " + ", ".join(parts)
+    parts = [plan.optim, plan.precision, f"batch {plan.batch}{tokens}", *filter(None, extras)]
+    return ", ".join(parts)
+
+
+def _loop(name: str) -> str:
+    try:
+        return loops.find(name).title
+    except UsageError:
+        # Of a later memcalc, whose files can be read all the same.
+        return f"{name} loop"
 
 
 def component_rows(prediction: Prediction) -> list[tuple[str, int, float, float]]:

@@ -8,11 +8,12 @@ import re
 import jsonschema
 import pytest
 import xmlschema
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
+from memcalc import foreign
 from memcalc.budgets.figures import change, writer
 from memcalc.budgets.formats import github, junit, markdown, render, sarif, table, words
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where
@@ -63,6 +64,7 @@ def reports(draw):
     return report(*found, warnings=tuple(draw(st.lists(LINE, max_size=2))))
 
 
+@settings(max_examples=60, deadline=None)
 @given(reports())
 def test_junit_is_valid_and_counts_what_it_holds(found):
     text = junit.render(found)
@@ -72,6 +74,7 @@ def test_junit_is_valid_and_counts_what_it_holds(found):
     assert text.count("<skipped ") == found.count(Status.NO_BASELINE)
 
 
+@settings(max_examples=30, deadline=None)
 @given(reports(), st.sampled_from([0, 1, 3]))
 def test_sarif_is_valid_and_names_the_line_of_every_failure(found, code):
     data = json.loads(sarif.render(found, code=code))
@@ -111,7 +114,7 @@ def test_a_github_annotation_is_one_line_that_reads_back_as_it_was(run, reason):
     assert "\n" not in line
     assert "\r" not in line
     assert (match[1], match[2]) == ("conf/memcalc.toml", "7")
-    assert unescape(match[3]) == f"memcalc: {run} optimizer_state"
+    assert unescape(match[3]) == foreign.line(f"memcalc: {run} optimizer_state")
     assert unescape(match[4]) == words.sentence(found)
 
 
@@ -139,6 +142,7 @@ def test_markdown_begins_with_its_marker_and_has_failures_first():
     assert "<b>" not in rows[0]
 
 
+@settings(max_examples=80, deadline=None)
 @given(run=LINE, reason=LINE)
 @example(run="-", reason="0")
 @example(run="1.", reason="+ 2)")

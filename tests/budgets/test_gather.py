@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memcalc import report
 from memcalc.budgets import gather
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Evidence
@@ -16,6 +15,7 @@ from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.files.results import Run, save
 from memcalc.records.prediction import Prediction
+from memcalc.report import json
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_a_run_is_found_in_what_estimate_wrote(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = gather.estimate([run], effort)
     path = tmp_path / "answer.json"
-    artifact.write(path, report.render([known.prediction], "json"))
+    artifact.write(path, json.render([known.prediction]))
     assert gather.saved([run], [path]) == [known]
 
 

@@ -11,6 +11,7 @@ from memcalc.allocator.counter import Levels
 from memcalc.errors import UsageError
 from memcalc.explanation.recorded import read
 from memcalc.report import recorded as report
+from memcalc.report.blocks import markdown, terminal
 
 FOLDER = Path(__file__).parents[2] / "evidence" / "standin" / "allocator" / "snapshots"
 
@@ -50,7 +51,7 @@ def test_settings_of_your_own_can_be_asked_about(snapshot):
     assert asked.peaks.reserved < plain.peaks.reserved
     small = read(path, device_bytes=plain.peaks.reserved // 2)
     assert "asked for" in small.what_ifs[0].out_of_memory
-    assert "out of memory" in report.table(small, top=3)
+    assert "out of memory" in terminal(report.blocks(small, 3))
 
 
 def test_a_history_that_starts_in_the_middle_says_so(snapshot):
@@ -58,7 +59,7 @@ def test_a_history_that_starts_in_the_middle_says_so(snapshot):
     found = read(path)
     assert found.replayed is None
     assert found.older > 0
-    text = report.table(found, top=3)
+    text = terminal(report.blocks(found, 3))
     assert "starts in the middle" in text
     assert "older than the recording" in text
 
@@ -69,7 +70,7 @@ def test_all_formats_say_the_same(snapshot):
     assert body["what_ifs"][0]["peaks"]["reserved"] == found.what_ifs[0].peaks.reserved
     pools = body["held"]["reserved_by_pool"]
     assert sum(pool["bytes"] for pool in pools) == found.held.levels.reserved
-    assert f"{found.what_ifs[1].peaks.reserved:,}" in report.markdown(found, top=3)
+    assert f"{found.what_ifs[1].peaks.reserved:,}" in markdown(report.blocks(found, 3))
 
 
 @pytest.mark.parametrize(

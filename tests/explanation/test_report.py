@@ -39,7 +39,7 @@ class Reader(HTMLParser):
         self.open, self.links, self.words = [], [], []
 
     def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "img", "wbr"):
+        if tag not in ("meta", "img", "wbr", "br"):
             self.open.append(tag)
         self.links += [value for name, value in attrs if name in ("src", "href")]
 

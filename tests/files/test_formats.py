@@ -33,13 +33,16 @@ def test_a_name_wins_over_an_extension_and_the_screen_shows_a_table():
     assert chosen("fit", None) == "table"
 
 
-def test_every_format_of_predictions_and_checks_is_written():
-    from memcalc import estimate, report
+def test_every_format_of_predictions_and_checks_is_written(tmp_path):
+    from memcalc import estimate
     from memcalc.budgets.formats import render
     from memcalc.budgets.records import Report
+    from memcalc.cli.output import deliver_predictions
 
     prediction = estimate("gpt2", method="analytic")
-    texts = {name: report.render([prediction], name) for name in formats("predictions")}
-    assert len(set(texts.values())) == len(texts)
+    for name in formats("predictions"):
+        deliver_predictions([prediction], name, tmp_path / name)
+    texts = {path.read_text() for path in tmp_path.iterdir()}
+    assert len(texts) == len(formats("predictions"))
     empty = Report(verdicts=())
     assert len({render(empty, name, 0) for name in formats("check")}) > 4

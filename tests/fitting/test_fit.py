@@ -11,6 +11,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
 from memcalc.records.prediction import FitVerdict
 from memcalc.report import fitted
+from memcalc.report.blocks import markdown, terminal
 
 
 @pytest.fixture
@@ -87,11 +88,11 @@ def test_the_grid_agrees_with_the_limit(found):
 def test_every_format_holds_the_answer(found):
     answer = found["distilbert-base-cased"]
     batch = answer.limits[0].best.batch
-    table = fitted.render(answer, "table", width=80)
+    table = terminal(fitted.blocks(answer), width=80)
     assert max(map(len, table.splitlines())) <= 80
     assert f"largest batch at 128 tokens: {batch}" in table
-    assert f"largest batch at 128 tokens: {batch}" in fitted.render(answer, "markdown")
-    data = json.loads(fitted.render(answer, "json"))
+    assert f"largest batch at 128 tokens: {batch}" in markdown(fitted.blocks(answer))
+    data = json.loads(fitted.as_json(answer))
     assert data["kind"] == "fit"
     assert data["limits"][0]["best"]["batch"] == batch
     assert data["limits"][0]["best"]["fit"]["verdict"] == "fits"

@@ -12,27 +12,25 @@ HERE = Path(__file__).parent
 pytest.importorskip("triton", reason="Triton is not installed")
 
 
-KERNELS = ["adam_32bit", "adam_8bit", "adamw_bf16"]
-
-
-@pytest.mark.parametrize("cases", ["few", pytest.param("all", marks=pytest.mark.nightly)])
-def test_the_kernels_equal_the_reference(cases):
+@pytest.mark.parametrize("kernel", ["adam_32bit", "adam_8bit", "adamw_bf16"])
+def test_a_kernel_equals_the_reference(kernel):
     # The interpreter must be chosen before Triton is imported: hence a process of its own.
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
-        [sys.executable, str(HERE / "interpret_kernels.py"), cases, *KERNELS],
+        [sys.executable, str(HERE / "interpret_kernels.py"), kernel],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("compared") == len(KERNELS)
+    assert "compared" in run.stdout
 
 
-def test_the_kernels_compile_for_the_oldest_and_newest_gpu_without_spilling(tmp_path):
+@pytest.mark.parametrize("kernel", ["adam_32bit", "adam_8bit", "adamw_bf16"])
+def test_a_kernel_compiles_for_the_oldest_and_newest_gpu_without_spilling(kernel, tmp_path):
     # Needs no GPU: Triton brings its own assembler.
     script = HERE.parent.parent / "benchmarks" / "kernel_resources.py"
-    options = ["--capability", "75", "--capability", "90"]
+    options = ["--kernel", kernel, "--capability", "75", "--capability", "90"]
     run = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "kernels.json"), *options],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"},

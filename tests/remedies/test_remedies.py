@@ -1,7 +1,7 @@
 """Remedies are estimates, not guesses; and the combination that is found holds."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -18,7 +18,8 @@ from memcalc.remedies.records import Figures, Remedy, Trial
 from memcalc.remedies.search import needed, search, stages
 from memcalc.remedies.table import candidates
 from memcalc.remedies.trials import apply
-from memcalc.report import explained_table as report
+from memcalc.report import explained as report
+from memcalc.report.blocks import markdown, terminal
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +159,7 @@ REMEDIES = [
 SHARES = st.fixed_dictionaries({r.key: st.floats(0.1, 1.2) for r in REMEDIES})
 
 
+@settings(max_examples=60)
 @given(SHARES, st.sampled_from((1, 2, 6, 7, 12)), st.integers(1 << 10, 1 << 20))
 def test_what_the_search_returns_holds_and_needs_each_of_its_remedies(shares, batch, limit):
     laboratory = Scales(Plan(model="m", batch=batch), shares)
@@ -207,7 +209,7 @@ def test_without_an_allocator_remedies_are_compared_by_what_is_requested(explain
 
     prediction = replace(explained.prediction, peak=bare(explained.prediction.peak))
     on_cpu = replace(explained, prediction=prediction, search=None)
-    text = report.table(on_cpu, top=3)
+    text = terminal(report.blocks(on_cpu, 3))
     head = next(line for line in text.splitlines() if line.startswith(" remedy")).split()
     assert head == ["remedy", "requested", "FLOPs", "cost"]
-    assert "requested | FLOPs" in report.markdown(on_cpu, top=3)
+    assert "requested | FLOPs" in markdown(report.blocks(on_cpu, 3))

@@ -6,8 +6,10 @@ import re
 
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
+from memcalc.foreign import github, github_property
 
 _PLACE = re.compile(r"([^:]+):(\d+): (.*)", re.DOTALL)
+_TITLE = "title=memcalc check"
 MOST = 10
 """GitHub shows ten annotations of a kind for each step and drops the rest without a word."""
 
@@ -20,10 +22,13 @@ def render(report: Report) -> str:
         left = ", ".join(f"{v.budget.run} {v.budget.name}" for v in failures[MOST : 2 * MOST])
         more = " and others" if len(failures) > 2 * MOST else ""
         message = f"{len(failures) - MOST} more budgets do not hold: {left}{more}"
-        lines.append(f"::notice title={_property('memcalc check')}::{_data(message)}")
+        lines.append(f"::notice {_TITLE}::{github(message)}")
     warnings = [
         *(_annotation("warning", v) for v in report.verdicts if v.status is Status.NO_BASELINE),
-        *(f"::warning title={_property('memcalc check')}::{_data(w)}" for w in report.warnings),
+        *(
+            f"::warning title={github_property('memcalc check')}::{github(w)}"
+            for w in report.warnings
+        ),
     ]
     # The report's own warnings come last and say in sum what the single ones say.
     lines += warnings[-MOST:]
@@ -33,26 +38,15 @@ def render(report: Report) -> str:
 def refusal(message: str) -> str:
     """An annotation for a file that is not understood, on the line that the message names."""
     match = _PLACE.match(message)
-    title = f"title={_property('memcalc check')}"
     if match is None:
-        return f"::error {title}::{_data(message)}\n"
-    file = _property(words.in_repository(match[1]))
-    return f"::error file={file},line={match[2]},{title}::{_data(match[3])}\n"
+        return f"::error {_TITLE}::{github(message)}\n"
+    file = github_property(words.in_repository(match[1]))
+    return f"::error file={file},line={match[2]},{_TITLE}::{github(match[3])}\n"
 
 
 def _annotation(kind: str, verdict: Verdict) -> str:
     where = verdict.budget.where
     title = f"memcalc: {verdict.budget.run} {verdict.budget.name}"
-    file = _property(words.in_repository(where.file))
-    properties = f"file={file},line={where.line},title={_property(title)}"
-    return f"::{kind} {properties}::{_data(words.sentence(verdict))}"
-
-
-def _data(text: str) -> str:
-    """As GitHub's runner reads a message back: percent, carriage return and newline are coded."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    """In a property the signs that end one are coded too."""
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+    file = github_property(words.in_repository(where.file))
+    properties = f"file={file},line={where.line},title={github_property(title)}"
+    return f"::{kind} {properties}::{github(words.sentence(verdict))}"

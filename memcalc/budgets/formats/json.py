@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from memcalc import foreign
 from memcalc.budgets.figures import change
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
@@ -26,7 +27,7 @@ def render(report: Report, *, code: int) -> str:
         "notes": list(report.notes),
         "versions": report.versions,
     }
-    return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
+    return foreign.json(json.dumps(body, indent=2, ensure_ascii=False)) + "\n"
 
 
 def _budget(verdict: Verdict) -> dict[str, Any]:

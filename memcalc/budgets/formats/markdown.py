@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
-import re
+from collections.abc import Sequence
 
+from memcalc import foreign
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
 
@@ -13,19 +13,13 @@ MARKER = "<!-- memcalc:check -->"
 OPEN_ROWS = 10
 _LONGEST = 60_000
 """GitHub refuses a comment of more than 65,536 characters."""
-_HEAD = (
-    "| run | budget | before | after | change | limit | verdict |\n"
-    "| :-- | :-- | --: | --: | --: | --: | :-- |\n"
-)
+_HEAD = ("run", "budget", "before", "after", "change", "limit", "verdict")
 _SIGNS = {
     Status.OVER: "❌ **over**",
     Status.UNKNOWN: "⚠️ **could not tell**",
     Status.NO_BASELINE: "no baseline",
     Status.HOLDS: "✅ ok",
 }
-_LEADING = re.compile(r"^(\d*)([-+=.)])")
-"""What makes a list, or a line, of text that begins with it."""
-_SPECIAL = re.compile(r"[\\`*\[\]#|~@$]|(?<![^\W_])_|_(?![^\W_])")
 
 
 def render(report: Report, *, only_failures: bool = False) -> str:
@@ -36,37 +30,37 @@ def render(report: Report, *, only_failures: bool = False) -> str:
     parts = [f"{MARKER}\n### {verdict}\n\n{words.summary(report)}.\n"]
     open_rows = max(OPEN_ROWS, failures)
     if shown:
-        parts.append(_HEAD + "".join(_row(verdict) for verdict in shown[:open_rows]))
+        parts.append(_table(shown[:open_rows]))
     parts.append("".join(_reason(verdict) for verdict in report.failures))
     rest = shown[open_rows:]
     if rest:
-        folded = "".join(_row(verdict) for verdict in rest)
-        title = f"{len(rest)} more"
-        parts.append(f"<details>\n<summary>{title}</summary>\n\n{_HEAD}{folded}\n</details>\n")
+        title = f"<summary>{len(rest)} more</summary>"
+        parts.append(f"<details>\n{title}\n\n{_table(rest)}\n</details>\n")
     parts += [f"> {escape(text)}\n" for text in (*report.warnings, *report.notes)]
     return _bounded(parts)
 
 
 def escape(text: str) -> str:
     """Text that Markdown takes as text, on one line."""
-    plain = html.escape(words.one_line(text), quote=False)
-    plain = _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", plain)
-    return _LEADING.sub(lambda match: f"{match[1]}&#{ord(match[2])};", plain)
+    return foreign.markdown(words.one_line(text))
 
 
-def _row(verdict: Verdict) -> str:
+def _table(verdicts: Sequence[Verdict]) -> str:
+    return foreign.grid(_HEAD, list(map(_row, verdicts)), words=(0, 1, 6))
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
     before, changed = words.before_and_change(verdict)
     value, _, difference = words.comparison(verdict)
     said = _SIGNS[verdict.status]
     if verdict.status is Status.OVER and difference:
         said += f" by {difference.removeprefix('+')}"
-    cells = (
+    return (
         escape(verdict.budget.run),
         escape(verdict.budget.name),
         *(_figure(text) for text in (before, value, changed, words.limit(verdict))),
         said,
     )
-    return "| " + " | ".join(cells) + " |\n"
 
 
 def _reason(verdict: Verdict) -> str:

@@ -7,6 +7,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+from memcalc import foreign
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
 from memcalc.version import __version__
@@ -31,13 +32,14 @@ def render(report: Report, *, code: int) -> str:
                 "executionSuccessful": not report.count(Status.UNKNOWN),
                 "exitCode": code,
                 "toolExecutionNotifications": [
-                    {"level": "warning", "message": {"text": warning}}
+                    {"level": "warning", "message": {"text": _plain(warning)}}
                     for warning in report.warnings
                 ],
             }
         ],
     }
-    return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+    body = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+    return foreign.json(json.dumps(body, indent=2)) + "\n"
 
 
 def _rules() -> list[dict[str, Any]]:
@@ -54,18 +56,24 @@ def _result(verdict: Verdict) -> dict[str, Any]:
     # The same budget is the same alert, wherever in the file it moves.
     file = words.in_repository(budget.where.file)
     identity = f"{file}\0{budget.run}\0{budget.rule}\0{budget.metric}"
+    known = hashlib.sha256(identity.encode("utf-8", "backslashreplace")).hexdigest()
     return {
         "ruleId": name,
         "ruleIndex": rules.index(verdict.status),
         "level": "error",
-        "message": {"text": words.sentence(verdict)},
+        "message": {"text": _plain(words.sentence(verdict))},
         "locations": [
             {
                 "physicalLocation": {
-                    "artifactLocation": {"uri": quote(file)},
+                    "artifactLocation": {"uri": quote(file, errors="backslashreplace")},
                     "region": {"startLine": budget.where.line},
                 }
             }
         ],
-        "partialFingerprints": {"budget/v1": hashlib.sha256(identity.encode()).hexdigest()[:32]},
+        "partialFingerprints": {"budget/v1": known[:32]},
     }
+
+
+def _plain(text: str) -> str:
+    """A message without links of its own (SARIF 2.1.0, 3.11.6)."""
+    return foreign.line(text).replace("](", "] (")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+from memcalc import foreign
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
 
@@ -32,13 +33,16 @@ def render(
     if only_failures and not shown:
         return ""
     lines = [line for lines in _lines(shown, width, color) for line in lines]
-    lines += [f"note: {note}" for note in report.notes if not only_failures]
-    lines += [f"warning: {warning}" for warning in report.warnings]
-    return "\n".join([*lines, words.summary(report)]) + "\n"
+    lines += [foreign.line(f"note: {note}") for note in report.notes if not only_failures]
+    lines += [foreign.line(f"warning: {warning}") for warning in report.warnings]
+    return foreign.lines("\n".join([*lines, words.summary(report)]) + "\n")
 
 
 def _lines(verdicts: Sequence[Verdict], width: int, color: bool) -> list[list[str]]:
-    cells = [(words.STATUS[v.status], v.budget.run, v.budget.name, *_figures(v)) for v in verdicts]
+    cells = [
+        (words.STATUS[v.status], *map(foreign.line, (v.budget.run, v.budget.name, *_figures(v))))
+        for v in verdicts
+    ]
     widths = [max((len(row[at]) for row in cells), default=0) for at in range(6)]
     return [
         _row(verdict, row, widths, width, color)

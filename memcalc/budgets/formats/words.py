@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from memcalc import foreign
 from memcalc.budgets.figures import change, signed, writer
 from memcalc.budgets.records import Report, Rule, Status, Verdict
 
@@ -56,8 +57,8 @@ def why(verdict: Verdict) -> str:
 
 
 def one_line(text: str) -> str:
-    """Without line breaks and signs that steer a terminal: reasons quote what other code says."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    """Harmless and without runs of spaces: reasons quote what other code says."""
+    return " ".join(foreign.line(text).split())
 
 
 def sentence(verdict: Verdict) -> str:
@@ -68,7 +69,7 @@ def sentence(verdict: Verdict) -> str:
     lead = {Status.UNKNOWN: "could not tell", Status.NO_BASELINE: "not checked"}
     told = lead.get(verdict.status, "")
     parts = [part for part in (told, f"{figures}{apart}", why(verdict)) if part]
-    return f"{verdict.budget.run}: {verdict.budget.name}: {': '.join(parts)}"
+    return foreign.line(f"{verdict.budget.run}: {verdict.budget.name}: {': '.join(parts)}")
 
 
 def in_repository(file: str) -> str:

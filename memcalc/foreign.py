@@ -1,0 +1,87 @@
+r"""Text from outside, such as names, paths, frames and errors, made harmless where it is printed.
+
+One function a medium. What a medium cannot show is written as an escape (``\x1b``), so that a
+reader sees that it was there; what it would obey is written so that it is only read. HTML is
+escaped by its template and XML by its writer, both of them after ``line``.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from json import dumps
+
+_COMMAND = re.compile(r"##(?=\w*\[)")
+"""Begins a command to the runners of Azure, TeamCity and GitHub, anywhere in a line of a log."""
+_LEADING_COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
+"""Begins a command to GitHub's runner, where a line begins with it."""
+_LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+=](?:[-+=\s]|$))|(?=\[|::))(.)")
+"""What makes a list, a task, a heading or a command of a line that begins with it."""
+_SPECIAL = re.compile(r"[\\`*#|~@$]|(?<![^\W_])_|_(?![^\W_])|\](?=[\[(:])")
+_FORMULA = ("=", "+", "-", "@", "::")
+
+
+def line(text: str) -> str:
+    """One line for a terminal, a log or a picture: every sign that steers one is an escape."""
+    if not text.isprintable():
+        text = "".join(sign if sign.isprintable() else _shown(sign) for sign in text)
+    return _COMMAND.sub("# #", text)
+
+
+def lines(text: str) -> str:
+    """Several lines that are going to a log as they are: none is a command to what runs it."""
+    return _LEADING_COMMAND.sub(r"\1: ", text)
+
+
+def markdown(text: str) -> str:
+    """Text that Markdown shows as it stands, in a paragraph or in the cell of a table."""
+    plain = html.escape(line(text), quote=False)
+    plain = _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", plain)
+    return _LEADING.sub(lambda found: f"{found[1]}&#{ord(found[2])};", plain)
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:
+    """A table of Markdown; its cells are Markdown already.
+
+    Args:
+        head: of the columns.
+        rows: cells.
+        words: columns of text; all others hold figures.
+    """
+    rule = ("---" if at in words else "---:" for at in range(len(head)))
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, rule, *rows))
+
+
+def json(text: str) -> str:
+    """JSON that was made of it, with an escape for whatever is not printable in its strings."""
+    if not text.replace("\n", "").isprintable():
+        text = "".join(s if s.isprintable() or s == "\n" else dumps(s)[1:-1] for s in text)
+    return _COMMAND.sub(r"#\\u0023", text)
+
+
+def cell(value: object) -> object:
+    """A cell of CSV that no spreadsheet takes for a formula; numbers stay numbers."""
+    if not isinstance(value, str):
+        return value
+    plain = line(value)
+    return f"'{plain}" if plain.lstrip().startswith(_FORMULA) else plain
+
+
+def picture(text: str) -> str:
+    """A label of a picture; matplotlib would take what is between dollars for a formula."""
+    return line(text).replace("$", r"\$")
+
+
+def github(text: str) -> str:
+    """The message of a workflow command: its end and its own escapes are coded."""
+    return line(text).replace("%", "%25")
+
+
+def github_property(text: str) -> str:
+    """A property of a workflow command, where more signs end it."""
+    return github(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _shown(sign: str) -> str:
+    return " " if sign.isspace() else sign.encode("unicode_escape").decode("ascii")

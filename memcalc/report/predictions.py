@@ -1,0 +1,120 @@
+"""Predictions as blocks: one in full, or several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from memcalc.records.model import Place
+from memcalc.records.prediction import Prediction
+from memcalc.report import rows
+from memcalc.report.blocks import Block, Kind, Line, Size, Table
+from memcalc.units import format_mib
+
+
+def blocks(predictions: Sequence[Prediction]) -> list[Block]:
+    """What a person reads in five seconds, and below it what was assumed."""
+    if len(predictions) == 1:
+        return list(_single(predictions[0]))
+    first = predictions[0]
+    heading = rows.heading(first).replace(f" {first.plan.optim},", "")
+    return [Line(heading, Kind.HEADING), comparison(predictions), *notes(first)]
+
+
+def _single(prediction: Prediction) -> Iterator[Block]:
+    yield Line(rows.heading(prediction), Kind.HEADING)
+    yield Line(
+        f"{prediction.parameters:,} parameters in {prediction.parameter_tensors} tensors, "
+        f"{prediction.trainable:,} trainable"
+    )
+    yield components(prediction)
+    yield phases(prediction)
+    rungs = [f"{name} {value}" for name, value in rows.ladder_words(prediction)]
+    if prediction.context is not None:
+        yield Line("  ".join(rungs[:-1]))
+        yield Line(rungs[-1])
+    else:
+        yield Line("  ".join(rungs))
+    yield from verdict(prediction)
+    yield Line(f"optimizer state: {rows.state_words(prediction)}")
+    yield from (Line(f"  {note}") for note in prediction.optimizer_state.notes)
+    for rule in prediction.rules_of_thumb:
+        each = f"{rule.bytes_per_parameter:g} bytes/parameter"
+        yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
+    yield from notes(prediction)
+
+
+def verdict(prediction: Prediction) -> Iterator[Line]:
+    """Whether it fits, where a GPU was named."""
+    words = rows.verdict(prediction)
+    if words:
+        yield Line(words, Kind.VERDICT)
+
+
+def components(prediction: Prediction) -> Table:
+    """What is held at the peak; it sums to the requested bytes."""
+    each = sum(prediction.components.values()) / max(prediction.parameters, 1)
+    found = rows.component_rows(prediction)
+    total = Size(sum(prediction.components.values()), mib=True)
+    return Table(
+        title=f"At the peak, in {prediction.peak.phase.value}",
+        head=("component", "bytes", "share", "bytes/param"),
+        rows=[
+            *((name, Size(size), f"{share:.1%}", f"{own:.2f}") for name, size, share, own in found),
+            ("total", total, "100.0%", f"{each:.2f}"),
+        ],
+        strong=(len(found),),
+    )
+
+
+def phases(prediction: Prediction) -> Table:
+    """The peak of each phase on the rungs that are known."""
+    replayed = prediction.peak.allocated is not None
+    fields = ("allocated", "reserved", "first_step_allocated") if replayed else ("requested",)
+    names = ("allocated", "reserved", "first step") if replayed else ("requested",)
+    return Table(
+        title="Peak by phase",
+        head=("phase", *names),
+        rows=[
+            (phase.phase.value, *(_mib(getattr(phase, field), "") for field in fields))
+            for phase in prediction.phases
+        ],
+        strong=tuple(
+            number
+            for number, phase in enumerate(prediction.phases)
+            if phase.phase is prediction.peak.phase
+        ),
+    )
+
+
+def comparison(predictions: Sequence[Prediction]) -> Table:
+    """Several plans, the smallest peak first."""
+    rungs = ("requested", "allocated", "reserved", "process_used")
+    return Table(
+        head=("optimizer", "state", "peak phase", *(rung.replace("_", " ") for rung in rungs)),
+        rows=[
+            (
+                p.plan.optim,
+                _state(p),
+                p.peak.phase.value,
+                *(_mib(getattr(p.peak, rung), "n/a") for rung in rungs),
+            )
+            for p in sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
+        ],
+    )
+
+
+def notes(prediction: Prediction) -> Iterator[Line]:
+    """What was assumed, and what was not counted."""
+    if prediction.assumptions:
+        yield Line("assumed: " + "; ".join(prediction.assumptions), Kind.NOTE)
+    if prediction.uncounted:
+        yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
+
+
+def _mib(value: int | None, unknown: str) -> str:
+    return format_mib(value) if value is not None else unknown
+
+
+def _state(prediction: Prediction) -> str:
+    state = prediction.optimizer_state
+    return format_mib(state.total(Place.DEVICE) + state.total(Place.MANAGED))
