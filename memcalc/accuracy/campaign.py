@@ -122,7 +122,7 @@ def _asked(measured: Measurement, watcher: Watcher) -> Plan | None:
     if plan.target == "cpu":
         return replace(plan, gpu=None, torch=version)
     try:
-        gpu = plan.gpu or gpus.find(measured.device).name
+        gpu = plan.gpu or gpus.find(measured.device, measured.device_total).name
     except UsageError as error:
         watcher.note(f"no estimate of {plan.model}: {error}")
         return None

@@ -181,7 +181,7 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
 def _ran(budget: Budget, measurement: Measurement) -> Verdict | None:
     """A run on the GPU itself settles it; ``None`` where it was another, or was not read."""
     try:
-        gpu = gpus.find(measurement.device)
+        gpu = gpus.find(measurement.device, measurement.device_total)
     except UsageError:
         return None
     if gpu.name != budget.gpu:

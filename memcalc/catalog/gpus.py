@@ -1,10 +1,11 @@
-"""The GPUs that memcalc knows (configs/gpus.toml)."""
+"""The GPUs that memcalc knows (configs/gpus.toml), and what people call them."""
 
 from __future__ import annotations
 
 import functools
 import re
 import tomllib
+from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -13,67 +14,145 @@ from memcalc.errors import UsageError, unknown
 from memcalc.files.shipped import configs
 from memcalc.units import GIB, MIB
 
+_SIZE = re.compile(r"(?<!\d)(\d{1,3}) ?gi?b\b")
+_WORDS = ((r"with max-?q design", "maxq"), (r"\bmobile\b", "laptop"))
+_EMPTY = re.compile(r"nvidia|geforce|tesla|generation|gpu|[^a-z0-9]")
+_SERIES = re.compile(r"^(quadro)?(rtx|gtx)?(pro)?")
+_OTHERS = re.compile(
+    r"amd\b|radeon|instinct|\brx ?\d{4}|\bmi ?\d{2,3}[a-z]?\b|\bgfx\d|intel|\barc\b|gaudi|apple|"
+    r"\bmps\b|\bm[1-9]( ?(pro|max|ultra))?\b|google|\btpu\b|trainium|inferentia|ascend|\bnpu\b"
+)
+_NEAR = 0.05
+"""Share by which a total that was read may differ from the one on record: drivers keep more or
+less. Sizes of one name differ by more than a tenth."""
+
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU model. Sizes in bytes."""
 
     name: str
     memory: int
-    """What CUDA offers a process (``cudaMemGetInfo``), or NVML's total where that is not known."""
+    """What CUDA offers a process (``cudaMemGetInfo``)."""
     nvml_memory: int | None = None
     """What NVML and nvidia-smi report as total."""
+    sold_as: int
+    """Gigabytes by the name on the box."""
     capability: tuple[int, int]
     multiprocessors: int
-    threads_per_multiprocessor: int
-    bandwidth: int | None = None
+    bandwidth: int
     """Bytes per second."""
     aliases: tuple[str, ...] = ()
-    source: str = ""
+    source: str
+    """Where the sizes were read, or what they were derived from."""
 
 
 @functools.cache
 def table() -> tuple[Gpu, ...]:
     """All GPUs, in the order of the file."""
     data = tomllib.loads((configs() / "gpus.toml").read_text(encoding="utf-8"))
-    return tuple(_gpu(entry) for entry in data["gpu"])
+    entries = {entry["name"]: entry for entry in data["gpu"]}
+    return tuple(_gpu(entry, entries) for entry in data["gpu"])
 
 
-def find(name: str) -> Gpu:
-    """Find a GPU by name, tolerant of case, spaces and dashes.
+@functools.cache
+def find(name: str, total: int | None = None) -> Gpu:
+    """Find a GPU by the name that a driver or a person gives it.
+
+    Case, spaces, dashes, the maker's name and a size that says nothing new make no difference.
+    Everything else does, so that no card answers for another one.
+
+    Args:
+        name: such as ``RTX 4090``, ``4090`` or ``NVIDIA A100-SXM4-80GB``.
+        total: bytes of the card, where they were read; they decide between sizes of one name.
 
     Raises:
-        UsageError: no such GPU, or several; the closest names are offered.
+        UsageError: no such GPU, or several; says which there are.
     """
-    by_name = {_plain(alias): gpu for gpu in table() for alias in (gpu.name, *gpu.aliases)}
-    wanted = _plain(name)
-    if wanted in by_name:
-        return by_name[wanted]
-    begun = [gpu for gpu in table() if wanted and _plain(gpu.name).startswith(wanted)]
-    if len(begun) == 1:
-        return begun[0]
+    plain, size = _parts(name)
+    by_name = _by_name()
+    exact = by_name.get(plain, {}).get(size)
+    if exact is not None:
+        return exact
+    found = {gpu.name: gpu for gpu in by_name.get(plain, {}).values()}
+    if size is not None:
+        found = {name: gpu for name, gpu in found.items() if gpu.sold_as == size}
+    if total is not None:
+        near = {key: gpu for key, gpu in found.items() if _is_near(gpu, total)}
+        found = near or found
+    if len(found) == 1:
+        return next(iter(found.values()))
+    if found:
+        raise UsageError(f"There are several GPUs called {name!r}: name one of {_list(found)}.")
+    raise _none(name, plain)
+
+
+def _none(name: str, plain: str) -> UsageError:
+    if _OTHERS.search(name.lower()):
+        return UsageError(
+            f"{name!r} is not supported: memcalc knows NVIDIA GPUs; see memcalc list gpus."
+        )
+    wanted = _SERIES.sub("", plain)
+    longer = re.compile(re.escape(wanted) + r"($|\D)")
+    cores = {gpu.name: _SERIES.sub("", _parts(gpu.name)[0]) for gpu in table()}
+    begun = [name for name, core in cores.items() if wanted and longer.match(core)]
     if begun:
-        names = ", ".join(gpu.name for gpu in begun)
-        raise UsageError(f"There are several GPUs called {name!r}: name one of {names}.")
-    raise unknown("GPU", name, [gpu.name for gpu in table()], hint="see memcalc list gpus.")
+        return UsageError(f"{name!r} alone is no GPU: name one of {', '.join(begun)}.")
+    return unknown("GPU", name, [gpu.name for gpu in table()], hint="see memcalc list gpus.")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"nvidia|geforce|tesla|[^a-z0-9]", "", name.lower())
+def _list(found: dict[str, Gpu]) -> str:
+    return ", ".join(found)
 
 
-def _gpu(entry: dict[str, Any]) -> Gpu:
+def _is_near(gpu: Gpu, total: int) -> bool:
+    return abs((gpu.nvml_memory or gpu.memory) - total) <= _NEAR * total
+
+
+@functools.cache
+def _by_name() -> dict[str, dict[int | None, Gpu]]:
+    """Names without what makes no difference, then by the size in the name."""
+    found: dict[str, dict[int | None, Gpu]] = defaultdict(dict)
+    for gpu in table():
+        for name in (gpu.name, *gpu.aliases):
+            plain, size = _parts(name)
+            number = re.sub(r"^[rg]tx(?=\d)", "", plain)
+            together = _EMPTY.sub("", name.lower())
+            for key, gigabytes in ((plain, size), (number, size), (together, None)):
+                if found[key].setdefault(gigabytes, gpu) is not gpu:
+                    raise ValueError(f"two GPUs are called {name}")
+    return found
+
+
+def _parts(name: str) -> tuple[str, int | None]:
+    """A name without what makes no difference, and the gigabytes in it."""
+    text = name.lower()
+    for word, replacement in _WORDS:
+        text = re.sub(word, replacement, text)
+    size = _SIZE.search(text)
+    if size is not None:
+        text = text[: size.start()] + " " + text[size.end() :]
+    return _EMPTY.sub("", text), int(size[1]) if size is not None else None
+
+
+def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> Gpu:
     major, minor = str(entry["capability"]).split(".")
-    mib = entry.get("nvml_mib")
-    memory = int(entry["memory_gib"] * GIB) if "memory_gib" in entry else entry["nvml_mib"] * MIB
-    bandwidth = entry.get("bandwidth_gbs")
+    nvml = entry["nvml_mib"] * MIB if "nvml_mib" in entry else None
+    source = entry["source"]
+    if "memory_gib" in entry:
+        memory = int(entry["memory_gib"] * GIB)
+    else:
+        like = entries[entry["keeps_like"]]
+        kept = like["nvml_mib"] * MIB - int(like["memory_gib"] * GIB)
+        memory = entry["nvml_mib"] * MIB - kept
+        source = f"{source}; less what the driver keeps of the memory of the {like['name']}"
     return Gpu(
         name=entry["name"],
         memory=memory,
-        nvml_memory=mib * MIB if mib is not None else None,
+        nvml_memory=nvml,
+        sold_as=entry["sold_as"],
         capability=(int(major), int(minor)),
         multiprocessors=entry["multiprocessors"],
-        threads_per_multiprocessor=entry["threads_per_multiprocessor"],
-        bandwidth=int(bandwidth * 1e9) if bandwidth is not None else None,
+        bandwidth=int(entry["bandwidth_gbs"] * 1e9),
         aliases=tuple(entry.get("aliases", ())),
-        source=entry.get("source", ""),
+        source=source,
     )

@@ -14,13 +14,8 @@ from memcalc.records.plan import Plan
 from memcalc.registry import Choice
 from memcalc.version import NEWEST_TORCH, installed, newer_than_known
 
-ASSUMED = Target(
-    capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=NEWEST_TORCH
-)
+ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=NEWEST_TORCH)
 """NVIDIA A100: what a run without a named GPU stands for."""
-_BF16 = (8, 0)
-"""From here on GPUs compute in bf16; PyTorch emulates it on others (``torch/cuda/__init__.py``,
-``is_bf16_supported``, 2.13)."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,26 +81,18 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     """
     version = _version(plan.torch)
     notes = newer_than_known(version)
-    if gpu is None:
-        capability, processors = ASSUMED.capability, ASSUMED.multiprocessors
-        threads = ASSUMED.threads_per_multiprocessor
-        notes = (
-            *notes,
-            "kernels are those of an NVIDIA A100 (name yours with --gpu)",
-        )
-    else:
-        capability, processors = gpu.capability, gpu.multiprocessors
-        threads = gpu.threads_per_multiprocessor
-    if plan.precision in ("bf16", "amp-bf16") and capability < _BF16:
-        notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")
-    target = Target(
-        capability=capability,
-        multiprocessors=processors,
-        threads_per_multiprocessor=threads,
-        torch=version,
-        cudnn_attention=plan.cudnn_attention,
-        cudnn=cudnn_enabled(),
+    target = replace(
+        ASSUMED, torch=version, cudnn_attention=plan.cudnn_attention, cudnn=cudnn_enabled()
     )
+    if plan.target == "cpu":
+        return target, notes
+    if gpu is None:
+        return target, (*notes, "kernels are those of an NVIDIA A100 (name yours with --gpu)")
+    target = replace(target, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
+    if plan.precision in ("bf16", "amp-bf16") and not target.architecture.bf16:
+        notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")
+    if plan.precision == "tf32" and not target.architecture.tf32:
+        notes = (*notes, "this GPU has no TF32: its products run in fp32")
     return target, notes
 
 

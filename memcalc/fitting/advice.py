@@ -12,6 +12,7 @@ import math
 import msgspec
 
 from memcalc.fitting.records import Limit
+from memcalc.kernels.architectures import Architecture
 from memcalc.records.plan import Plan
 
 _ELEMENT = {"amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2, "tf32": 4}
@@ -25,27 +26,27 @@ class Advice(msgspec.Struct, frozen=True):
     reason: str
 
 
-def multiple(precision: str, capability: tuple[int, int]) -> int:
+def multiple(precision: str, architecture: Architecture) -> int:
     """What the tokens of a batch should be a multiple of; 1 where no Tensor Cores run."""
     element = _ELEMENT.get(precision)
-    if element is None or capability < (7, 0) or (precision == "tf32" and capability < (8, 0)):
+    if element is None or (precision == "tf32" and not architecture.tf32):
         return 1
-    return (128 if capability >= (8, 0) else 16) // element
+    return architecture.tile_bytes // element or 1
 
 
-def advise(limit: Limit, plan: Plan, seq: int | None, capability: tuple[int, int]) -> Advice | None:
+def advise(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Advice | None:
     """The largest size up to the limit that makes whole tiles; ``None``: nothing fits.
 
     Args:
         limit: what fits.
         plan: its precision decides, and the size that is not searched.
         seq: tokens per sample of the plan.
-        capability: of the GPU.
+        architecture: of the GPU.
     """
     most = limit.value(limit.best)
     if most is None:
         return None
-    wanted = multiple(plan.precision, capability)
+    wanted = multiple(plan.precision, architecture)
     if wanted == 1:
         return Advice(most, "these products run without Tensor Cores, so any size will do")
     guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"

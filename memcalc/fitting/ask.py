@@ -22,6 +22,7 @@ from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.others import gpus_that_fit, settings_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
 from memcalc.fitting.symbolic import SymbolicTraceRefutedError
+from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 
@@ -200,7 +201,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
 
 def _advised(limit: Limit, plan: Plan, here: Probe) -> Limit:
     capability = catalog.find(plan.gpu).capability if plan.gpu else ASSUMED.capability
-    advised = advice.advise(limit, plan, here.seq, capability)
+    advised = advice.advise(limit, plan, here.seq, ARCHITECTURES[capability])
     if advised is None:
         return limit
     return replace(limit, suggested=advised.size, advice=advised.reason)

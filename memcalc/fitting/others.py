@@ -13,6 +13,7 @@ from memcalc.errors import MemcalcError
 from memcalc.estimation.fits import Device, device_of
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.records import GpuFit, Probe, Setting
+from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict
 
@@ -110,8 +111,8 @@ def _other_arithmetic(plan: Plan) -> list[_Change]:
 
 
 def _mixed(plan: Plan) -> str:
-    """bf16 from compute capability 8.0 on, where Tensor Cores know it."""
-    modern = plan.gpu is None or catalog.find(plan.gpu).capability >= (8, 0)
+    """bf16 where Tensor Cores know it."""
+    modern = plan.gpu is None or ARCHITECTURES[catalog.find(plan.gpu).capability].bf16
     return "amp-bf16" if modern else "amp-fp16"
 
 

@@ -35,9 +35,8 @@ PRODUCTS = frozenset(
 
 def workspace(target: Target) -> int:
     """Bytes of one thread's workspace."""
-    major = target.capability[0]
-    large = target.capability == (9, 0) if target.torch < (2, 10) else major in (9, 10, 11, 12)
-    return _LARGE if large else _SMALL
+    since = target.architecture.large_workspace_since
+    return _LARGE if since is not None and target.torch >= since else _SMALL
 
 
 def lt_workspace(target: Target) -> int:

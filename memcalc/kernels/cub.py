@@ -21,13 +21,13 @@ _SORT_TILES = {
     8: {(4, 4): 6528, (4, 8): 3072, (8, 8): 3840},
     9: {(4, 4): 6528, (4, 8): 5376, (8, 8): 4608},
 }
-"""By major compute capability (9: and above), then widths of key and value."""
+"""By CUB's generation of tuning, then widths of key and value."""
 _SCANS = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}
 """By width of an element: elements in a tile, and bytes of its look-back state."""
 SCANNED = frozenset(_SCANS)
 """Widths whose running sums are known."""
 _UNIQUE_TILES = {7: {4: 704, 8: 320}, 8: {4: 2816, 8: 1344}, 9: {4: 7168, 8: 4928}}
-"""By major compute capability (9: and above), then width of a key."""
+"""By CUB's generation of tuning, then width of a key."""
 _UNIQUE_STATE = 16
 _WARP = 32
 """States before the first tile's."""
@@ -44,7 +44,7 @@ def sort_pairs(count: int, key_bytes: int, value_bytes: int, bits: int, target: 
     passes = ceil_div(bits, 8)
     # A single pass goes straight from the input to the output.
     buffers = round_up(count * key_bytes, _ALIGNED) + round_up(count * value_bytes, _ALIGNED)
-    tile = _SORT_TILES[_generation(target)][key_bytes, value_bytes]
+    tile = _SORT_TILES[target.architecture.cub][key_bytes, value_bytes]
     bins, look_back = passes * _RADIX * 8, ceil_div(count, tile) * _RADIX * 4
     return (buffers if passes > 1 else 0) + bins + look_back + _LEAST
 
@@ -56,11 +56,7 @@ def scan(count: int, element_bytes: int) -> int:
 
 def unique_by_key(count: int, key_bytes: int, target: Target) -> int:
     """The first of each run of equal keys, with its value of the same width."""
-    return _states(count, _UNIQUE_TILES[_generation(target)][key_bytes], _UNIQUE_STATE)
-
-
-def _generation(target: Target) -> int:
-    return min(max(target.capability[0], 7), 9)
+    return _states(count, _UNIQUE_TILES[target.architecture.cub][key_bytes], _UNIQUE_STATE)
 
 
 def _states(count: int, tile: int, state: int) -> int:

@@ -55,7 +55,7 @@ def staging(reduction: Reduction, target: Target) -> Allocations:
         step_out *= block_y
     per_thread = ceil_div(n_in, step_in)
     blocks = ceil_div(n_out // vector, step_out)
-    resident = target.multiprocessors * (target.threads_per_multiprocessor // (block_x * block_y))
+    resident = target.multiprocessors * (target.architecture.threads // (block_x * block_y))
     if not split or per_thread < 256 or blocks > resident:
         return ()
     splits = max(

@@ -6,6 +6,8 @@ import os
 
 import msgspec
 
+from memcalc.kernels.architectures import ARCHITECTURES, Architecture
+
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about device and library that changes a byte of a kernel's memory."""
@@ -13,13 +15,17 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     capability: tuple[int, int]
     """Compute capability, such as (9, 0)."""
     multiprocessors: int
-    threads_per_multiprocessor: int
     torch: tuple[int, int]
     """PyTorch's version, such as (2, 13)."""
     cudnn_attention: bool = True
     """False where the run deprioritises or disables cuDNN attention."""
     cudnn: bool = True
     """False where cuDNN is switched off (``torch.backends.cudnn.enabled``)."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """What its capability means for PyTorch."""
+        return ARCHITECTURES[self.capability]
 
 
 def cudnn_enabled() -> bool:

@@ -113,13 +113,13 @@ def _torch(found: dict[str, Any]) -> Iterator[Fact]:
         yield Fact(
             name=f"cuda:{index}",
             value=f"{gpu['name']}, {format_bytes(gpu['total'])}, compute capability "
-            f"{gpu['capability']}, {_known(gpu['name'])}",
+            f"{gpu['capability']}, {_known(gpu['name'], gpu['total'])}",
         )
 
 
-def _known(name: str) -> str:
+def _known(name: str, total: int) -> str:
     try:
-        return f"estimated as {gpus.find(name).name}"
+        return f"estimated as {gpus.find(name, total).name}"
     except UsageError:
         return "not in memcalc's table: estimates need --gpu"
 

@@ -165,6 +165,11 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment that changes memory, such as ``PYTORCH_ALLOC_CONF``."""
 
+    @property
+    def device_total(self) -> int | None:
+        """Bytes of the GPU by NVML: cards of one name come in several sizes."""
+        return self.gpu.total if self.gpu is not None else None
+
 
 def last_finished(readings: Iterable[PhaseReading]) -> int | None:
     """The last step that was finished, gradients cleared; ``None``: not one was."""

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from memcalc import registry
 from memcalc.catalog import gpus
+from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.remedies.records import Change, Remedy
@@ -28,8 +29,6 @@ from memcalc.workload import loops, tasks
 
 CHUNKS = 8
 """Pieces of a loss; the default of torchtune's ``CEWithChunkedOutputLoss`` (0.6)."""
-BF16_SINCE = (8, 0)
-"""Compute capability from which bf16 products run in hardware (CUDA C++ programming guide 13)."""
 
 _FUSED = "torch.optim documentation (2.13): fused is usually faster than foreach"
 _SDPA = "Dao et al. 2022, arXiv:2205.14135: exact attention, and faster"
@@ -123,7 +122,7 @@ def _accumulate(plan: Plan, trace: Trace) -> list[Remedy]:
 
 def _half(plan: Plan) -> str:
     """The half precision the GPU computes in."""
-    if plan.gpu is not None and gpus.find(plan.gpu).capability < BF16_SINCE:
+    if plan.gpu is not None and not ARCHITECTURES[gpus.find(plan.gpu).capability].bf16:
         return "fp16"
     return "bf16"
 

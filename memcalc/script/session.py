@@ -58,7 +58,7 @@ class Session:
             target.capability,
             total,
             target.multiprocessors,
-            target.threads_per_multiprocessor,
+            target.architecture,
         )
         self._stack = contextlib.ExitStack()
 

@@ -22,9 +22,7 @@ from memcalc.trace.operators import attention
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.version import NEWEST_TORCH, newer_than_known
 
-_AMPERE = Target(
-    capability=(8, 0), multiprocessors=108, threads_per_multiprocessor=2048, torch=(2, 13)
-)
+_AMPERE = Target(capability=(8, 0), multiprocessors=108, torch=(2, 13))
 _checked: dict[str, tuple[str, ...]] = {}
 
 

@@ -4,53 +4,122 @@ import pytest
 
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
+from memcalc.kernels.architectures import ARCHITECTURES
 
 GIB = 1 << 30
-THREADS = {
-    # Compute capability to threads per multiprocessor, CUDA programming guide, "Technical
-    # Specifications per Compute Capability".
-    (6, 0): 2048,
-    (7, 0): 2048,
-    (7, 5): 1024,
-    (8, 0): 2048,
-    (8, 6): 1536,
-    (8, 7): 1536,
-    (8, 9): 1536,
-    (9, 0): 2048,
-    (10, 0): 2048,
-    (10, 3): 2048,
-    (12, 0): 1536,
-    (12, 1): 1536,
-}
 
 
 @pytest.mark.parametrize("gpu", gpus.table(), ids=lambda gpu: gpu.name)
 def test_an_entry_is_possible(gpu):
-    assert 4 * GIB < gpu.memory < 300 * GIB
+    assert 2 * GIB < gpu.memory < 300 * GIB
     assert gpu.nvml_memory is None or gpu.memory <= gpu.nvml_memory
-    assert gpu.threads_per_multiprocessor == THREADS[gpu.capability]
+    assert gpu.capability in ARCHITECTURES
+    assert gpu.memory <= gpu.sold_as * GIB
     assert 4 <= gpu.multiprocessors <= 192
     assert 50e9 < gpu.bandwidth < 10e12
     assert gpu.source
 
 
 def test_the_table_is_wide():
-    assert len(gpus.table()) >= 40
+    assert len(gpus.table()) >= 130
 
 
-def test_no_two_gpus_share_a_name():
-    names = [
-        name
-        for gpu in gpus.table()
-        for name in {gpus._plain(name) for name in (gpu.name, *gpu.aliases)}
-    ]
-    assert len(names) == len(set(names))
+def test_a_gpu_whose_reading_is_missing_offers_what_its_model_offers_less_of_nvmls_total():
+    like, derived = gpus.find("RTX 4080 SUPER"), gpus.find("RTX 4090 Laptop")
+    assert derived.nvml_memory - derived.memory == like.nvml_memory - like.memory
+    assert "RTX 4080 SUPER" in derived.source
+
+
+@pytest.mark.parametrize("gpu", gpus.table(), ids=lambda gpu: gpu.name)
+def test_a_gpu_answers_to_its_own_names_in_every_spelling(gpu):
+    for name in (gpu.name, *gpu.aliases):
+        for typed in (name, name.lower(), f"NVIDIA {name}", name.replace(" ", "-"),
+                      name.replace(" ", "")):  # fmt: skip
+            assert gpus.find(typed) is gpu
+
+
+SUFFIXES = ("Ti", "SUPER", "Ti SUPER", "D", "Laptop", "Mobile", "Max-Q", "Ada", "SFF Ada", "NVL",
+            "PCIe", "SXM", "Blackwell", "G", "S", "X")  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", gpus.table(), ids=lambda gpu: gpu.name)
+def test_no_suffix_leads_from_one_gpu_to_another(gpu):
+    """A name and a suffix is another card of that very name, or none."""
+    for suffix in SUFFIXES:
+        try:
+            found = gpus.find(f"{gpu.name} {suffix}")
+        except UsageError:
+            continue
+        names = [name.lower().replace(" ", "") for name in (found.name, *found.aliases)]
+        assert any(suffix.replace("Mobile", "Laptop").lower().replace(" ", "") in n for n in names)
+
+
+@pytest.mark.parametrize(
+    ("typed", "choice"),
+    [
+        ("RTX 4060 Ti", ["RTX 4060 Ti 8GB", "RTX 4060 Ti 16GB"]),
+        ("NVIDIA GeForce RTX 5060 Ti", ["RTX 5060 Ti 8GB", "RTX 5060 Ti 16GB"]),
+        ("3080", ["RTX 3080 10GB", "RTX 3080 12GB"]),
+        ("a100", ["A100-40GB", "A100-80GB"]),
+        ("V100", ["V100-16GB", "V100-32GB"]),
+        ("H100", ["H100 PCIe", "H100 SXM", "H100 NVL"]),
+        ("h100 80gb", ["H100 PCIe", "H100 SXM", "H100 NVL"]),
+        ("RTX 6000", ["Quadro RTX 6000", "RTX 6000 Ada", "RTX PRO 6000 Blackwell"]),
+        ("RTX 4050", ["RTX 4050 Laptop"]),
+        ("Orin", ["Jetson AGX Orin 64GB", "Jetson Orin NX 16GB"]),
+    ],
+)
+def test_a_name_of_several_gpus_asks_which_with_the_names_to_type(typed, choice):
+    with pytest.raises(UsageError, match=f"name one of {', '.join(choice)}\\.$"):
+        gpus.find(typed)
+    for name in choice:
+        assert gpus.find(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "found"),
+    [
+        ("NVIDIA GeForce RTX 4060 Ti", 16380 << 20, "RTX 4060 Ti 16GB"),
+        ("NVIDIA GeForce RTX 4060 Ti", 8188 << 20, "RTX 4060 Ti 8GB"),
+        ("NVIDIA GeForce RTX 3080", 12_117 << 20, "RTX 3080 12GB"),
+        ("NVIDIA GeForce RTX 4090", 24_217 << 20, "RTX 4090"),
+    ],
+)
+def test_the_size_that_was_measured_decides_between_cards_of_one_name(name, total, found):
+    assert gpus.find(name, total).name == found
+
+
+def test_a_size_that_no_card_of_the_name_has_decides_nothing():
+    with pytest.raises(UsageError, match="several GPUs"):
+        gpus.find("RTX 4060 Ti", 24 << 30)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["MI300X", "AMD Instinct MI250", "Radeon RX 7900 XTX", "RX 7900 XTX", "Intel Arc A770",
+     "Arc B580", "gaudi2", "Gaudi 3", "M3 Max", "Apple M2 Ultra", "m1", "TPU v5e", "mps",
+     "Trainium", "Ascend 910B"],
+)  # fmt: skip
+def test_gpus_of_other_makers_are_told_apart_from_typing_errors(typed):
+    with pytest.raises(UsageError, match="not supported: memcalc knows NVIDIA GPUs"):
+        gpus.find(typed)
 
 
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
         ("rtx4090", "RTX 4090"),
+        ("4090", "RTX 4090"),
+        ("4070 ti super", "RTX 4070 Ti SUPER"),
+        ("RTX 4070", "RTX 4070"),
+        ("RTX 2080", "RTX 2080"),
+        ("1080ti", "GTX 1080 Ti"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "RTX 4090 Laptop"),
+        ("RTX 4090 mobile", "RTX 4090 Laptop"),
+        ("T4 16GB", "T4"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("a100-80gb", "A100-80GB"),
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),

@@ -5,6 +5,7 @@ import pytest
 from memcalc.catalog.plan import make
 from memcalc.fitting.advice import advise, multiple
 from memcalc.fitting.records import Limit, Probe
+from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.prediction import Fit
 
 
@@ -26,7 +27,7 @@ def limit(batch=None, seq=None, axis="batch"):
     ],
 )
 def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability, wanted):
-    assert multiple(precision, capability) == wanted
+    assert multiple(precision, ARCHITECTURES[capability]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -34,11 +35,11 @@ def test_tiles_are_16_bytes_wide_and_128_from_the_a100_on(precision, capability,
 )
 def test_tokens_of_the_suggested_batch_are_a_multiple_where_that_is_possible(batch, seq, wanted):
     plan = make({"model": "gpt2", "precision": "amp-fp16"})
-    found = advise(limit(batch=batch, seq=seq), plan, seq, (7, 5))
+    found = advise(limit(batch=batch, seq=seq), plan, seq, ARCHITECTURES[7, 5])
     assert found.size == wanted
     assert "multiples of 8" in found.reason
 
 
 def test_a_sequence_is_suggested_in_whole_tiles():
     plan = make({"model": "gpt2", "precision": "bf16"})
-    assert advise(limit(seq=1000, axis="seq"), plan, 512, (8, 0)).size == 960
+    assert advise(limit(seq=1000, axis="seq"), plan, 512, ARCHITECTURES[8, 0]).size == 960

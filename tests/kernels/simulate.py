@@ -63,9 +63,9 @@ def main():
         target = Target(
             capability=tuple(recorded["capability"]),
             multiprocessors=recorded["multiprocessors"],
-            threads_per_multiprocessor=recorded["threads_per_multiprocessor"],
             torch=tuple(int(part) for part in recorded["torch"].split(".")[:2]),
         )
+        assert target.architecture.threads == recorded["threads_per_multiprocessor"]
         cudnn = "-cudnn" in name
         source = cudnn_cases if cudnn else operator_cases
         os.environ["MEMCALC_NO_CUDNN"] = "" if cudnn else "1"

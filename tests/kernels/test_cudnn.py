@@ -20,7 +20,6 @@ def target(capability=(9, 0), torch=(2, 13), **changes):
     return Target(
         capability=capability,
         multiprocessors=132,
-        threads_per_multiprocessor=2048,
         torch=torch,
         **changes,
     )

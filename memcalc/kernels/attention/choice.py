@@ -65,7 +65,7 @@ def choose(
     """
     enabled = allowed if allowed is not None else frozenset(Backend)
     order = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
-    if target.cudnn_attention and target.capability in ((9, 0), (10, 0), (10, 3)):
+    if target.cudnn_attention and target.architecture.cudnn_attention_first:
         order = [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
     for backend in order:
         if backend in enabled and _ABLE[backend](call, target):
@@ -78,16 +78,13 @@ def _math(call: AttentionCall, target: Target) -> bool:
 
 
 def _flash(call: AttentionCall, target: Target) -> bool:
-    if target.capability < (8, 0) or not call.half or call.mask or not call.heads_match:
+    if not target.architecture.sm80 or not call.half or call.mask or not call.heads_match:
         return False
     if not call.head_dim == call.value_dim <= 256 or not call.q_len or not call.k_len:
         return False
     if call.causal and call.q_len != call.k_len:
         return False
-    small_shared_memory = (
-        target.capability in ((8, 6), (8, 7), (8, 9)) or target.capability[0] == 12
-    )
-    if small_shared_memory and call.needs_grad:
+    if target.architecture.narrow_flash and call.needs_grad:
         if 192 < call.head_dim <= 224:
             return False
         if call.head_dim > 224 and call.dropout > 0:
@@ -98,23 +95,22 @@ def _flash(call: AttentionCall, target: Target) -> bool:
 def _efficient(call: AttentionCall, target: Target) -> bool:
     if call.dtype not in ("float16", "float32", "bfloat16"):
         return False
-    if call.dtype == "bfloat16" and target.capability < (8, 0):
+    if call.dtype == "bfloat16" and not target.architecture.sm80:
         return False
     if call.heads != call.kv_heads and not (call.heads_match and target.torch >= (2, 15)):
         return False
-    modern = target.capability >= (8, 0)
-    alignment = 8 if call.half else (4 if modern else 1)
+    alignment = 8 if call.half else (4 if target.architecture.sm80 else 1)
     if call.head_dim % alignment or call.value_dim % alignment:
         return False
     return bool(call.q_len and call.k_len)
 
 
 def _cudnn(call: AttentionCall, target: Target) -> bool:
-    if not call.half or target.capability < (8, 0) or call.mask_needs_grad:
+    if not call.half or not target.architecture.sm80 or call.mask_needs_grad:
         return False
     if not call.heads_match or call.head_dim % 8 or call.value_dim % 8:
         return False
-    wide = target.capability == (9, 0) and target.torch < (2, 15)
+    wide = target.architecture.cudnn_wide_heads and target.torch < (2, 15)
     if max(call.head_dim, call.value_dim) > (256 if wide else 128):
         return False
     if call.dropout > 0 and target.torch >= (2, 13):

@@ -25,7 +25,7 @@ _UNIT = 128
 
 def forward(target: Target) -> Allocations:
     """The same for every problem: a little on 9.0, nothing elsewhere."""
-    return nested(2 * _UNIT) if target.capability == (9, 0) else ()
+    return nested(2 * _UNIT) if target.architecture.cudnn_attention == "9.0" else ()
 
 
 def backward(
@@ -58,11 +58,10 @@ def _engine(
 ) -> int:
     batch, heads, q_len, head_dim = query
     grouped = key[1] != heads
-    hopper = target.capability == (9, 0)
     spread = sum(
         round_up(_HALF * batch * heads * key[2] * width, _UNIT) for width in (head_dim, value_dim)
     )
-    if hopper:
+    if target.architecture.cudnn_attention == "9.0":
         return 2 * _UNIT + (spread if grouped else 0)
     if _made_for_blackwell(q_len, key[2], target):
         return _UNIT + spread if grouped else 0
@@ -72,4 +71,4 @@ def _engine(
 
 def _made_for_blackwell(q_len: int, k_len: int, target: Target) -> bool:
     """Short sequences run the engine that GPUs before and beside Hopper and Blackwell run."""
-    return target.capability[0] == 10 and q_len > 128 and k_len > 128
+    return target.architecture.cudnn_attention == "10.0" and q_len > 128 and k_len > 128

@@ -106,7 +106,7 @@ def efficient_backward(
     batch, heads, q_len, head_dim = query
     rows = batch * heads * q_len
     workspace = batch * heads * _efficient_workspace(head_dim, q_len, k_len, element, target)
-    on_tensors = element == 4 or (head_dim > 128 and target.capability < (8, 0))
+    on_tensors = element == 4 or (head_dim > 128 and not target.architecture.sm80)
     if not on_tensors:
         return nested(_FLOAT * rows, workspace)
     product = _FLOAT * rows * head_dim
@@ -136,7 +136,7 @@ def _efficient_workspace(
     Source: mem_eff_attention/kernel_backward.h, ``GradQTempStorage`` and ``workspace_elements_gk``
     (2.11 and 2.13); the tiles are those that PyTorch asked for with 450 random problems.
     """
-    volta = target.capability < (8, 0)
+    volta = not target.architecture.sm80
     columns = ceil_div(head_dim, 64)
     if head_dim <= 64:
         return _tiles(q_len, 64, 64)

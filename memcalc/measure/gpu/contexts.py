@@ -41,7 +41,7 @@ def _reading(
     measured: Measurement, gpu: GpuReading, stage: Stage, size: int, source: str
 ) -> Reading:
     return Reading(
-        gpu=gpus.find(gpu.name).name,
+        gpu=gpus.find(gpu.name, gpu.total).name,
         stage=stage,
         low=size,
         high=size,
