@@ -5,48 +5,132 @@ Source: ``torch.cuda.memory._dump_snapshot`` of torch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import pickle
+import resource
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 
 from memcalc.allocator.counter import Levels
 from memcalc.errors import UsageError
+from memcalc.files import plain
+from memcalc.files.artifact import decode
 
 _HOW = "record one with torch.cuda.memory._dump_snapshot(path)"
+_LARGEST = 16 << 30
+_EACH, _ROOM = 64, 256 << 20
+"""A byte of a snapshot becomes at most so many in memory (21 to 32 were seen), beside some room."""
 
-_BLOCK: dict[str, type] = {"size": int, "requested_size": int, "state": str}
-_ENTRY: dict[str, type] = {"action": str, "size": int, "stream": int}
-_SEGMENT: dict[str, type] = {
-    "address": int,
-    "blocks": list,
-    "device": int,
-    "segment_type": str,
-    "stream": int,
-    "total_size": int,
-}
+_LONGEST_SITE = 1000
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+"""Bytes; a thousand times what the largest machines have."""
+Number = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""An address, a stream or an index."""
 
 
-def read_snapshot(path: Path) -> dict[str, Any]:
+class BlockRecord(msgspec.Struct, frozen=True):
+    """One block of a segment."""
+
+    size: Size
+    requested_size: Size
+    state: str
+    frames: Any = ()
+    """Where it was allocated, innermost first; looked at only where it is shown."""
+
+
+class SegmentRecord(msgspec.Struct, frozen=True):
+    """One segment, and everything in it in order of address."""
+
+    address: Number
+    blocks: list[BlockRecord]
+    device: Number
+    segment_type: str
+    stream: Number
+    total_size: Size
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One thing that the allocator did."""
+
+    action: str
+    size: Size = 0
+    stream: Number = 0
+    addr: Number = 0
+
+
+class RecordedSettings(msgspec.Struct, frozen=True):
+    """What ``PYTORCH_ALLOC_CONF`` said, and what it came to."""
+
+    text: str | None = msgspec.field(default=None, name="PYTORCH_CUDA_ALLOC_CONF")
+    expandable_segments: bool = False
+    max_split_size: Number = -1
+    garbage_collection_threshold: float = 0.0
+    roundup_power2_divisions: dict[str, Number] = msgspec.field(default_factory=dict)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """What is looked at of a snapshot."""
+
+    segments: list[SegmentRecord]
+    device_traces: list[list[Entry]]
+    """What happened on each device."""
+    allocator_settings: RecordedSettings | None = None
+
+
+def read_snapshot(path: Path) -> Snapshot:
     """Open a snapshot; only plain values can be in it.
 
     Raises:
         UsageError: there is no such file, it is no snapshot, or it asks to load code.
     """
+    data = plain.content(path, _LARGEST)
     try:
-        with path.open("rb") as file:
-            loaded = _PlainUnpickler(file).load()
+        with _memory(_EACH * len(data) + _ROOM):
+            return snapshot_of(_PlainUnpickler(io.BytesIO(data)).load(), most=len(data))
     except UsageError as refusal:
         raise UsageError(f"{path} was not opened: {refusal}; {_HOW}.") from None
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-    except Exception:
-        raise UsageError(f"{path} is not a memory snapshot; {_HOW}.") from None
-    _check(loaded, path)
-    snapshot: dict[str, Any] = loaded
-    return snapshot
+    except Exception as error:
+        why = f" ({plain.reason(error)})" if isinstance(error, ValueError) else ""
+        raise UsageError(f"{path} is not a memory snapshot{why}; {_HOW}.") from None
+
+
+def snapshot_of(loaded: Any, most: int | None = None) -> Snapshot:
+    """What plain values say, every one checked.
+
+    Args:
+        loaded: as PyTorch writes it.
+        most: blocks and entries there can be: each takes a byte of the file at least, unless many
+            places of the file are one and the same thing.
+
+    Raises:
+        ValueError: it is no snapshot, and where.
+    """
+    if most is not None and isinstance(loaded, dict):
+        parts = [segment["blocks"] for segment in loaded["segments"]]
+        if sum(map(len, (*parts, *loaded["device_traces"]))) > most:
+            raise ValueError("it holds more than it has room for")
+    return decode(Snapshot, loaded)
+
+
+@contextlib.contextmanager
+def _memory(count: int) -> Iterator[None]:
+    """Let this process take so many bytes more and not gigabytes, for which nine can ask."""
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + count
+    known = [one for one in (limit, before, hard) if one != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(known), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,25 +162,25 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """Where live storages came from, largest first."""
 
 
-def breakdown(snapshot: dict[str, Any], *, device: int = 0) -> Breakdown:
+def breakdown(snapshot: Snapshot, *, device: int = 0) -> Breakdown:
     """Sum up what the segments of one device hold."""
-    own = [segment for segment in snapshot["segments"] if segment["device"] == device]
-    blocks = [block for segment in own for block in segment["blocks"]]
-    active = [block for block in blocks if block["state"] != "inactive"]
-    held = [block for block in active if block["state"] == "active_allocated"]
+    own = [segment for segment in snapshot.segments if segment.device == device]
+    blocks = [block for segment in own for block in segment.blocks]
+    active = [block for block in blocks if block.state != "inactive"]
+    held = [block for block in active if block.state == "active_allocated"]
     reserved: Counter[tuple[str, int]] = Counter()
     for segment in own:
-        reserved[segment["segment_type"], segment["stream"]] += segment["total_size"]
+        reserved[segment.segment_type, segment.stream] += segment.total_size
     counts: Counter[str] = Counter(_site(block) for block in held)
     sizes: Counter[str] = Counter()
     for block in held:
-        sizes[_site(block)] += block["size"]
-    free = [block["size"] for block in blocks if block["state"] == "inactive"]
+        sizes[_site(block)] += block.size
+    free = [block.size for block in blocks if block.state == "inactive"]
     return Breakdown(
         levels=Levels(
-            requested=sum(block["requested_size"] for block in active),
-            allocated=sum(block["size"] for block in held),
-            active=sum(block["size"] for block in active),
+            requested=sum(block.requested_size for block in active),
+            allocated=sum(block.size for block in held),
+            active=sum(block.size for block in active),
             reserved=sum(reserved.values()),
         ),
         segments=len(own),
@@ -121,31 +205,12 @@ class _PlainUnpickler(pickle.Unpickler):
         raise UsageError("it refers to something outside itself")
 
 
-def _site(block: dict[str, Any]) -> str:
+def _site(block: BlockRecord) -> str:
     """The innermost line of Python, or else the innermost frame that has a file."""
-    frames = [frame for frame in block.get("frames") or () if frame["filename"] != "??"]
-    python = [frame for frame in frames if frame["filename"].endswith((".py", ">"))]
-    if not frames:
-        return "(no frames recorded)"
-    frame = (python or frames)[0]
-    return f"{frame['filename']}:{frame['line']}:{frame['name']}"
-
-
-def _check(loaded: object, path: Path) -> None:
-    """Raise unless everything later code looks at is there and of its type."""
     try:
-        whole = isinstance(loaded, dict) and (
-            all(_has(segment, _SEGMENT) for segment in loaded["segments"])
-            and all(_has(block, _BLOCK) for seg in loaded["segments"] for block in seg["blocks"])
-            and all(_has(entry, _ENTRY) for trace in loaded["device_traces"] for entry in trace)
-        )
-    except (KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise UsageError(f"{path} holds something else than a memory snapshot; {_HOW}.")
-
-
-def _has(record: object, kinds: dict[str, type]) -> bool:
-    return isinstance(record, dict) and all(
-        isinstance(record.get(key), kind) for key, kind in kinds.items()
-    )
+        frames = [frame for frame in block.frames or () if frame["filename"] != "??"]
+        python = [frame for frame in frames if frame["filename"].endswith((".py", ">"))]
+        frame = (python or frames)[0]
+        return f"{frame['filename']}:{frame['line']}:{frame['name']}"[:_LONGEST_SITE]
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        return "(no frames recorded)"

@@ -22,6 +22,7 @@ from memcalc.allocator.replay import Event, Op
 from memcalc.allocator.segments import BlockState, Segment, segments
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.allocator.state import TraceEntry
+from memcalc.files.artifact import write_bytes
 
 Frame = tuple[str, int, str]
 """File, line and name, innermost first: for a prediction, the module, 0 and the op."""
@@ -66,8 +67,12 @@ def predicted_snapshot(
 
 
 def save_snapshot(snapshot: dict[str, Any], path: Path) -> None:
-    """Write a snapshot as ``torch.cuda.memory._dump_snapshot`` does."""
-    path.write_bytes(pickle.dumps(snapshot, protocol=4))
+    """Write a snapshot as ``torch.cuda.memory._dump_snapshot`` does.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    write_bytes(path, pickle.dumps(snapshot, protocol=4))
 
 
 class _SnapshotWriter:

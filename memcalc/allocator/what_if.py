@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -22,6 +21,7 @@ from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Event, Op, Replay, replay
 from memcalc.allocator.segments import segments
 from memcalc.allocator.settings import AllocatorSettings
+from memcalc.allocator.snapshot_reader import Entry, SegmentRecord, Snapshot
 
 _ANOTHER_STREAM = -1
 """Which stream lagged behind is not recorded; only that one did."""
@@ -50,24 +50,24 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
         return not self.older
 
 
-def history(snapshot: dict[str, Any], *, device: int = 0) -> History:
+def history(snapshot: Snapshot, *, device: int = 0) -> History:
     """Turn the trace of one device into events.
 
     Frees that were completed late come back as late: replay them with ``streams_lag=True``.
     """
     reader = _Reader()
-    trace = snapshot["device_traces"][device]
-    for entry, following in pairwise([*trace, {"action": "end"}]):
+    trace = snapshot.device_traces[device]
+    for entry, following in pairwise([*trace, Entry(action="end")]):
         reader.read(entry, following)
-    for segment in snapshot["segments"]:
-        if segment["device"] == device:
+    for segment in snapshot.segments:
+        if segment.device == device:
             reader.add_survivors(segment)
     births = [reader.older[address] for address in sorted(reader.older)]
     return History(events=(*births, *reader.events), older=len(births))
 
 
 def what_if(
-    snapshot: dict[str, Any],
+    snapshot: Snapshot,
     settings: AllocatorSettings,
     device_bytes: int,
     *,
@@ -82,9 +82,7 @@ def what_if(
     return replay(events, settings, device_bytes, streams_lag=True)
 
 
-def follow(
-    snapshot: dict[str, Any], settings: AllocatorSettings, *, device: int = 0
-) -> Iterator[Levels]:
+def follow(snapshot: Snapshot, settings: AllocatorSettings, *, device: int = 0) -> Iterator[Levels]:
     """Run a whole history under the settings it was recorded with; yield the levels by entry.
 
     Raises:
@@ -92,19 +90,19 @@ def follow(
             is left is not what the snapshot shows.
     """
     follower = _Follower(settings)
-    trace = snapshot["device_traces"][device]
-    for number, (entry, following) in enumerate(pairwise([*trace, {"action": "end"}])):
+    trace = snapshot.device_traces[device]
+    for number, (entry, following) in enumerate(pairwise([*trace, Entry(action="end")])):
         try:
             follower.step(entry, following)
         except HistoryError as error:
-            raise HistoryError(f"entry {number} ({entry['action']}): {error}") from None
+            raise HistoryError(f"entry {number} ({entry.action}): {error}") from None
         yield follower.allocator.levels()
-    follower.check_end([segment for segment in snapshot["segments"] if segment["device"] == device])
+    follower.check_end([segment for segment in snapshot.segments if segment.device == device])
 
 
-def _is_late(entry: dict[str, Any], following: dict[str, Any]) -> bool:
+def _is_late(entry: Entry, following: Entry) -> bool:
     """Whether a requested free had to wait for another stream."""
-    return (following["action"], following.get("addr")) != ("free_completed", entry["addr"])
+    return (following.action, following.addr) != ("free_completed", entry.addr)
 
 
 class _Reader:
@@ -117,16 +115,16 @@ class _Reader:
         self._live: dict[int, int] = {}
         self._late: dict[int, int] = {}
 
-    def read(self, entry: dict[str, Any], following: dict[str, Any]) -> None:
-        action, address = entry["action"], entry.get("addr")
+    def read(self, entry: Entry, following: Entry) -> None:
+        action, address = entry.action, entry.addr
         if action == "alloc":
             self._key += 1
-            self._live[entry["addr"]] = self._key
-            self.events.append((self._key, entry["size"], entry["stream"]))
+            self._live[address] = self._key
+            self.events.append((self._key, entry.size, entry.stream))
         elif action == "free_requested":
-            key = self._live.pop(entry["addr"], None) or self._from_before(entry)
+            key = self._live.pop(entry.addr, None) or self._from_before(entry)
             if _is_late(entry, following):
-                self._late[entry["addr"]] = key
+                self._late[entry.addr] = key
                 self.events.append((Op.USED_BY, key, _ANOTHER_STREAM))
             self.events.append((key, 0))
         elif action == "free_completed" and address in self._late:
@@ -134,19 +132,19 @@ class _Reader:
         elif action in _GIVEN and self.events[-1:] != [(Op.EMPTY_CACHE, None)]:
             self.events.append((Op.EMPTY_CACHE, None))
 
-    def add_survivors(self, segment: dict[str, Any]) -> None:
+    def add_survivors(self, segment: SegmentRecord) -> None:
         """Count storages that are alive at the end and whose birth was not seen."""
-        address = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] == "active_allocated" and address not in self._live:
+        address = segment.address
+        for block in segment.blocks:
+            if block.state == "active_allocated" and address not in self._live:
                 self._key += 1
-                birth = (self._key, block["requested_size"], segment["stream"])
+                birth = (self._key, block.requested_size, segment.stream)
                 self.older[address] = birth
-            address += block["size"]
+            address += block.size
 
-    def _from_before(self, entry: dict[str, Any]) -> int:
+    def _from_before(self, entry: Entry) -> int:
         self._key += 1
-        self.older[entry["addr"]] = (self._key, entry["size"], entry["stream"])
+        self.older[entry.addr] = (self._key, entry.size, entry.stream)
         return self._key
 
 
@@ -160,9 +158,9 @@ class _Follower:
         self._late: dict[int, Block] = {}
         self._taken: list[tuple[str, int, int, int]] = []
 
-    def step(self, entry: dict[str, Any], following: dict[str, Any]) -> None:
-        action, size, stream = entry["action"], entry["size"], entry["stream"]
-        address = entry.get("addr", 0)
+    def step(self, entry: Entry, following: Entry) -> None:
+        action, size, stream = entry.action, entry.size, entry.stream
+        address = entry.addr
         if action in _TAKEN:
             self._taken.append((action, address, size, stream))
         elif action in _GIVEN:
@@ -180,15 +178,15 @@ class _Follower:
         elif action == "free_completed" and address in self._late:
             self.allocator.complete(self._late.pop(address))
 
-    def check_end(self, recorded: list[dict[str, Any]]) -> None:
+    def check_end(self, recorded: list[SegmentRecord]) -> None:
         """Compare the segments that are left with those of the snapshot."""
         modelled = [
             (segment.address, [(block.size, str(block.state)) for block in segment.blocks])
             for segment in segments(self.allocator)
         ]
         expected = [
-            (seg["address"], [(block["size"], block["state"]) for block in seg["blocks"]])
-            for seg in sorted(recorded, key=lambda seg: int(seg["address"]))
+            (seg.address, [(block.size, block.state) for block in seg.blocks])
+            for seg in sorted(recorded, key=lambda seg: seg.address)
         ]
         if modelled != expected:
             raise HistoryError("the end: other segments and blocks are left than the snapshot has")

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Replay
 from memcalc.allocator.settings import parse_alloc_conf
-from memcalc.allocator.snapshot_reader import Breakdown, breakdown, read_snapshot
+from memcalc.allocator.snapshot_reader import (
+    Breakdown,
+    RecordedSettings,
+    Snapshot,
+    breakdown,
+    read_snapshot,
+)
 from memcalc.allocator.what_if import HistoryError, follow, history, what_if
 from memcalc.errors import UsageError
 from memcalc.estimation.predict import UNLIMITED
@@ -61,16 +66,17 @@ def read(
         UsageError: no snapshot, no such device, or settings that PyTorch does not know.
     """
     snapshot = read_snapshot(path)
-    if not 0 <= device < len(snapshot["device_traces"]):
-        last = len(snapshot["device_traces"]) - 1
-        raise UsageError(f"{path} has no device {device}: type 0 to {last}.")
+    devices = len(snapshot.device_traces)
+    if not 0 <= device < devices:
+        hint = f"type 0 to {devices - 1}" if devices else "it has none at all"
+        raise UsageError(f"{path} has no device {device}: {hint}.")
     conf = _conf(snapshot)
     tried = dict.fromkeys((conf, *(confs or _others(conf))))
     replayed, parted = _follow(snapshot, conf, device)
     return Recorded(
         conf=conf,
         held=breakdown(snapshot, device=device),
-        entries=len(snapshot["device_traces"][device]),
+        entries=len(snapshot.device_traces[device]),
         older=history(snapshot, device=device).older,
         replayed=replayed,
         not_replayed=parted,
@@ -81,18 +87,17 @@ def read(
     )
 
 
-def _conf(snapshot: dict[str, Any]) -> str:
-    settings = snapshot.get("allocator_settings") or {}
-    said = settings.get("PYTORCH_CUDA_ALLOC_CONF")
-    if said is not None:
-        return str(said)
+def _conf(snapshot: Snapshot) -> str:
+    settings = snapshot.allocator_settings or RecordedSettings()
+    if settings.text is not None:
+        return settings.text
     # A predicted snapshot, or one of an older PyTorch, has only what the text came to.
-    parts = ["expandable_segments:True"] if settings.get("expandable_segments") else []
-    if settings.get("max_split_size", -1) > 0:
-        parts.append(f"max_split_size_mb:{settings['max_split_size'] // MIB}")
-    if settings.get("garbage_collection_threshold"):
-        parts.append(f"garbage_collection_threshold:{settings['garbage_collection_threshold']}")
-    steps = settings.get("roundup_power2_divisions") or {}
+    parts = ["expandable_segments:True"] if settings.expandable_segments else []
+    if settings.max_split_size > 0:
+        parts.append(f"max_split_size_mb:{settings.max_split_size // MIB}")
+    if settings.garbage_collection_threshold:
+        parts.append(f"garbage_collection_threshold:{settings.garbage_collection_threshold}")
+    steps = settings.roundup_power2_divisions
     if any(steps.values()):
         listed = ",".join(f"{size}:{count}" for size, count in steps.items())
         parts.append(f"roundup_power2_divisions:[{listed}]")
@@ -104,7 +109,7 @@ def _others(conf: str) -> tuple[str, ...]:
     return (expandable if expandable not in conf else "", "max_split_size_mb:128")
 
 
-def _follow(snapshot: dict[str, Any], conf: str, device: int) -> tuple[Levels | None, str | None]:
+def _follow(snapshot: Snapshot, conf: str, device: int) -> tuple[Levels | None, str | None]:
     try:
         levels = list(follow(snapshot, parse_alloc_conf(conf), device=device))
     except HistoryError as error:

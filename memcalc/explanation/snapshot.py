@@ -42,10 +42,7 @@ def predicted(traced: Traced, path: Path) -> None:
     snapshot = predicted_snapshot(
         _events(traced), settings_of(plan, trace), UNLIMITED, frames=frames
     )
-    try:
-        save_snapshot(snapshot, path)
-    except OSError as error:
-        raise UsageError(f"Cannot write {path}: {error.strerror}.") from None
+    save_snapshot(snapshot, path)
 
 
 def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:

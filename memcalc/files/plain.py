@@ -16,6 +16,7 @@ from memcalc.errors import UsageError
 
 MOST = 256 << 20
 """Bytes of a file of results; a campaign of a thousand measured runs takes a tenth of it."""
+_PIECE = 1 << 20
 _LARGEST = (1 << 63) - 1
 """No size, count or time of a machine is larger."""
 _MANY_DIGITS = re.compile(rb"\d{19}")
@@ -34,14 +35,16 @@ def content(path: Path, most: int = MOST) -> bytes:
     Raises:
         UsageError: it cannot be read, or holds more bytes than ``most``.
     """
+    data = bytearray()
     try:
         with open(path, "rb") as file:
-            data = file.read(most + 1)
+            while len(data) <= most and (piece := file.read(_PIECE)):
+                data += piece
     except (OSError, ValueError, MemoryError) as error:
         raise UsageError(f"Cannot read {path}: {reason(error)}.") from None
     if len(data) > most:
         raise UsageError(f"{path} is larger than {most >> 20} MiB: that cannot be meant.")
-    return data
+    return bytes(data)
 
 
 def json(path: Path, *, hint: str, most: int = MOST) -> Any:

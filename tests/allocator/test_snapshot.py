@@ -7,6 +7,8 @@ import gzip
 import os
 import pickle
 import pickletools
+import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Op, replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
+from memcalc.allocator.snapshot_reader import breakdown, read_snapshot, snapshot_of
 from memcalc.allocator.snapshot_writer import predicted_snapshot, save_snapshot
 from memcalc.allocator.what_if import HistoryError, follow, history, what_if
 from memcalc.errors import UsageError
@@ -29,7 +31,8 @@ MIDDLE = sorted(FOLDER.glob("middle*.gz"))
 
 
 def load(path: Path) -> dict[str, Any]:
-    return pickle.loads(gzip.decompress(path.read_bytes()))
+    whole = pickle.loads(gzip.decompress(path.read_bytes()))
+    return {**whole, "plain": whole["snapshot"], "snapshot": snapshot_of(whole["snapshot"])}
 
 
 def name(path: Path) -> str:
@@ -71,9 +74,10 @@ def test_following_under_settings_that_were_not_those_of_the_run_is_noticed(path
 
 
 def test_one_wrong_address_is_noticed():
-    snapshot = copy.deepcopy(load(WHOLE[0])["snapshot"])
-    entries = [entry for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"]
+    whole = load(WHOLE[0])["plain"]
+    entries = [entry for entry in whole["device_traces"][0] if entry["action"] == "alloc"]
     entries[len(entries) // 2]["addr"] += 512
+    snapshot = snapshot_of(whole)
     with pytest.raises(HistoryError, match="hands out"):
         list(follow(snapshot, parse_alloc_conf(load(WHOLE[0])["conf"])))
 
@@ -117,7 +121,7 @@ def test_a_site_is_the_innermost_line_of_python():
     snapshot = predicted_snapshot([("a", 1000), ("b", 2000)], AllocatorSettings(), GIB)
     for block in snapshot["segments"][0]["blocks"]:
         block["frames"] = unwound
-    (site,) = breakdown(snapshot).sites
+    (site,) = breakdown(snapshot_of(snapshot)).sites
     assert (site.name, site.count, site.bytes) == ("train.py:12:step", 2, 1024 + 2048)
 
 
@@ -147,7 +151,7 @@ def test_a_predicted_snapshot_shows_what_the_replay_says(conf, tmp_path):
     made = predicted_snapshot(EVENTS, settings, 80 * GIB, frames=frames)
     save_snapshot(made, tmp_path / "predicted.pickle")
     opened = read_snapshot(tmp_path / "predicted.pickle")
-    assert opened == made
+    assert opened == snapshot_of(made)
     result = replay(EVENTS, settings, 80 * GIB)
     shown = breakdown(opened)
     assert shown.levels == result.end
@@ -160,7 +164,7 @@ def test_a_predicted_snapshot_shows_what_the_replay_says(conf, tmp_path):
 
 
 def test_a_predicted_snapshot_has_the_keys_of_a_real_one():
-    real = load(next(path for path in WHOLE if name(path) == "training-torch2.13"))["snapshot"]
+    real = load(next(path for path in WHOLE if name(path) == "training-torch2.13"))["plain"]
     made = predicted_snapshot(EVENTS, AllocatorSettings(), 80 * GIB, frames=frames)
     assert made.keys() == real.keys()
     assert made["segments"][0].keys() == real["segments"][0].keys()
@@ -212,6 +216,69 @@ def test_a_file_that_wants_to_run_code_is_refused_and_runs_none(tmp_path, monkey
 def test_a_missing_file_is_said_to_be_missing(tmp_path):
     with pytest.raises(UsageError, match="No such file"):
         read_snapshot(tmp_path / "nothing.pickle")
+
+
+BOMBS = {
+    "a memo of two billion places, in nine bytes": b"\x80\x04Nr\xff\xff\xff\x7f.",
+    "the same in text": b"Np2147483647\n.",
+    "a byte array of an exabyte": b"\x80\x05\x96" + (1 << 60).to_bytes(8, "little") + b".",
+    "text of an exabyte": b"\x80\x04\x8d" + (1 << 60).to_bytes(8, "little") + b".",
+    "a frame of an exabyte": b"\x80\x04\x95" + (1 << 60).to_bytes(8, "little") + b"N.",
+    "an integer of a gigabyte": b"\x8b" + (1 << 30).to_bytes(4, "little") + b".",
+    "lists in lists": b"]" * 200_000 + b"a" * 199_999 + b".",
+    "one list in a thousand places": pickle.dumps(
+        {"segments": [{"blocks": (many := [{}] * 3000)}] * 3000, "device_traces": [many] * 3000}
+    ),
+}
+
+
+@pytest.mark.parametrize("content", BOMBS.values(), ids=BOMBS)
+def test_no_snapshot_takes_more_memory_or_time_than_its_size_deserves(tmp_path, content):
+    path = tmp_path / "bomb.pickle"
+    path.write_bytes(content)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    took, used = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UsageError, match="is not a memory snapshot"):
+        read_snapshot(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 400 << 10
+    assert time.monotonic() - took < 20
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+WRONG = {
+    "a text where a size belongs": ("segments", 0, "total_size", "many"),
+    "a negative size": ("segments", 0, "blocks", 0, "size", -1),
+    "a size no machine has": ("device_traces", 0, 0, "size", 1 << 60),
+    "an address of a thousand digits": ("segments", 0, "address", 10**1000),
+    "settings that are no settings": ("allocator_settings", ["x"]),
+    "an action that is no text": ("device_traces", 0, 0, "action", 3),
+    "a trace that is no list": ("device_traces", 0, "x"),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_snapshot_with_one_wrong_value_is_refused_with_its_place(tmp_path, change):
+    *way, last, value = change
+    whole = load(WHOLE[0])["plain"]
+    place = whole
+    for step in way:
+        place = place[step]
+    place[last] = value
+    path = tmp_path / "wrong.pickle"
+    path.write_bytes(pickle.dumps(whole))
+    with pytest.raises(UsageError, match=rf"is not a memory snapshot \(.*{change[0]}"):
+        read_snapshot(path)
+
+
+def test_frames_of_any_kind_are_no_reason_to_refuse_a_snapshot(tmp_path):
+    whole = load(WHOLE[0])["plain"]
+    for number, odd in enumerate((3, None, [None], [{"filename": 3}], "x", [{"filename": "a.py"}])):
+        for segment in whole["segments"][number::6]:
+            for block in segment["blocks"]:
+                block["frames"] = odd
+    path = tmp_path / "odd.pickle"
+    path.write_bytes(pickle.dumps(whole))
+    assert {site.name for site in breakdown(read_snapshot(path)).sites} == {"(no frames recorded)"}
 
 
 PLAIN = st.recursive(
