@@ -114,7 +114,11 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
             given = ", ".join(settings)
             raise UsageError(f"--suite says all there is: write {given} into {suite} instead.")
         plans = load_suite(suite)
-    return [replace(plan, target=device or plan.target) for plan in plans]
+    plans = [replace(plan, target=device or plan.target) for plan in plans]
+    for plan in plans:
+        if plan.disagreement is not None:
+            raise UsageError(plan.disagreement)
+    return plans
 
 
 @verb

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError
 from memcalc.estimation.activations import (
@@ -19,10 +20,11 @@ from memcalc.estimation.activations import (
     read_blocks,
     saved,
 )
+from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Peak, PhasePeak, Prediction
+from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
 from memcalc.workload import loops, tasks
@@ -35,7 +37,12 @@ _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 
 
 def estimate(
-    plan: Plan, source: ModelSource, inventory: Inventory, state: OptimizerState, choice: Choice
+    plan: Plan,
+    source: ModelSource,
+    inventory: Inventory,
+    state: OptimizerState,
+    choice: Choice,
+    gpu: Gpu | None = None,
 ) -> Prediction:
     """Predict without running any code.
 
@@ -45,6 +52,7 @@ def estimate(
         inventory: every tensor, in fp32.
         state: of the optimizer, for tensors of the plan's precision.
         choice: the optimizer.
+        gpu: where it should fit; ``None``: nowhere in particular.
     """
     element = WEIGHT_BYTES[plan.precision]
     weights = sum(p.numel * element for p in inventory.parameters)
@@ -67,6 +75,9 @@ def estimate(
     unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
     if live.unknown:
         unknown["activations"] = live.unknown
+    fit = _hopeless(weights + buffers + states + gradients, gpu)
+    if gpu is not None and fit is None:
+        unknown["fit"] = reason
     return Prediction(
         plan=plan,
         head=inventory.head,
@@ -89,10 +100,19 @@ def estimate(
         ),
         method="analytic",
         gradients=gradients,
+        fit=fit,
         assumptions=_assumptions(plan, live),
         uncounted=_uncounted(plan),
         unknown=unknown,
     )
+
+
+def _hopeless(least: int, gpu: Gpu | None) -> Fit | None:
+    """The one verdict that needs no replay: what is held for certain is more than the GPU has."""
+    if gpu is None:
+        return None
+    fit = hopeless(least, device_of(gpu))
+    return replace(fit, metric="requested") if fit is not None else None
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):

@@ -223,7 +223,7 @@ def check(plan: Plan) -> models.ModelSource:
     source = models.find(plan.model)
     tasks.choose(source, plan.task)
     loops.of(plan)
-    registry.find(plan.optim, dict(plan.optim_args))
+    registry.check_precision(registry.find(plan.optim, dict(plan.optim_args)), plan)
     if plan.gpu is not None:
         gpus.find(plan.gpu)
     return source
@@ -258,7 +258,8 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.find(plan.optim, dict(plan.optim_args))
     state = registry.state_of(choice, tensors.parameters, plan)
-    answer = analytic_estimate(plan, source, tensors, state, choice)
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    answer = analytic_estimate(plan, source, tensors, state, choice, gpu)
     return replace(answer, assumptions=(*models.notes(plan.model), *answer.assumptions))
 
 

@@ -57,7 +57,7 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
         UsageError: it cannot be started.
     """
     with _cards() as (nvml, watched, reason):
-        began = time.monotonic()
+        began, floor = time.monotonic(), _largest(resource.RUSAGE_SELF)
         try:
             process = subprocess.Popen(command)
         except OSError as error:
@@ -68,13 +68,15 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
                 pids = tree.members(process.pid)
                 # The driver may list a process a little longer than it lives.
                 ours |= pids
-                resident = max(resident, tree.resident(pids))
+                resident = max(resident, tree.resident(pids), tree.peak(process.pid))
                 reason = _sample(watched, ours) or reason
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(interval)
         seconds = time.monotonic() - began
-        # A command may be over before it is looked at; the kernel has kept its largest.
-        resident = max(resident, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+        # A command may be over before it is looked at, and the kernel has kept its largest; but
+        # until it was started, it counts memcalc's own memory as that of the command.
+        kept = _largest(resource.RUSAGE_CHILDREN)
+        resident = max(resident, kept if kept > floor else 0)
         driver = nvml.driver if nvml is not None else ""
         gpus = [_reading(one, driver, interval) for one in watched]
         code = process.returncode
@@ -83,6 +85,11 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
     return CommandResult(
         code=code if code >= 0 else 128 - code, measurement=measurement, gpus=tuple(held)
     )
+
+
+def _largest(whose: int) -> int:
+    """Bytes of the largest resident set that the kernel has seen of these processes."""
+    return resource.getrusage(whose).ru_maxrss * 1024
 
 
 @contextlib.contextmanager
@@ -182,6 +189,8 @@ def _measurement(
     unknown = dict.fromkeys(("weights", "gradients", "state", "phases"), "seen from outside only")
     if gpu is None:
         unknown["process_used"] = reason or "the command held no GPU memory when it was looked at"
+    if not resident:
+        unknown["peak_rss"] = "the command was over before it was looked at"
     return Measurement(
         plan=Plan(model=shlex.join(command), target="cuda" if gpu is not None else "cpu"),
         device=gpu.name if gpu is not None else "cpu",
@@ -195,7 +204,7 @@ def _measurement(
         seconds_per_step=None,
         samples_per_second=None,
         process_used=gpu.peak_process if gpu is not None else None,
-        peak_rss=resident,
+        peak_rss=resident or None,
         gpu=gpu,
         seconds=seconds,
         unknown=unknown,

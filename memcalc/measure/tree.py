@@ -29,6 +29,15 @@ def resident(pids: set[int]) -> int:
     return sum(_resident(pid) for pid in pids)
 
 
+def peak(pid: int) -> int:
+    """The largest resident set of one process since its program was started; 0: it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _parent(pid: int) -> int | None:
     try:
         # The name, in parentheses, may hold anything; what follows it is numbers.

@@ -170,6 +170,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Why PyTorch itself cannot run these settings together; ``None``: it can."""
         if self.checkpoint_every > 1 and not self.checkpointing:
             return "checkpoint_every needs checkpointing: add --checkpointing."
+        if self.gpu is not None and self.target == "cpu":
+            return f"target cpu runs on no GPU: leave out gpu {self.gpu}, or target cpu."
         against = {
             "grad_accum above 1": self.grad_accum > 1,
             "max_grad_norm": self.max_grad_norm is not None,

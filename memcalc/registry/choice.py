@@ -222,6 +222,20 @@ def find(name: str, args: Mapping[str, Scalar]) -> Choice:
     return Choice(name=name, row=row, args=settled, given=dict(args))
 
 
+def check_precision(choice: Choice, plan: Plan) -> None:
+    """See that the optimizer trains weights of a plan's precision.
+
+    Raises:
+        UsageError: it trains those of another one alone.
+    """
+    wanted = choice.row.precision
+    if wanted is not None and plan.precision != wanted:
+        raise UsageError(
+            f"{choice.name} trains {wanted} weights, not those of {plan.precision}: add "
+            f"--precision {wanted}, or name another optimizer."
+        )
+
+
 def _check(row: Row, name: str, key: str, value: Scalar) -> None:
     known = (*row.defaults, *row.takes)
     if key not in known:

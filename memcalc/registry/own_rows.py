@@ -41,5 +41,6 @@ ROWS = (
         rule=6,
         package="memcalc",
         aliases=("adamwbf16", "adamw_bf16"),
+        precision="bf16",
     ),
 )

@@ -49,6 +49,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Why the optimizer's own code cannot run on the simulated GPU."""
     in_backward: bool = False
     """It updates each parameter inside backward, whatever the loop does."""
+    precision: str | None = None
+    """The only one that it trains weights of; ``None``: all."""
     refuse: Refusal | None = None
     refuse_on_cuda: OnCuda | None = None
     unknown: str | None = None

@@ -12,9 +12,9 @@ def render(outcome: CommandResult) -> str:
     """One line a fact."""
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]
-    if measured.peak_rss is not None:
-        rss = format_mib(measured.peak_rss)
-        lines.append(f"main memory, largest resident sets of all its processes together: {rss}")
+    rss = measured.peak_rss
+    held = f"n/a ({measured.unknown['peak_rss']})" if rss is None else format_mib(rss)
+    lines.append(f"main memory, largest resident sets of all its processes together: {held}")
     for gpu in outcome.gpus:
         words = f"{source_words(gpu)}, {gpu.samples} samples {gpu.interval:g} s apart"
         lines.append(

@@ -89,14 +89,21 @@ def phases(prediction: Prediction) -> Table:
 def comparison(predictions: Sequence[Prediction]) -> Table:
     """Several plans, the smallest peak first."""
     rungs = ("requested", "allocated", "reserved", "process_used")
+    named = {p.fit.gpu if p.fit is not None else p.plan.gpu for p in predictions} - {None}
+    column = [f"on {gpu}" for gpu in named] if len(named) == 1 else ["fits"] if named else []
     return Table(
-        head=("optimizer", "state", "peak phase", *(rung.replace("_", " ") for rung in rungs)),
+        head=(
+            *("optimizer", "state", "peak phase"),
+            *(rung.replace("_", " ") for rung in rungs),
+            *column,
+        ),
         rows=[
             (
                 p.plan.optim,
                 _state(p),
                 p.peak.phase.value,
                 *(_mib(getattr(p.peak, rung), "n/a") for rung in rungs),
+                *([rows.fit_word(p)] if column else []),
             )
             for p in sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
         ],

@@ -118,8 +118,16 @@ def state_words(prediction: Prediction) -> str:
 
 
 def verdict(prediction: Prediction) -> str | None:
-    """Does it fit, and by how much."""
-    return fit_words(prediction.fit) if prediction.fit is not None else None
+    """Does it fit, and by how much; why nobody knows, where a GPU was named and nobody does."""
+    if prediction.fit is not None:
+        return fit_words(prediction.fit)
+    reason = prediction.unknown.get("fit")
+    return f"whether it fits {prediction.plan.gpu}: n/a ({reason})" if reason else None
+
+
+def fit_word(prediction: Prediction) -> str:
+    """The verdict alone."""
+    return verdict_of(prediction.fit).value if prediction.fit is not None else "n/a"
 
 
 def fit_words(fit: Fit) -> str:

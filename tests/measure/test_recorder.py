@@ -250,6 +250,12 @@ def test_any_command_is_watched_and_its_exit_code_passed_on(memcalc, tmp_path):
     assert "no-such-command" in missing.stderr
 
 
+def test_a_command_smaller_than_memcalc_is_not_said_to_hold_what_memcalc_holds(memcalc, tmp_path):
+    memcalc("run", "-o", "own.json", "--", "sleep", "0.2")
+    [run] = load(tmp_path / "own.json")
+    assert 0 < run.measurement.peak_rss < 8 << 20
+
+
 def test_the_gpu_memory_of_a_command_is_that_of_its_processes(tmp_path):
     driver = Driver(folder=compile_driver(tmp_path), script=tmp_path / "script")
     other = process(1, GIB, name="init")
