@@ -16,6 +16,7 @@ from memcalc.files.results import Run
 from memcalc.measure.runs.runner import Request, Runner
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
+from memcalc.workload import layouts
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,10 @@ def measure_all(plans: Sequence[Plan], how: How, watcher: Watcher) -> Generator[
 
 
 def _measure(runner: Runner, plan: Plan, how: How, watcher: Watcher) -> Run:
+    world = layouts.spread(plan).world
+    if world > 1:
+        said = f"Measuring {world} GPUs at once is not built yet: measure a plan of one."
+        return Run(plan=plan, error=said)
     request = Request(
         plan=plan,
         device=plan.target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
+
+_SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
 
 
 def make(settings: Mapping[str, Any]) -> Plan:
@@ -30,10 +33,23 @@ def make(settings: Mapping[str, Any]) -> Plan:
             checked[name] = FIELDS[name].check(value)
     if not checked.get("model") and "command" not in checked:
         raise UsageError("Which model? Name one: memcalc list models shows those that are bundled.")
-    plan = Plan(**checked)
+    plan = Plan(**_several(checked))
     if plan.disagreement is not None:
         raise UsageError(plan.disagreement)
     return plan
+
+
+def _several(checked: dict[str, Any]) -> dict[str, Any]:
+    """``8xh100`` says how many GPUs and which."""
+    found = _SEVERAL.fullmatch(checked.get("gpu") or "")
+    if found is None:
+        return checked
+    count, name = int(found[1]), found[2]
+    if checked.get("devices", count) != count:
+        raise SettingError(
+            "devices", f"devices = {checked['devices']} and gpu = {checked['gpu']!r} differ."
+        )
+    return {**checked, "devices": FIELDS["devices"].check(count), "gpu": name}
 
 
 def read(path: Path) -> dict[str, Any]:

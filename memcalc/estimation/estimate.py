@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.catalog import gpus, inventory, models
 from memcalc.catalog.plan import make
-from memcalc.errors import EstimateError, MemcalcError
+from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.question import canonical
 from memcalc.files import cache
 from memcalc.records.model import Inventory
@@ -20,7 +20,7 @@ from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
 from memcalc.records.values import checked
-from memcalc.workload import loops, tasks
+from memcalc.workload import layouts, loops, tasks
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
@@ -224,9 +224,25 @@ def check(plan: Plan) -> models.ModelSource:
     tasks.choose(source, plan.task)
     loops.of(plan)
     registry.check_precision(registry.find(plan.optim, dict(plan.optim_args)), plan)
+    _check_layout(plan)
     if plan.gpu is not None:
         gpus.find(plan.gpu)
     return source
+
+
+def _check_layout(plan: Plan) -> None:
+    layouts.of(plan)
+    layouts.checked_rank(plan)
+    world = layouts.spread(plan).world
+    if world > 1 and plan.loop != "plain":
+        raise UsageError(
+            f"Several GPUs are answered for the plain loop so far, and the plan has {plan.loop}: "
+            "leave --loop out."
+        )
+    if world > 1 and (plan.eval or plan.resume):
+        raise UsageError("Several GPUs are answered without --eval and --resume so far.")
+    if world > 1 and plan.target == "cpu":
+        raise UsageError("Several processes on the CPU are not answered so far: leave --target.")
 
 
 def _from_cache(name: str, plan: Plan) -> Prediction | None:
@@ -255,6 +271,8 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
     from memcalc.estimation.analytic import estimate as analytic_estimate
 
     source = check(plan)
+    if layouts.spread(plan).world > 1:
+        raise UsageError("Of several GPUs closed forms say nothing: leave --method analytic out.")
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.find(plan.optim, dict(plan.optim_args))
     state = registry.state_of(choice, tensors.parameters, plan)

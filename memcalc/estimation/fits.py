@@ -16,7 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
+from memcalc.estimation.outside import outside_span
 from memcalc.records.model import OptimizerState, Place
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span
 from memcalc.units import format_bytes
 
@@ -45,14 +47,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, others=state.total(Place.MANAGED))
 
 
-def device_of(gpu: Gpu | None, memory: int | None = None) -> Device:
-    """A GPU as a run finds it, or a device of so many bytes in its place."""
-    from memcalc.allocator.context import context_span
-
+def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
+    """A GPU as a run of this plan finds it, or a device of so many bytes in its place."""
     capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
     size = f" of {format_bytes(capacity)}" if memory is not None else ""
     name = gpu.name if gpu is not None else "a GPU"
-    return Device(name=f"{name}{size}", capacity=capacity, context=context_span(gpu))
+    return Device(name=f"{name}{size}", capacity=capacity, context=outside_span(gpu, plan))
 
 
 def verdict(fit: Fit, context: Span | None = None, spare: int = 0) -> FitVerdict:

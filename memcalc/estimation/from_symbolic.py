@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc import registry
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked, canonical
+from memcalc.estimation.state import state_for
 from memcalc.files import cache
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -65,7 +65,7 @@ def predict_from(evaluator: Evaluator, question: Asked) -> Prediction:
     learnt = evaluator.symbolic.learnt_at
     where = f"batch {learnt.batch}" + (f" x {learnt.seq} tokens" if learnt.seq is not None else "")
     note = f"sizes come from a run on symbols at {where}, which holds for this batch as well"
-    state = registry.state_of(question.choice, trace.inventory.parameters, plan)
+    state = state_for(question, trace)
     return predict(question, replace(trace, assumptions=(*trace.assumptions, note)), state)
 
 

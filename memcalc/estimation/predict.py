@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from memcalc.allocator.context import context_span
 from memcalc.allocator.replay import Interval, Op, Replay, replay
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.fits import device_of, judge
+from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
@@ -84,7 +84,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     answer = _on_cuda(answer, top, trace, gpu)
     if gpu is None:
         return answer
-    device = device_of(gpu).holding(state)
+    device = device_of(gpu, plan=plan).holding(state)
     fit = judge(lambda: tuples(trace, more), settings, device, replayed.peaks)
     return replace(answer, fit=fit)
 
@@ -105,7 +105,7 @@ def _on_cpu(answer: Prediction) -> Prediction:
 
 def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) -> Prediction:
     """The rungs above requested, as far as they are known."""
-    context = context_span(gpu)
+    context = outside_span(gpu, answer.plan)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
     return replace(
         answer,
@@ -129,7 +129,7 @@ def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
         more: how often the last step is repeated.
     """
     sizes = [storage.bytes for storage in trace.storages]
-    streams = [storage.stream for storage in trace.storages]
+    streams = [(storage.stream, storage.used_by) for storage in trace.storages]
 
     def kind(number: int) -> Any:
         storage = trace.storages[number]
@@ -138,7 +138,7 @@ def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
     if trace.whole:
         return _as_it_ran(trace)
     stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=more)
-    return replayable(stream, sizes, streams if any(streams) else None)
+    return replayable(stream, sizes, streams if any(map(any, streams)) else None)
 
 
 def _as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
@@ -165,14 +165,17 @@ def _told(aside: Aside) -> tuple[Any, ...]:
 
 
 def replayable(
-    stream: Iterable[int | Mark], sizes: Sequence[int], streams: Sequence[int] | None = None
+    stream: Iterable[int | Mark],
+    sizes: Sequence[int],
+    streams: Sequence[tuple[int, int | None]] | None = None,
 ) -> Iterator[tuple[Any, ...]]:
     """Events and marks as the allocator takes them; ``n + k * len(sizes)`` is a copy of ``n``.
 
     Args:
         stream: births and deaths of storages by number, and marks of phases.
         sizes: bytes of each storage.
-        streams: the stream of each storage; ``None``: all on the default one.
+        streams: of each storage the stream it is made on, and another one that still uses it when
+            it dies; ``None``: all on the default one.
     """
     count = len(sizes)
     for event in stream:
@@ -180,9 +183,12 @@ def replayable(
             yield Op.MARK, (event.step, event.phase)
         elif event >= 0:
             number = event % count
-            on = (streams[number],) if streams is not None else ()
+            on = streams[number][:1] if streams is not None else ()
             yield event, sizes[number], *on
         else:
+            other = streams[~event % count][1] if streams is not None else None
+            if other is not None:
+                yield Op.USED_BY, ~event, other
             yield ~event, 0
 
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from memcalc import registry
 from memcalc.catalog import models
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.child import Speaker
+from memcalc.errors import EstimateError
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
+from memcalc.estimation.state import state_for
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.plan import Plan
@@ -29,7 +30,7 @@ from memcalc.registry import Choice
 from memcalc.symbolic.records import SymbolicTrace
 from memcalc.trace.generalize import generalize
 from memcalc.trace.run import trace
-from memcalc.workload import tasks
+from memcalc.workload import layouts, tasks
 from memcalc.workload.inventory import whole
 from memcalc.workload.program import Program, prepare
 
@@ -80,15 +81,20 @@ class Desk:
         """Trace one plan in this process and predict from it."""
         question = asked(plan)
         program = self._prepared(plan, question.choice)
-        state = registry.state_of(question.choice, program.inventory.parameters, plan)
         traced = trace(
             program, question.target, notes=question.notes, breadcrumbs=self._breadcrumbs
         )
-        return predict(question, traced, state), traced
+        return predict(question, traced, state_for(question, traced)), traced
 
     def grow(self, plan: Plan) -> SymbolicTrace:
-        """Learn how the trace of a plan grows."""
+        """Learn how the trace of a plan grows.
+
+        Raises:
+            EstimateError: it cannot be learnt.
+        """
         question = asked(plan)
+        if layouts.spread(plan).world > 1:
+            raise EstimateError("runs over several GPUs are traced at each size")
         program = self._prepared(plan, question.choice)
         plain = trace(program, question.target, breadcrumbs=self._breadcrumbs)
         return generalize(program, question.target, plain, breadcrumbs=self._breadcrumbs)

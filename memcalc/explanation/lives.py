@@ -62,5 +62,7 @@ _ALWAYS = {
     Component.MASTER_WEIGHTS: "fp32 copy of a weight",
     Component.BUFFERS: "buffer of the model",
     Component.OPTIMIZER_STATE: "optimizer state, from the first step on",
+    Component.COMMUNICATION: "what collectives send and receive",
+    Component.UNSHARDED: "whole parameter, while it is used",
     Component.INPUTS: "the batch, until the loop has made the next",
 }

@@ -41,12 +41,13 @@ def write(path: Path, trace: Trace) -> None:
 
 def pack(trace: Trace) -> bytes:
     """What a file of this trace holds."""
-    kinds: dict[tuple[str | int, ...], int] = {}
+    kinds: dict[tuple[str | int | None, ...], int] = {}
     columns = {name: array("q") for name in _COLUMNS}
     for storage in trace.storages:
         kind = (
             *(storage.component, storage.phase, storage.module),
-            *(storage.op, storage.dtype, storage.until, storage.stream),
+            *(storage.op, storage.dtype, storage.until),
+            *(storage.stream, storage.used_by),
         )
         columns["bytes"].append(storage.bytes)
         columns["kind"].append(kinds.setdefault(kind, len(kinds)))
@@ -104,8 +105,7 @@ def _read(file: BinaryIO) -> Trace:
     if file.read(1):
         raise ValueError("more than a trace")
     kinds = [
-        (Component(component), Phase(phase), module, op, dtype, until, stream)
-        for component, phase, module, op, dtype, until, stream in header["kinds"]
+        (Component(component), Phase(phase), *rest) for component, phase, *rest in header["kinds"]
     ]
     bare: Trace = decode(Trace, header["trace"])
     return replace(
@@ -120,10 +120,8 @@ def _read(file: BinaryIO) -> Trace:
     )
 
 
-def _storage(
-    size: int, kind: tuple[Component, Phase, str, str, str, str, int], step: int
-) -> Storage:
-    component, phase, module, op, dtype, until, stream = kind
+def _storage(size: int, kind: tuple[Any, ...], step: int) -> Storage:
+    component, phase, module, op, dtype, until, stream, used_by = kind
     return Storage(
         bytes=size,
         component=component,
@@ -134,6 +132,7 @@ def _storage(
         dtype=dtype,
         until=until,
         stream=stream,
+        used_by=used_by,
     )
 
 

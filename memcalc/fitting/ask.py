@@ -154,7 +154,8 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
 
 
 def _device(plan: Plan, question: Question) -> Device:
-    return device_of(catalog.find(plan.gpu) if plan.gpu is not None else None, question.memory)
+    gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
+    return device_of(gpu, question.memory, plan)
 
 
 def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -> Limit:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from memcalc import registry
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf, round_size
 from memcalc.errors import MemcalcError
@@ -16,6 +15,7 @@ from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.pool import asking
 from memcalc.estimation.predict import UNLIMITED, replayable, tuples
 from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.state import state_for
 from memcalc.files import cache
 from memcalc.files.artifact import encode
 from memcalc.fitting.records import Probe
@@ -189,7 +189,7 @@ class _Traced:
 
 def _judged(events: _Events | _Traced, question: Asked, trace: Trace, device: Device) -> Fit:
     settings = _settings(question)
-    state = registry.state_of(question.choice, trace.inventory.parameters, question.plan)
+    state = state_for(question, trace)
     unlimited = replay(events(), settings, UNLIMITED).peaks
     return judge(events, settings, device.holding(state), unlimited)
 

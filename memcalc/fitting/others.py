@@ -39,7 +39,7 @@ def _fits(row: GpuFit) -> bool:
 def _on(gpu: catalog.Gpu, plan: Plan, ask: Callable[[Plan, Device], Probe]) -> GpuFit:
     there = replace(plan, gpu=gpu.name)
     try:
-        found = ask(there, device_of(gpu)).fit
+        found = ask(there, device_of(gpu, plan=there)).fit
     except MemcalcError as error:
         return GpuFit(name=gpu.name, capacity=gpu.memory, fit=None, reason=str(error))
     return GpuFit(name=gpu.name, capacity=gpu.memory, fit=found)

@@ -138,6 +138,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Input, ...],
         about("Input of a callable's model, name=dtype[shape].", option="input"),
     ] = ()
+    devices: Annotated[Count, about("GPUs that train together; what is said is of one.")] = 1
+    parallel: Annotated[
+        Text | None,
+        about(
+            "Layout over several GPUs: ddp, zero1, fsdp1, fsdp2, hsdp=2x4, tp=2, tp=2,fsdp2=4.",
+            otherwise="ddp",
+        ),
+    ] = None
+    parallel_args: Annotated[
+        tuple[tuple[str, Scalar], ...],
+        about(
+            "Arguments of the layout's wrapper.", option="parallel-arg", typed="One is key=value."
+        ),
+    ] = ()
+    rank: Annotated[
+        Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | None,
+        about("Which of the processes.", otherwise="the one of the first and last that needs more"),
+    ] = None
     target: Annotated[Literal["cuda", "cpu"], about("Where it trains.")] = "cuda"
     torch: Annotated[
         Version | None, about("PyTorch version that will run.", otherwise="the installed one")

@@ -22,6 +22,10 @@ class Component(StrEnum):
     """Dies inside the phase that made it and is not needed by backward."""
     INPUTS = "inputs"
     BUFFERS = "buffers"
+    UNSHARDED = "unsharded_weights"
+    """Whole parameters, gathered from the shards of all GPUs for as long as they are used."""
+    COMMUNICATION = "communication"
+    """Buckets, flat buffers, and what collectives send and receive."""
     WORKSPACES = "workspaces"
     """Scratch of kernels and libraries that no tensor of the program shows."""
 
@@ -55,6 +59,8 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     """Of the first tensor that used it; empty for scratch, which is plain bytes."""
     stream: int = 0
     """Number of the stream it was made on; 0: the default one."""
+    used_by: int | None = None
+    """Another stream that still uses it when it dies (``Tensor.record_stream``)."""
     until: str = ""
     """What autograd was running when it died, such as ``MulBackward0``; empty: nothing."""
 

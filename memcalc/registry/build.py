@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import importlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ def build(
     groups: list[Any] | None = None,
     wide_embeddings: bool = False,
     only: torch.nn.Parameter | None = None,
+    through: Callable[..., torch.optim.Optimizer] | None = None,
 ) -> torch.optim.Optimizer:
     """Make the optimizer over the parameters of a model that train.
 
@@ -34,6 +35,7 @@ def build(
         groups: parameters, or groups of them; ``None``: all that train, in one.
         wide_embeddings: keep the 8-bit states of embeddings in 32 bit, as the Trainer does.
         only: make it over this parameter alone.
+        through: makes it, from the class, parameters and arguments; ``None``: the class itself.
 
     Raises:
         UsageError: its package is not installed, or the class refuses its arguments.
@@ -47,7 +49,9 @@ def build(
         groups = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
         over = groups if only is None else [only]
-        optimizer: torch.optim.Optimizer = cls(over, **arguments)
+        optimizer: torch.optim.Optimizer = (
+            cls(over, **arguments) if through is None else through(cls, over, **arguments)
+        )
     except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
         raise UsageError(f"{choice.implementation} refuses this: {error}.") from None
     if only is None:

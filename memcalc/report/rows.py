@@ -20,6 +20,8 @@ COMPONENT_WORDS = {
     Component.TEMPORARIES: "temporaries",
     Component.INPUTS: "inputs",
     Component.BUFFERS: "buffers",
+    Component.UNSHARDED: "unsharded weights",
+    Component.COMMUNICATION: "communication",
     Component.WORKSPACES: "workspaces",
 }
 
@@ -39,6 +41,8 @@ def described(plan: Plan, seq: int | None) -> str:
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
         f"LoRA {plan.lora}" if plan.lora else "",
+        plan.parallel or "",
+        f"{plan.devices} GPUs" if plan.devices > 1 else "",
         _loop(plan.loop),
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",

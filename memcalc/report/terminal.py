@@ -18,6 +18,8 @@ LETTERS = {
     Component.INPUTS: "i",
     Component.ACTIVATIONS: "a",
     Component.TEMPORARIES: "t",
+    Component.UNSHARDED: "U",
+    Component.COMMUNICATION: "c",
     Component.WORKSPACES: "k",
 }
 _HEIGHT = 20

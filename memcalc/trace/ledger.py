@@ -20,6 +20,10 @@ BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""
 
 
+_PLAIN = ("empty", "empty_strided", "zeros")
+"""Operators that make a tensor of nothing."""
+
+
 class _Entry:
     """What is known of one storage while the run goes on; frozen into a Storage at its end."""
 
@@ -33,10 +37,12 @@ class _Entry:
         "node",
         "op",
         "phase",
+        "resized",
         "step",
         "stream",
         "tag",
         "until",
+        "used_by",
     )
 
     def __init__(self, nbytes: int, op: str, where: _Position, node: Any) -> None:
@@ -53,6 +59,16 @@ class _Entry:
         self.until = ""
         self.born = 0
         self.stream = 0
+        self.resized = False
+        self.used_by: int | None = None
+
+    def purpose(self) -> Component:
+        """What it was for, by what was said of it or by how it lived."""
+        if self.resized and self.component in (None, Component.ACTIVATIONS):
+            return Component.UNSHARDED
+        if self.component is None and self.stream:
+            return Component.COMMUNICATION
+        return self.component or Component.TEMPORARIES
 
 
 class _Position:
@@ -77,9 +93,13 @@ class Ledger:
         self.event_tags: list[int] = []
         self.marks: list[Mark] = []
         self.position = _Position()
+        self.wrapped = False
+        """The model is inside a wrapper over several GPUs, which allocates by itself."""
         self.units: dict[str, int] = {}
         """For modules inside repeated layers, the tag of their repetition."""
         self.streams = BackwardStreams()
+        self._empty: set[int] = set()
+        """Keys of storages that live without memory."""
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
 
     @contextmanager
@@ -132,8 +152,49 @@ class Ledger:
         self.log(number)
         self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
 
+    def resized(self, storage: Any, before: int, after: int) -> None:
+        """A storage gave its memory back, or took memory, and lives on.
+
+        Args:
+            storage: a ``torch.UntypedStorage``.
+            before: its bytes until now.
+            after: its bytes from now on.
+        """
+        key = storage._cdata
+        if key not in self._live or before == after:
+            return
+        number, reference = self._live[key]
+        old = self.entries[number]
+        if before:
+            self._gone(old, number)
+        old.resized = True
+        self._empty.add(key)
+        if not after:
+            return
+        self._empty.discard(key)
+        entry = _Entry(self._size(after), old.op, self.position, None)
+        entry.born, entry.stream, entry.resized = len(self.events), self.streams.of(None), True
+        entry.component, entry.dtype = old.component, old.dtype
+        self._live[key] = (len(self.entries), reference)
+        self.log(len(self.entries))
+        self.entries.append(entry)
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Another stream uses a storage: what ``Tensor.record_stream`` says."""
+        found = self._live.get(storage_key(tensor))
+        if found is not None and storage_key(tensor) not in self._empty:
+            self.entries[found[0]].used_by = stream.stream_id
+
+    def _gone(self, entry: _Entry, number: int) -> None:
+        if entry.phase in BY_PARAMETER or self.position.phase in BY_PARAMETER:
+            self.position.tag = entry.tag
+        self.log(~number)
+
     def _death(self, key: int) -> None:
         number, _ = self._live.pop(key)
+        if key in self._empty:
+            self._empty.discard(key)
+            return
         entry = self.entries[number]
         node = current_node() if self.position.phase is Phase.BACKWARD else None
         if node is not None:
@@ -143,9 +204,7 @@ class Ledger:
             # node that was running then was saved by the recompute.
             if recomputed and id(node) != entry.node:
                 entry.component = Component.ACTIVATIONS
-        if entry.phase in BY_PARAMETER or self.position.phase in BY_PARAMETER:
-            self.position.tag = entry.tag
-        self.log(~number)
+        self._gone(entry, number)
 
     def play(self, allocations: Allocations, taken: list[int], name: str, node: Any) -> None:
         """Write down what a kernel takes; ``taken`` grows by the storages that still live."""
@@ -189,12 +248,24 @@ class Ledger:
             if entry.component is None and entry.op == op:
                 entry.component = component
 
+    def belong(self, path: str, tensors: Any) -> None:
+        """Say which module these tensors, made without a look at it, are of."""
+        for tensor in tensors:
+            found = self._live.get(storage_key(tensor))
+            if found is not None and not self.entries[found[0]].module:
+                entry = self.entries[found[0]]
+                entry.module = path
+                entry.tag = self.event_tags[entry.born] = self.units.get(path, entry.tag)
+
     def label_living(self, phase: Phase, component: Component) -> None:
         """Say what everything is for that this phase made and that is still alive."""
         for number, _ in self._live.values():
             entry = self.entries[number]
-            if entry.component is None and entry.phase is phase:
-                entry.component = component
+            if entry.component is not None or entry.phase is not phase or entry.stream:
+                continue
+            # What a wrapper makes before the model's own code begins are its buckets.
+            bucket = self.wrapped and not entry.module and entry.op in _PLAIN
+            entry.component = Component.COMMUNICATION if bucket else component
 
     def tagged_trace(self, flops: int) -> TaggedTrace:
         """Everything seen so far, beside the operations that were counted."""
@@ -202,7 +273,7 @@ class Ledger:
             storages=[
                 Storage(
                     bytes=entry.bytes,
-                    component=entry.component or Component.TEMPORARIES,
+                    component=entry.purpose(),
                     phase=entry.phase,
                     step=entry.step,
                     module=entry.module,
@@ -210,6 +281,7 @@ class Ledger:
                     dtype=entry.dtype,
                     until=entry.until,
                     stream=entry.stream,
+                    used_by=entry.used_by,
                 )
                 for entry in self.entries
             ],

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,6 +77,10 @@ class TraceRecorder(TorchDispatchMode):
         self._symbols = symbols
         self.ledger = Ledger(self._size) if ledger is None else ledger
         self.position = self.ledger.position
+        self.paused = False
+        """What runs now is not part of the program."""
+        self.unpacks: frozenset[type] = frozenset()
+        """Types of tensors that hold other tensors."""
         self.assumptions: dict[str, None] = {}
         self._kernel_memory = kernel_memory
         self.flops: Counter[int] = Counter()
@@ -88,10 +92,10 @@ class TraceRecorder(TorchDispatchMode):
         self._stack: list[str] = []
 
     @contextmanager
-    def follow(self, model: torch.nn.Module) -> Iterator[None]:
-        """Know which module's code runs while the context lasts, by hooks on every module."""
+    def follow(self, named: Iterable[tuple[str, torch.nn.Module]]) -> Iterator[None]:
+        """Know which of these modules' code runs while the context lasts, by hooks on each."""
         hooks = []
-        for name, module in model.named_modules():
+        for name, module in named:
             hooks.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
             hooks.append(module.register_forward_hook(self._leaving, always_call=True))
         try:
@@ -130,6 +134,11 @@ class TraceRecorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        if self.unpacks and not self.unpacks.isdisjoint(types):
+            # What it holds comes back here, one by one.
+            return NotImplemented
         if not self._on_device(args, kwargs):
             return self._on_host(func, args, kwargs)
         if func in _SCALARS:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.walk import changes
 from memcalc.trace import device, self_check, torch_private
 from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
@@ -22,6 +23,7 @@ from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators import attention, autocast, overrides
 from memcalc.trace.optimizer.make import make as optimizer_for
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
+from memcalc.trace.placing import Named, fold_length, placed, ranks
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
@@ -53,15 +55,41 @@ def trace(
         breadcrumbs: shall always say where the program is.
         symbols: of the program's batches; sizes that hold one are written down as numbers.
     """
-    said: dict[str, None] = {}
-    missing: dict[str, None] = {}
-    once = tracer(program, target, said, missing=missing, breadcrumbs=breadcrumbs, symbols=symbols)
-    tagged, folded = trace_folded(program.model, once)
-    if folded:
-        said["repeated layers are traced a few times and continued, proven on one more"] = None
-    assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
-    known = as_trace(tagged, program, tuple(assumptions))
-    return replace(known, uncounted=tuple(missing))
+    known = {}
+    for rank in ranks(program):
+        said: dict[str, None] = {}
+        missing: dict[str, None] = {}
+        once = tracer(
+            program,
+            target,
+            said,
+            missing=missing,
+            breadcrumbs=breadcrumbs,
+            symbols=symbols,
+            rank=rank,
+        )
+        tagged, folded = trace_folded(program.model, once, fold_length(program))
+        if folded:
+            said["repeated layers are traced a few times and continued, proven on one more"] = None
+        assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
+        whole = as_trace(tagged, program, tuple(assumptions))
+        known[rank] = replace(whole, uncounted=tuple(missing))
+    return _largest(known, layouts.spread(program.plan).world)
+
+
+def _largest(traces: dict[int, Trace], world: int) -> Trace:
+    """Of the processes that train together the one that needs most; it says which."""
+    needed = {
+        rank: max(accumulate(changes(trace.events, [storage.bytes for storage in trace.storages])))
+        for rank, trace in traces.items()
+    }
+    rank = max(needed, key=lambda rank: needed[rank])
+    if world == 1:
+        return traces[rank]
+    others = [f"rank {other} needs {needed[rank] - needed[other]:,} bytes less" for other in needed]
+    others = [words for words, other in zip(others, needed, strict=True) if other != rank]
+    said = "; ".join([f"this is rank {rank} of {world}", *others])
+    return replace(traces[rank], assumptions=(said, *traces[rank].assumptions))
 
 
 def tracer(
@@ -72,6 +100,7 @@ def tracer(
     missing: dict[str, None] | None = None,
     breadcrumbs: Breadcrumbs | None = None,
     symbols: Symbols | None = None,
+    rank: int = 0,
 ) -> Run:
     """A function that traces the program as it is when called; arguments as for ``trace``.
 
@@ -82,6 +111,7 @@ def tracer(
         missing: grows by what kernels take that nobody knows.
         breadcrumbs: shall always say where the program is.
         symbols: of the program's batches.
+        rank: which process, where the plan has several.
     """
     device.use(program.plan.target)
     autocast.install()
@@ -99,13 +129,8 @@ def tracer(
         )
         recorder.ledger.units = _units(program.model, stacks, repeats)
         shapes = None if symbols is None else symbols.env
-        with (
-            _as_found(program.model),
-            device.fake_mode(shapes),
-            recorder,
-            _moved(program.model, recorder),
-        ):
-            _train(program, recorder)
+        with placed(program, recorder, shapes, rank) as (ready, named):
+            _train(ready, named, recorder)
             tagged = recorder.ledger.tagged_trace(recorder.flops[STEPS - 1])
         said.update(dict.fromkeys((*recorder.assumptions, *autocast.unread())))
         if missing is not None and isinstance(kernels, TargetKernelMemory):
@@ -156,9 +181,9 @@ def _units(model: torch.nn.Module, stacks: Sequence[Stack], repeats: int) -> dic
     return units
 
 
-def _train(program: Program, recorder: TraceRecorder) -> None:
-    model = layouts.of(program.plan).wrap(program.model.train())
-    with recorder.follow(model):
+def _train(program: Program, named: Named, recorder: TraceRecorder) -> None:
+    model = program.model.train()
+    with recorder.follow(named):
         optimizer = optimizer_for(program, model, recorder.ledger)
         job = _job(program, optimizer, recorder)
         labels = _Labels(recorder.ledger, model, optimizer)
@@ -166,63 +191,6 @@ def _train(program: Program, recorder: TraceRecorder) -> None:
         optimizer.state.clear()
         for parameter in model.parameters():
             parameter.grad = None
-
-
-@contextlib.contextmanager
-def _as_found(model: torch.nn.Module) -> Iterator[None]:
-    """Undo what a run changes in its modules: some swap parts of themselves as they go."""
-    found = [(module, _copied(module.__dict__)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes in found:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-
-
-def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, with the dicts that name its parts."""
-    return {
-        name: copy.copy(value) if isinstance(value, dict) else value
-        for name, value in attributes.items()
-    }
-
-
-@contextlib.contextmanager
-def _moved(model: torch.nn.Module, recorder: TraceRecorder) -> Iterator[None]:
-    """Move a meta model to the simulated device, tied tensors once, one by one as ``.to`` does.
-
-    Afterwards the model is on the meta device again.
-    """
-    simulated: dict[int, torch.Tensor] = {}
-    originals: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-    def move(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in simulated:
-            fresh = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device.NAME
-            )
-            if isinstance(tensor, torch.nn.Parameter):
-                fresh = torch.nn.Parameter(fresh, requires_grad=tensor.requires_grad)
-            simulated[id(tensor)] = fresh
-        return simulated[id(tensor)]
-
-    with recorder.ledger.phase(Phase.LOAD, 0):
-        for path, module in model.named_modules():
-            recorder.ledger.at(path)
-            for group in (module._parameters, module._buffers):
-                originals.append((group, dict(group)))
-                for name, tensor in group.items():
-                    if tensor is not None:
-                        group[name] = move(tensor)
-        recorder.ledger.label(model.parameters(), Component.WEIGHTS)
-        recorder.ledger.label(model.buffers(), Component.BUFFERS)
-    try:
-        yield
-    finally:
-        for group, before in originals:
-            group.clear()
-            group.update(before)
 
 
 def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: TraceRecorder) -> Job:
@@ -262,6 +230,9 @@ class _Labels:
             self.ledger.label_living(Phase.FORWARD, Component.ACTIVATIONS)
         elif phase is Phase.BACKWARD:
             self.ledger.label(_gradients(self.model), Component.GRADIENTS)
+            if self.ledger.wrapped:
+                # Of shards that are not reduced yet, a wrapper holds the whole gradients.
+                self.ledger.label_living(Phase.BACKWARD, Component.GRADIENTS)
         if phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP):
             for parameter, tensors in _states(self.optimizer):
                 self.ledger.label(tensors, Component.OPTIMIZER_STATE)
@@ -274,5 +245,6 @@ def _gradients(model: torch.nn.Module) -> Iterable[torch.Tensor]:
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Any, list[torch.Tensor]]]:
-    for owner, state in optimizer.state.items():
+    # ZeroRedundancyOptimizer holds another that has this rank's share.
+    for owner, state in getattr(optimizer, "optim", optimizer).state.items():
         yield owner, [value for value in state.values() if isinstance(value, torch.Tensor)]

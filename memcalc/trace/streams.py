@@ -2,8 +2,6 @@
 
 The allocator keeps the blocks of each stream apart, so a communication stream's buffers never
 reuse what the default stream has freed (c10/cuda/CUDACachingAllocator.cpp, ``get_free_block``).
-``Tensor.record_stream`` only delays a block's return until the other stream is done; everything on
-the simulated device is done at once, so it changes nothing here.
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from memcalc.trace.torch_private import node_number
 
 
@@ -23,7 +19,7 @@ class Stream:
     """A stream with a number; the current one is a thread's own, as on CUDA."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.stream_id = next(_numbers)
+        self.stream_id = next(_numbers[0])
         self.device_index = self.device_type = 0
         self._outer: list[Any] = []
 
@@ -69,9 +65,14 @@ class Event:
         return 0.0
 
 
-_numbers = itertools.count()
+_numbers = [itertools.count()]
 _local = threading.local()
 DEFAULT = Stream()
+
+
+def renumber() -> None:
+    """Count from 1 again, so that two runs of one program number alike."""
+    _numbers[0] = itertools.count(1)
 
 
 def current() -> Stream:
@@ -119,7 +120,3 @@ class BackwardStreams:
         if number == 0 and node is not None and self._by_node:
             return self._by_node.get(node_number(node), 0)
         return number
-
-
-def record(tensor: torch.Tensor, stream: Any) -> None:
-    """What ``Tensor.record_stream`` does on the simulated device: nothing."""

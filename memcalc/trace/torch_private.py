@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -75,8 +75,8 @@ def installed_version() -> tuple[int, int]:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What names a tensor's storage as long as that lives."""
-    key: int = tensor.untyped_storage()._cdata
+    """What names a tensor's storage as long as that lives; of a DTensor, its local part's."""
+    key: int = local_part(tensor).untyped_storage()._cdata
     return key
 
 
@@ -166,3 +166,79 @@ def transformers_runs_eagerly(tensor: torch.Tensor) -> bool:
     loaded = sys.modules.get("transformers.utils.import_utils")
     is_tracing = getattr(loaded, "is_tracing", None)
     return loaded is None or (is_tracing is not None and not is_tracing(tensor))
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Put a value in the place of an attribute while the context lasts."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def give_collectives_shapes() -> None:
+    """Let collectives run on fake tensors: they make what they would receive, and send nothing."""
+    importlib.import_module("torch.distributed._tools.fake_collectives")
+
+
+def fake_store() -> Any:
+    """The store of a process group that has no other member."""
+    return _ask("torch.testing._internal.distributed.fake_pg:FakeStore")()
+
+
+def tensors_of_tensors() -> frozenset[type]:
+    """Types of tensors that hold others and unpack themselves when an operator is called."""
+    return frozenset(
+        _ask(path)
+        for path in (
+            "torch.distributed.tensor:DTensor",
+            "torch.distributed._functional_collectives:AsyncCollectiveTensor",
+        )
+    )
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What a DTensor holds on this rank, without a record in autograd; others as they are."""
+    held: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return held
+
+
+_PLANNERS = (
+    "_propagate_tensor_meta",
+    "_propagate_tensor_meta_non_cached",
+    "propagate_op_sharding_non_cached",
+)
+"""Methods of ``ShardingPropagator`` (torch/distributed/tensor/_sharding_prop.py) that run operators
+on tensors of the global size, to learn shapes."""
+
+
+@contextmanager
+def planning_wrapped(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    """DTensor plans through what ``wrap`` makes of its own methods."""
+    owner = _ask("torch.distributed.tensor._sharding_prop:ShardingPropagator")
+    with ExitStack() as stack:
+        for name in _PLANNERS:
+            if hasattr(owner, name):
+                stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
+    """DDP takes it that ranks agree, and FSDP1 records streams by this function.
+
+    DDP compares shapes by values that are read back (torch/nn/parallel/distributed.py); FSDP1
+    calls ``record_stream`` past all modes (torch/distributed/fsdp/_common_utils.py).
+    """
+    with ExitStack() as stack:
+        ddp = importlib.import_module("torch.nn.parallel.distributed")
+        stack.enter_context(
+            replaced(ddp, "_verify_param_shape_across_processes", lambda *_, **__: None)
+        )
+        for name in ("_common_utils", "_flat_param", "_runtime_utils"):
+            module = importlib.import_module(f"torch.distributed.fsdp.{name}")
+            stack.enter_context(replaced(module, "_no_dispatch_record_stream", record_stream))
+        yield

@@ -11,6 +11,7 @@ import torch
 
 from memcalc.records.trace import Phase
 from memcalc.workload.inputs import Batch
+from memcalc.workload.layouts import Layout
 from memcalc.workload.precision import Precision
 
 
@@ -34,6 +35,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     """By the name PyTorch knows it."""
     precision: Precision
+    layout: Layout
+    """How the model is spread over GPUs."""
     grad_accum: int = 1
     max_grad_norm: float | None = None
     set_to_none: bool = True
@@ -51,6 +54,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def evaluates(self, number: int) -> bool:
         """Whether this batch of an evaluation runs through the model."""
         return not self.simulated or number < 2 or number == self.eval_batches - 1
+
+    def quiet(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """What a micro-batch runs in; gradients are exchanged with the last of a step alone."""
+        if self.grad_accum == 1 or self.layout.quiet is None:
+            return contextlib.nullcontext()
+        return self.layout.quiet(self.model, last)
+
+    def clip(self, norm: float) -> None:
+        """Scale gradients down to a norm."""
+        if self.layout.clip is not None:
+            self.layout.clip(self.model, norm)
+        else:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 
     def resume(self, watch: Watch) -> None:
         """Load the checkpoint, where there is one."""

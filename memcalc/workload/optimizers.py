@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from memcalc.registry.build import build
-from memcalc.workload import loops
+from memcalc.workload import layouts, loops
 from memcalc.workload.program import Program
 
 
@@ -22,11 +22,13 @@ def make(
     Raises:
         UsageError: its package is not installed, or the class refuses its arguments.
     """
-    loop = loops.of(program.plan)
+    loop, layout = loops.of(program.plan), layouts.of(program.plan)
+    groups = layout.groups or loop.groups
     return build(
         program.choice,
         model,
-        groups=loop.groups(model) if only is None else None,
+        groups=groups(model) if only is None else None,
         wide_embeddings=loop.wide_embeddings,
         only=only,
+        through=layout.optimizer,
     )

@@ -34,6 +34,14 @@ def parameters_on_meta() -> Iterator[None]:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
+def fill(model: torch.nn.Module) -> None:
+    """Give every parameter random values, where it is; of a sharded one, this rank's part."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.normal_(std=_SPREAD)
+
+
 def to_device(model: torch.nn.Module, device: str) -> torch.nn.Module:
     """Give parameters memory and random values, move buffers; tied tensors stay tied."""
     moved: dict[int, torch.Tensor] = {}

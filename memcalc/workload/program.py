@@ -15,7 +15,7 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import loops, lora, tasks
+from memcalc.workload import layouts, loops, lora, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Batch, Inputs, described
 from memcalc.workload.inventory import take
@@ -89,6 +89,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             samples=plan.batch,
             device=device,
             precision=self.precision,
+            layout=layouts.of(plan),
             grad_accum=plan.grad_accum,
             max_grad_norm=loop.clip_to(plan),
             set_to_none=plan.set_to_none,

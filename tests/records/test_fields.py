@@ -245,7 +245,7 @@ class Wider(Plan, frozen=True, kw_only=True):
     """A plan with one field more, declared as all are."""
 
     keep: Annotated[Literal["all", "some"], about("Outputs to keep.")] = "all"
-    devices: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, about("GPUs.", otherwise="one")] = (
+    cards: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, about("GPUs.", otherwise="one")] = (
         None
     )
 
@@ -254,17 +254,17 @@ def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
     for name, field in fields.declared(Wider).items():
         monkeypatch.setitem(FIELDS, name, field)
     monkeypatch.setattr(memcalc.catalog.plan, "Plan", Wider)
-    wanted = Wider(model="gpt2", keep="some", devices=4)
-    assert in_python({"model": "gpt2", "keep": "some", "devices": 4}) == wanted
-    assert in_file('model = "gpt2"\nkeep = "some"\ndevices = 4') == wanted
+    wanted = Wider(model="gpt2", keep="some", cards=4)
+    assert in_python({"model": "gpt2", "keep": "some", "cards": 4}) == wanted
+    assert in_file('model = "gpt2"\nkeep = "some"\ncards = 4') == wanted
     app = command()
-    assert typed(["gpt2", "--keep", "some", "--devices", "4"], app) == wanted
-    assert options(wanted) == "gpt2 --batch 8 --keep some --devices 4"
-    refused = "devices = 9 is not a whole number from 1 to 8."
-    assert typed(["gpt2", "--devices", "9"], app) == refused
-    assert in_file('model = "gpt2"\ndevices = 9') == refused
+    assert typed(["gpt2", "--keep", "some", "--cards", "4"], app) == wanted
+    assert options(wanted) == "gpt2 --batch 8 --keep some --cards 4"
+    refused = "cards = 9 is not a whole number from 1 to 8."
+    assert typed(["gpt2", "--cards", "9"], app) == refused
+    assert in_file('model = "gpt2"\ncards = 9') == refused
     told = schema()["$defs"]["run"]["properties"]
-    assert told["devices"] == {
+    assert told["cards"] == {
         "type": "integer", "minimum": 1, "maximum": 8, "description": "GPUs. Default: one.",
     }  # fmt: skip
     shown = CliRunner().invoke(app, ["--help"]).output

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from memcalc import registry
+from memcalc.errors import MeasureError
 from memcalc.measure.runs import loading
 from memcalc.records.plan import Plan
+from memcalc.workload import layouts
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.job import Job
+from memcalc.workload.layouts import Rank
 from memcalc.workload.optimizers import make
-from memcalc.workload.place import parameters_on_meta
+from memcalc.workload.place import fill, parameters_on_meta, to_device
 from memcalc.workload.program import Program, prepare, program_of
 from memcalc.workload.resume import restore, saved_state
 
@@ -23,6 +26,28 @@ def program(plan: Plan, *, weights: bool) -> Program:
         return program_of(plan, choice, model, task)
     with parameters_on_meta():
         return prepare(plan, choice, device="cpu")
+
+
+def place(program: Program, device: str) -> torch.nn.Module:
+    """Put the model on this process's device, under the plan's layout."""
+    spread = layouts.spread(program.plan)
+    number, world = 0, 1
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        number, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if spread.world != world:
+        raise MeasureError(
+            f"The plan is one of {spread.world} processes, and this is one of {world}."
+        )
+    rank = Rank(
+        number=number,
+        world=world,
+        device=torch.device(device if device == "cpu" else f"cuda:{torch.cuda.current_device()}"),
+        sizes=spread.sizes,
+        options=dict(program.plan.parallel_args),
+        move=lambda model: to_device(model, device),
+        fill=fill,
+    )
+    return layouts.of(program.plan).place(program.model, rank)
 
 
 def optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -20,8 +20,7 @@ from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import layouts, loops
-from memcalc.workload.place import to_device
+from memcalc.workload import loops
 from memcalc.workload.program import Program
 
 
@@ -110,7 +109,8 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     """Train for some steps under the meter and a few more under the clock; fills ``found``."""
     plan, device = program.plan, options.device
     with watch.phase(Phase.LOAD, 0):
-        model = layouts.of(plan).wrap(to_device(program.model, device).train())
+        model = build.place(program, device).train()
+        program = replace(program, model=model)
         optimizer = build.optimizer(program, model)
     parameters = list(model.parameters())
     found["weights"] = storage_bytes(parameters)

@@ -26,12 +26,13 @@ Run = Callable[[Sequence[Stack], int], TaggedTrace]
 """Traces the model with its stacks cut to a number of repetitions (0: not cut)."""
 
 
-def trace_folded(model: torch.nn.Module, run: Run) -> tuple[TaggedTrace, bool]:
+def trace_folded(model: torch.nn.Module, run: Run, length: int = BASE) -> tuple[TaggedTrace, bool]:
     """Trace a model, folding its repeated layers where that is proven.
 
     Args:
         model: on the meta device.
         run: traces it as it is at that moment.
+        length: repetitions in the trace that is continued; an odd number.
 
     Returns:
         The trace of the whole model, and whether it was folded.
@@ -39,7 +40,7 @@ def trace_folded(model: torch.nn.Module, run: Run) -> tuple[TaggedTrace, bool]:
     stacks = find(model, LEAST_REPEATS)
     if stacks:
         try:
-            return _folded(model, stacks, run), True
+            return _folded(model, stacks, run, length), True
         except MemcalcError:
             raise
         except Exception:
@@ -49,21 +50,23 @@ def trace_folded(model: torch.nn.Module, run: Run) -> tuple[TaggedTrace, bool]:
     return run([], 0), False
 
 
-def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> TaggedTrace:
+def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: int) -> TaggedTrace:
     def cut_to(repeats: int) -> TaggedTrace:
         with cut(model, stacks, repeats):
             return run(stacks, repeats)
 
-    base, one_more = cut_to(BASE), cut_to(BASE + 1)
-    foretold = unfold(base, stacks, BASE + 1, {})
+    base, one_more = cut_to(length), cut_to(length + 1)
+    foretold = unfold(base, stacks, length + 1, {}, length)
     increments: dict[int, int] = {}
     if canonical(foretold) != canonical(one_more):
         increments = _increments(foretold, one_more)
-        if canonical(unfold(base, stacks, BASE + 2, increments)) != canonical(cut_to(BASE + 2)):
-            raise CannotUnfoldError("five repetitions are not what three and four foretell")
+        if canonical(unfold(base, stacks, length + 2, increments, length)) != canonical(
+            cut_to(length + 2)
+        ):
+            raise CannotUnfoldError("two repetitions more are not what one more foretells")
     each = one_more.flops - base.flops
-    whole = unfold(base, stacks, stacks[0].repeats, increments)
-    flops = base.flops + each * (stacks[0].repeats - BASE)
+    whole = unfold(base, stacks, stacks[0].repeats, increments, length)
+    flops = base.flops + each * (stacks[0].repeats - length)
     return replace(whole, flops=flops)
 
 

@@ -1,7 +1,8 @@
-"""From a trace with three repetitions of each stack to one with any number.
+"""From a trace with a few repetitions of each stack to one with any number.
 
-The first and the last repetition stay as they are, the middle one is copied. Within the copies a
-death of a storage of a neighbouring repetition is the death of the neighbouring copy's own.
+The repetitions before and after the middle one stay as they are, the middle one is copied. Within
+the copies a death of a storage of a neighbouring repetition is the death of the neighbouring copy's
+own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 
 BASE = 3
-_MIDDLE = 1
+"""Repetitions in the trace that is continued: the first and the last may differ from the others."""
+WRAPPED_BASE = 5
+"""Where a wrapper gathers the next layer ahead, so that the second and the one before the last
+differ too."""
 
 
 class CannotUnfoldError(Exception):
@@ -37,20 +41,25 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def unfold(
-    base: TaggedTrace, stacks: Sequence[Stack], repeats: int, increments: dict[int, int]
+    base: TaggedTrace,
+    stacks: Sequence[Stack],
+    repeats: int,
+    increments: dict[int, int],
+    length: int = BASE,
 ) -> TaggedTrace:
-    """Continue a trace of ``BASE`` repetitions to ``repeats``.
+    """Continue a trace of a few repetitions to ``repeats``.
 
     Args:
-        base: the trace with three repetitions.
+        base: the trace with few repetitions.
         stacks: what repeats; the index of a stack is the upper part of a tag.
         repeats: wanted.
         increments: storages (by number) whose size grows with each repetition, and by how much.
+        length: repetitions in the base trace; an odd number.
 
     Raises:
         CannotUnfoldError: a copy would free what it does not own.
     """
-    return _Unfolding(base, stacks, repeats, increments).result()
+    return _Unfolding(base, stacks, repeats, increments, length).result()
 
 
 class _Unfolding(msgspec.Struct):
@@ -58,6 +67,7 @@ class _Unfolding(msgspec.Struct):
     stacks: Sequence[Stack]
     repeats: int
     increments: dict[int, int]
+    length: int
     storages: list[Storage] = msgspec.field(default_factory=list)
     storage_tags: list[int] = msgspec.field(default_factory=list)
     events: list[int] = msgspec.field(default_factory=list)
@@ -70,15 +80,25 @@ class _Unfolding(msgspec.Struct):
     alive: dict[int, dict[int, int]] = msgspec.field(default_factory=dict)
     """Of each storage of the base trace: the copies that live, by repetition."""
 
+    @property
+    def middle(self) -> int:
+        """The repetition that is copied."""
+        return self.length // 2
+
+    @property
+    def more(self) -> int:
+        """How many copies there are beside the middle one itself."""
+        return self.repeats - self.length
+
     def result(self) -> TaggedTrace:
         runs = _runs(self.base)
         for index, run in enumerate(runs):
-            if unit_of(run.tag) == _MIDDLE:
+            if unit_of(run.tag) == self.middle:
                 self._find_freed_by_neighbour(runs, index)
         marked = 0
         for index, run in enumerate(runs):
             marked = self._mark(run.segment, marked)
-            if unit_of(run.tag) == _MIDDLE:
+            if unit_of(run.tag) == self.middle:
                 self._copy(runs, index)
             else:
                 self._keep(run)
@@ -95,11 +115,11 @@ class _Unfolding(msgspec.Struct):
     def _find_freed_by_neighbour(self, runs: list[_Run], index: int) -> None:
         """Note the middle's storages that the next repetition frees, not the middle itself."""
         run = runs[index]
-        lower, upper = _sides(runs, index)
+        lower, upper = self._sides(runs, index)
         for offset, event in enumerate(self.base.events[run.start : run.end]):
             if event >= 0 or self.base.storage_tags[~event] >> 12 != run.tag >> 12:
                 continue
-            shift = unit_of(self.base.storage_tags[~event]) - _MIDDLE
+            shift = unit_of(self.base.storage_tags[~event]) - self.middle
             if shift:
                 peer = upper if shift < 0 else lower
                 self.freed_by_neighbour.add(self._counterpart(run, offset, peer))
@@ -113,7 +133,8 @@ class _Unfolding(msgspec.Struct):
         for event in self.base.events[run.start : run.end]:
             if event >= 0:
                 tag = self.base.storage_tags[event]
-                layer = self._last() if unit_of(tag) == BASE - 1 else max(unit_of(tag), 0)
+                unit = max(unit_of(tag), 0)
+                layer = unit + self.more if unit > self.middle else unit
                 self._birth(event, layer, run.tag)
             else:
                 self._end(~event, run)
@@ -123,7 +144,8 @@ class _Unfolding(msgspec.Struct):
         copies = self.alive.get(storage, {})
         owners = list(copies)
         if storage in self.freed_by_neighbour:
-            owners = [self._last() - 1 if unit_of(run.tag) == BASE - 1 else _MIDDLE]
+            above = unit_of(run.tag) > self.middle
+            owners = [self.middle + self.more if above else self.middle]
         if not owners or any(owner not in copies for owner in owners):
             raise CannotUnfoldError("a storage dies twice")
         for owner in owners:
@@ -131,8 +153,8 @@ class _Unfolding(msgspec.Struct):
 
     def _copy(self, runs: list[_Run], index: int) -> None:
         run = runs[index]
-        lower, upper = _sides(runs, index)
-        order = range(1, self._last())
+        lower, upper = self._sides(runs, index)
+        order = range(self.middle, self.middle + self.more + 1)
         for layer in order if _ascends(run, lower, upper) else reversed(order):
             for offset, event in enumerate(self.base.events[run.start : run.end]):
                 if event >= 0:
@@ -147,9 +169,9 @@ class _Unfolding(msgspec.Struct):
         tag = self.base.storage_tags[storage]
         if tag == UNTAGGED or tag >> 12 != run.tag >> 12:
             raise CannotUnfoldError("a repetition frees what was made outside of its stack")
-        shift = unit_of(tag) - _MIDDLE
+        shift = unit_of(tag) - self.middle
         owner = layer + shift
-        if shift and 0 < owner < self._last():
+        if shift and self.middle <= owner <= self.middle + self.more:
             # The copy's neighbour is a copy too: what it made is what the middle one makes.
             storage = self._counterpart(run, offset, upper if shift < 0 else lower)
         number = self.alive.get(storage, {}).pop(owner, None)
@@ -189,7 +211,7 @@ class _Unfolding(msgspec.Struct):
     def _birth(self, origin: int, layer: int, tag: int) -> None:
         number = len(self.storages)
         storage = self.base.storages[origin]
-        grown = self.increments.get(origin, 0) * (self.repeats - BASE)
+        grown = self.increments.get(origin, 0) * self.more
         module = self._rename(storage.module, layer)
         if grown or module != storage.module:
             storage = replace(storage, bytes=storage.bytes + grown, module=module)
@@ -207,19 +229,20 @@ class _Unfolding(msgspec.Struct):
         if place is None:
             return module
         stack, index, rest = place
-        unit = stack.unit(index, BASE)
-        if unit is not None:
-            shift = layer - unit
-        else:
-            shift = self.repeats - BASE if index >= stack.prefix else 0
+        unit = stack.unit(index, self.length)
+        behind = self.more if index >= stack.prefix else 0
+        shift = layer - unit if unit is not None else behind
         return f"{stack.path}.{index + shift * stack.period}{rest}"
 
     def _append(self, event: int, tag: int) -> None:
         self.events.append(event)
         self.event_tags.append(tag)
 
-    def _last(self) -> int:
-        return self.repeats - 1
+    def _sides(self, runs: list[_Run], index: int) -> tuple[_Run | None, _Run | None]:
+        """The runs of the repetitions below and above beside a run of the middle one."""
+        near = [_neighbour(runs, index, step) for step in (-1, 1)]
+        by_unit = {unit_of(run.tag): run for run in near if run is not None}
+        return by_unit.get(self.middle - 1), by_unit.get(self.middle + 1)
 
 
 def _place(module: str, stacks: Sequence[Stack]) -> tuple[Stack, int, str] | None:
@@ -229,13 +252,6 @@ def _place(module: str, stacks: Sequence[Stack]) -> tuple[Stack, int, str] | Non
         if match:
             return stack, int(match[1]), match[2]
     return None
-
-
-def _sides(runs: list[_Run], index: int) -> tuple[_Run | None, _Run | None]:
-    """The runs of the first and of the last repetition beside a run of the middle one."""
-    near = [_neighbour(runs, index, step) for step in (-1, 1)]
-    by_unit = {unit_of(run.tag): run for run in near if run is not None}
-    return by_unit.get(0), by_unit.get(BASE - 1)
 
 
 def _ascends(run: _Run, lower: _Run | None, upper: _Run | None) -> bool:

@@ -133,7 +133,9 @@ def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
 
 
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
-    _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention
+    _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
+    # It returns what it is given (torch/csrc/distributed/c10d/Functional.cpp).
+    torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,
 }
 """Operators whose fake kernel makes other outputs than CUDA's."""
 

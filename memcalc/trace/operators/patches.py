@@ -14,6 +14,9 @@ import torch
 from memcalc.trace import device
 from memcalc.trace.torch_private import FakeTensor, wrap_module_apply
 
+real_tensor: Callable[..., torch.Tensor] = torch.tensor
+"""Before anything stands in its place."""
+
 
 def install() -> None:
     """Replace them all; callers do so once per process."""
@@ -51,7 +54,7 @@ def _make_on_host_first() -> None:
     In a backward thread that ends the process where the device is simulated, so the same two
     steps are taken apart.
     """
-    original: Callable[..., torch.Tensor] = torch.tensor
+    original = real_tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         place = options.get("device")

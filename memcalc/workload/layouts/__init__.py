@@ -1,33 +1,200 @@
-"""How a run is spread over GPUs: one file a layout. So far there is one GPU.
+"""How a run is spread over GPUs: one file a layout, as a user of its library would write it.
 
-A layout wraps the model once it is on its device and before the optimizer is made over its
-parameters: that is where DistributedDataParallel, FSDP's ``fully_shard`` and tensor parallelism
-stand in people's scripts.
+A layout puts a model that has no memory yet (on the meta device) on this rank's device, makes the
+optimizer over what is there then, and says what else the loop does otherwise. The same files serve
+real and simulated runs; a process group of the right size is there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import contextlib
+import functools
+import importlib
+import math
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from memcalc.errors import UsageError, unknown
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
     import torch
+
+SINGLE = "single"
+DEFAULT = "ddp"
+"""Of several GPUs without a layout."""
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One process among those that train together, and what it trains on."""
+
+    number: int
+    world: int
+    device: Any
+    """A ``torch.device`` with an index."""
+    sizes: tuple[int, ...]
+    """Ranks along each dimension of the device mesh, outermost first."""
+    options: dict[str, Any]
+    """Arguments of the wrapper, by its own names."""
+    move: Callable[[torch.nn.Module], Any]
+    """Gives a model memory and values on the device, in the order of ``Module.to``."""
+    fill: Callable[[torch.nn.Module], None]
+    """Gives values to a model that just got its memory; nothing where there is no data."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """A way over GPUs."""
 
     name: str
-    wrap: Callable[[torch.nn.Module], torch.nn.Module]
-    """Takes a model on its device and returns what the loop trains."""
+    summary: str
+    """In a few words, for help texts."""
+    place: Callable[[torch.nn.Module, Rank], torch.nn.Module]
+    """Takes a model on the meta device; returns what the loop calls, on this rank's device."""
+    options: tuple[str, ...] = ()
+    """Arguments of the wrapper that a plan may set."""
+    groups: Callable[[torch.nn.Module], list[Any]] | None = None
+    """What the optimizer is made over, if not over all parameters that train."""
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None
+    """Makes the optimizer of a class, parameters and arguments, if the class itself does not."""
+    quiet: Callable[[torch.nn.Module, bool], contextlib.AbstractContextManager[None]] | None = None
+    """What a micro-batch runs in; told whether it is the last before the optimizer steps."""
+    clip: Callable[[torch.nn.Module, float], Any] | None = None
+    """Clips gradients to a norm, if ``torch.nn.utils.clip_grad_norm_`` does not."""
+    even: Callable[[torch.nn.Module, tuple[int, ...]], bool] | None = None
+    """Do all ranks hold equally much of a model? If not said, they do."""
+    dimensions: int = 1
+    """Sizes that its name is followed by."""
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan's ``--devices`` and ``--parallel`` come to."""
+
+    layout: str
+    sizes: tuple[int, ...]
+    """Ranks along each dimension of the mesh, outermost first."""
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return math.prod(self.sizes)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Processes in each group that communicates, one group a dimension of the mesh."""
+        return tuple(size for size in self.sizes if size > 1)
+
+
+def find(name: str) -> Layout:
+    """The layout of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = _several()
+    if name not in names():
+        raise unknown("layout", name, known, hint=f"choose one of {', '.join(known)}.")
+    layout: Layout = importlib.import_module(f"{__name__}.{name}").LAYOUT
+    return layout
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+    """All layouts, by the names of their files."""
+    return tuple(sorted(info.name for info in pkgutil.iter_modules(__path__)))
+
+
+def _several() -> list[str]:
+    return [name for name in names() if name != SINGLE]
 
 
 def of(plan: Plan) -> Layout:
-    """The layout of a plan."""
-    from memcalc.workload.layouts.single import LAYOUT
+    """The layout of a plan.
 
-    return LAYOUT
+    Raises:
+        UsageError: as ``spread``; or the wrapper has no such argument.
+    """
+    layout = find(spread(plan).layout)
+    for name, _ in plan.parallel_args:
+        if name not in layout.options:
+            options = ", ".join(layout.options) or "none"
+            raise UsageError(
+                f"--parallel-arg {name} is not one that memcalc gives to {layout.name}: "
+                f"there are {options}."
+            )
+    return layout
+
+
+def checked_rank(plan: Plan) -> int:
+    """The process that a plan asks about, the first if it says nothing.
+
+    Raises:
+        UsageError: there are not so many.
+    """
+    world = spread(plan).world
+    if plan.rank is not None and plan.rank >= world:
+        raise UsageError(f"--rank {plan.rank} of {world} processes: they count from 0.")
+    return plan.rank or 0
+
+
+def spread(plan: Plan) -> Spread:
+    """Read a plan's layout, such as ``fsdp2`` or ``tp=2,fsdp2=4``.
+
+    Raises:
+        UsageError: it is not one, it is not judged yet, or its sizes do not make the devices.
+    """
+    if plan.parallel is None and plan.devices == 1:
+        return Spread(layout=SINGLE, sizes=(1,))
+    text = plan.parallel or DEFAULT
+    parts = [_part(word) for word in text.split(",")]
+    if [name for name, _ in parts] == ["tp", "fsdp2"]:
+        # Data-parallel ranks are the outer dimension: neighbours share a layer's products.
+        return Spread(layout="tp", sizes=_sizes(plan, text, parts[::-1]))
+    if len(parts) > 1:
+        raise UsageError(
+            f"--parallel {text!r} is not judged yet: two that go together are tp and fsdp2, "
+            "written tp=2,fsdp2=4."
+        )
+    return Spread(layout=parts[0][0], sizes=_sizes(plan, text, parts))
+
+
+def _part(word: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, size = word.strip().partition("=")
+    if name in _NOT_JUDGED:
+        raise UsageError(
+            f"{_NOT_JUDGED[name]} is not judged against PyTorch's own code yet, so memcalc does "
+            f"not answer for it: choose one of {', '.join(_several())}."
+        )
+    layout = find(name if name != SINGLE else "")
+    words = size.split("x") if equals else []
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 1 << 16 for part in words):
+        raise UsageError(f"{word!r} in --parallel is not understood: write it like {name}=2.")
+    if len(words) != layout.dimensions and (words or layout.dimensions > 1):
+        example = "x".join("24"[: layout.dimensions])
+        raise UsageError(f"--parallel {word} has another shape: write it like {name}={example}.")
+    return name, tuple(map(int, words))
+
+
+_NOT_JUDGED = {
+    "pp": "Pipeline parallelism",
+    "cp": "Context parallelism",
+    "ep": "Expert parallelism",
+    "zero2": "DeepSpeed's ZeRO",
+    "zero3": "DeepSpeed's ZeRO",
+}
+
+
+def _sizes(plan: Plan, text: str, parts: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[int, ...]:
+    world = math.prod(size for _, sizes in parts for size in sizes)
+    missing = sum(not sizes for _, sizes in parts)
+    if missing > 1 or (not missing and plan.devices not in (1, world)):
+        raise UsageError(
+            f"--parallel {text} makes {world} devices, and --devices says {plan.devices}: their "
+            "product must be the number of devices."
+        )
+    if plan.devices % world and missing:
+        raise UsageError(f"--devices {plan.devices} cannot be divided by {world} ({text}).")
+    rest = (plan.devices // world,)
+    return tuple(size for _, sizes in parts for size in (sizes or rest))

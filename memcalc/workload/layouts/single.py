@@ -1,5 +1,19 @@
 """One GPU: the model as it is."""
 
-from memcalc.workload.layouts import Layout
+from __future__ import annotations
 
-LAYOUT = Layout(name="single", wrap=lambda model: model)
+from typing import TYPE_CHECKING
+
+from memcalc.workload.layouts import Layout, Rank
+
+if TYPE_CHECKING:
+    import torch
+
+
+def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
+    """Move the model."""
+    rank.move(model)
+    return model
+
+
+LAYOUT = Layout(name="single", summary="one GPU", place=place)

@@ -13,26 +13,25 @@ if TYPE_CHECKING:
 
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
-    import torch
-
     from memcalc.workload.script import Script
 
     script = Script(job, job.model, job.precision.context(job.device))
     scaler = job.precision.scaler(job.device)
     job.resume(watch)
     for step in range(steps):
-        for _ in range(job.grad_accum):
-            with watch.phase(Phase.FORWARD, step):
-                script.forward()
-                if job.grad_accum > 1:
-                    script.loss = script.loss / job.grad_accum
-            with watch.phase(Phase.BACKWARD, step):
-                (script.loss if scaler is None else scaler.scale(script.loss)).backward()
+        for micro in range(job.grad_accum):
+            with job.quiet(micro == job.grad_accum - 1):
+                with watch.phase(Phase.FORWARD, step):
+                    script.forward()
+                    if job.grad_accum > 1:
+                        script.loss = script.loss / job.grad_accum
+                with watch.phase(Phase.BACKWARD, step):
+                    (script.loss if scaler is None else scaler.scale(script.loss)).backward()
         with watch.phase(Phase.STEP, step):
             if job.max_grad_norm is not None:
                 if scaler is not None:
                     scaler.unscale_(job.optimizer)
-                torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.max_grad_norm)
+                job.clip(job.max_grad_norm)
             if scaler is not None:
                 scaler.step(job.optimizer)
                 scaler.update()

@@ -1,0 +1,143 @@
+"""Record single ranks of runs over several GPUs with PyTorch's CUDA code; writes one JSON file.
+
+Run it with a Python whose torch is a CUDA build over the stand-in driver and a stand-in NCCL that
+sends nothing and answers at once. Each run is one process, one rank of a group whose other members
+are not there; wrappers, collectives and the allocator are PyTorch's own.
+
+    python benchmarks/record_parallel.py configs/suites/parallel.toml evidence/standin/parallel.json
+"""
+
+import argparse
+import importlib
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import ClassVar
+
+os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+import torch
+import torch.distributed as dist
+from record_standin import STEPS, compact
+
+from memcalc.catalog.suite import load
+from memcalc.files.artifact import encode
+from memcalc.measure.runs.run import Options, measure
+from memcalc.workload import layouts
+
+PAUSE = 0.25
+"""NCCL's watchdog holds tensors of asynchronous collectives until it looks again (every 100 ms);
+steps over the stand-in driver are shorter, so each phase waits for it."""
+
+
+class LonelyStore(dist.Store):
+    """A store that never waits: what other ranks would have written is there already."""
+
+    alive: ClassVar[list["LonelyStore"]] = []
+    """C++ holds a store without its Python half, which must not go before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, bytes] = {}
+        self.alive.append(self)
+
+    def set(self, key, value):
+        self.held[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key):
+        return self.held.setdefault(key, b"\7" * 128)
+
+    def add(self, key, amount):
+        total = int(self.held.get(key, b"0")) + amount
+        self.held[key] = str(total).encode()
+        return total
+
+    def check(self, keys):
+        return all(key in self.held for key in keys)
+
+    def wait(self, keys, timeout=None):
+        return None
+
+    def delete_key(self, key):
+        return self.held.pop(key, None) is not None
+
+    def set_timeout(self, timeout):
+        return None
+
+    def num_keys(self):
+        return len(self.held)
+
+    def clone(self):
+        return self
+
+
+class Patient:
+    """Waits after each phase."""
+
+    def said(self, reading):
+        time.sleep(PAUSE)
+
+    def moment(self, name, facts):
+        return None
+
+
+def record(plan, rank: int, file: str) -> None:
+    torch.backends.cudnn.enabled = False
+    spread = layouts.spread(plan)
+    offloads = dict(plan.parallel_args).get("offload") == "cpu"
+    if offloads:
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    backend = "cpu:fake,cuda:nccl" if offloads else "nccl"
+    dist.init_process_group(backend, store=LonelyStore(), rank=rank, world_size=spread.world)
+    measured = encode(measure(plan, Options(device="cuda", steps=STEPS), Patient()))
+    found = {**compact(measured), "rank": rank, "environment": measured["versions"]}
+    pathlib.Path(file).write_text(json.dumps(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", type=pathlib.Path)
+    parser.add_argument("output", type=pathlib.Path)
+    parser.add_argument("--only", default="", help="only layouts whose text contains this")
+    arguments = parser.parse_args()
+    kept = {}
+    if arguments.output.exists():
+        kept = {
+            json.dumps(run["plan"]): run for run in json.loads(arguments.output.read_text())["runs"]
+        }
+    runs = []
+    for plan in load(arguments.suite):
+        if arguments.only not in f"{plan.parallel} {plan.parallel_args}":
+            continue
+        if json.dumps(encode(plan)) in kept:
+            runs.append(kept[json.dumps(encode(plan))])
+            continue
+        file = f"{arguments.output}.{os.getpid()}"
+        child = os.fork()
+        if child == 0:
+            try:
+                record(plan, layouts.checked_rank(plan), file)
+            except BaseException as error:
+                print(
+                    f"{plan.model} {plan.parallel}: {type(error).__name__}: {error}"[:600],
+                    file=sys.stderr,
+                )
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        if pathlib.Path(file).exists():
+            runs.append(json.loads(pathlib.Path(file).read_text()))
+            pathlib.Path(file).unlink()
+            print(f"{plan.model} {plan.parallel} rank {plan.rank}", flush=True)
+    environment = runs[-1]["environment"] if runs else {}
+    settings = {k: v for k, v in os.environ.items() if k.startswith("STANDIN_") and "/" not in v}
+    for run in runs:
+        run.pop("environment", None)
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    head = json.dumps({"environment": environment, "settings": settings})[:-1]
+    arguments.output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The optimizer's state of a run: by the registry's closed form, or read off the trace."""
+
+from __future__ import annotations
+
+from memcalc import registry
+from memcalc.estimation.question import Asked
+from memcalc.records.model import DTYPE_BYTES, OptimizerState, StateTensor
+from memcalc.records.trace import Component, Trace
+from memcalc.records.walk import alive, program_end
+from memcalc.workload import layouts
+
+_WHOLE = ("single", "ddp")
+"""Layouts in which each GPU holds all of the state."""
+
+
+def state_for(question: Asked, trace: Trace) -> OptimizerState:
+    """What the optimizer keeps on one GPU.
+
+    Where state is divided over GPUs, no closed form is kept of the division: it is what the trace
+    holds after the last step, which leaves out counters in host memory.
+    """
+    if layouts.spread(question.plan).layout in _WHOLE:
+        return registry.state_of(question.choice, trace.inventory.parameters, question.plan)
+    held = (trace.storages[number] for number in alive(trace, program_end(trace) - 1))
+    return OptimizerState(
+        optimizer=question.choice.name,
+        implementation=question.choice.implementation,
+        tensors=tuple(
+            StateTensor(
+                parameter=one.module,
+                name=one.op,
+                dtype=one.dtype or "uint8",
+                numel=one.bytes // DTYPE_BYTES[one.dtype or "uint8"],
+            )
+            for one in held
+            if one.component is Component.OPTIMIZER_STATE
+        ),
+        notes=("this GPU's share of the state, read off the trace",),
+    )

@@ -1,0 +1,169 @@
+"""How a program's model comes onto the simulated device: as it is, or as one rank's part."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from memcalc.records.trace import Component, Phase
+from memcalc.trace import device, streams, wrappers
+from memcalc.trace.folding.unfold import BASE, WRAPPED_BASE
+from memcalc.trace.ledger import Ledger
+from memcalc.trace.recorder import TraceRecorder
+from memcalc.workload import layouts
+from memcalc.workload.layouts import SINGLE, Rank
+from memcalc.workload.program import Program
+
+Named = Sequence[tuple[str, torch.nn.Module]]
+"""Modules by the paths they have in the model itself, without what wrappers put before them."""
+
+
+def ranks(program: Program) -> tuple[int, ...]:
+    """Which processes to trace: the one that the plan names, else the first.
+
+    The last as well, where it may hold more.
+
+    Raises:
+        UsageError: there is no such rank.
+    """
+    plan, spread, layout = program.plan, layouts.spread(program.plan), layouts.of(program.plan)
+    if plan.rank is not None:
+        return (layouts.checked_rank(plan),)
+    even = layout.even is None or layout.even(program.model, spread.sizes)
+    return (0,) if even else (0, spread.world - 1)
+
+
+def fold_length(program: Program) -> int:
+    """Repetitions of a layer that a trace of this program is continued from."""
+    return BASE if layouts.spread(program.plan).layout == SINGLE else WRAPPED_BASE
+
+
+@contextlib.contextmanager
+def placed(
+    program: Program, recorder: TraceRecorder, shapes: Any, rank: int
+) -> Iterator[tuple[Program, Named]]:
+    """The program with its model on the simulated device, inside the fake mode and the recorder.
+
+    Args:
+        program: its model is on the meta device, and is there again afterwards.
+        recorder: sees what the model takes.
+        shapes: a ``ShapeEnv`` where sizes may be symbols.
+        rank: which process this is, where there are several.
+    """
+    if layouts.spread(program.plan).layout == SINGLE:
+        found = _as_found(program.model)
+        with found, device.fake_mode(shapes), recorder, _moved(program.model, recorder.ledger):
+            yield program, tuple(program.model.named_modules())
+        return
+    spread, layout = layouts.spread(program.plan), layouts.of(program.plan)
+    model = copy.deepcopy(program.model)
+    streams.renumber()
+    named = tuple(model.named_modules())
+    with (
+        wrappers.process_group(rank, spread.world),
+        device.fake_mode(shapes),
+        recorder,
+        wrappers.seen_by(recorder),
+    ):
+        recorder.ledger.wrapped = True
+        with recorder.ledger.phase(Phase.LOAD, 0):
+            wrapped = layout.place(model, _rank(program, rank, recorder.ledger))
+        _label(wrapped, recorder.ledger)
+        for path, module in named:
+            own = (*module._parameters.values(), *module._buffers.values())
+            recorder.ledger.belong(path, [tensor for tensor in own if tensor is not None])
+        recorder.ledger.label_living(Phase.LOAD, Component.COMMUNICATION)
+        yield replace(program, model=wrapped), named
+
+
+def _rank(program: Program, number: int, ledger: Ledger) -> Rank:
+    spread = layouts.spread(program.plan)
+
+    def move(model: torch.nn.Module) -> None:
+        _give_memory(model, ledger)
+
+    return Rank(
+        number=number,
+        world=spread.world,
+        device=torch.device(device.NAME, 0),
+        sizes=spread.sizes,
+        options=dict(program.plan.parallel_args),
+        move=move,
+        fill=lambda model: None,
+    )
+
+
+def _label(model: torch.nn.Module, ledger: Ledger) -> None:
+    ledger.label(model.parameters(), Component.WEIGHTS)
+    ledger.label(model.buffers(), Component.BUFFERS)
+
+
+Group = dict[str, Any]
+
+
+def _give_memory(model: torch.nn.Module, ledger: Ledger) -> list[tuple[Group, Group]]:
+    """Move a meta model to the simulated device, tied tensors once, one by one as ``.to`` does.
+
+    Returns:
+        Each dict of parameters or buffers, and what it held before.
+    """
+    simulated: dict[int, torch.Tensor] = {}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in simulated:
+            fresh = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device.NAME
+            )
+            if isinstance(tensor, torch.nn.Parameter):
+                fresh = torch.nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+            simulated[id(tensor)] = fresh
+        return simulated[id(tensor)]
+
+    before: list[tuple[Group, Group]] = []
+    for path, module in model.named_modules():
+        ledger.at(path)
+        for group in (module._parameters, module._buffers):
+            before.append((group, dict(group)))
+            for name, tensor in group.items():
+                if tensor is not None:
+                    group[name] = move(tensor)
+    return before
+
+
+@contextlib.contextmanager
+def _moved(model: torch.nn.Module, ledger: Ledger) -> Iterator[None]:
+    """The model on the simulated device; afterwards on the meta device again."""
+    with ledger.phase(Phase.LOAD, 0):
+        before = _give_memory(model, ledger)
+        _label(model, ledger)
+    try:
+        yield
+    finally:
+        for group, held in before:
+            group.clear()
+            group.update(held)
+
+
+@contextlib.contextmanager
+def _as_found(model: torch.nn.Module) -> Iterator[None]:
+    """Undo what a run changes in its modules: some swap parts of themselves as they go."""
+    found = [(module, _copied(module.__dict__)) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, attributes in found:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a module, with the dicts that name its parts."""
+    return {
+        name: copy.copy(value) if isinstance(value, dict) else value
+        for name, value in attributes.items()
+    }

@@ -1,0 +1,73 @@
+"""What wrappers over several GPUs do to tensors, as far as a simulated run must know of it.
+
+One process stands for one rank of any number: its process group sends nothing and is told that
+everything arrived. What the wrappers allocate is the doing of their own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from memcalc.trace import device, torch_private
+from memcalc.trace.operators import patches
+from memcalc.trace.recorder import TraceRecorder
+
+
+@contextlib.contextmanager
+def process_group(rank: int, world: int) -> Iterator[None]:
+    """A group of so many ranks, of which this process is one and the others are made up."""
+    torch_private.give_collectives_shapes()
+    with torch_private.replaced(torch, "tensor", patches.real_tensor):
+        # It compiles functions, which cannot be done to what stands for torch.tensor.
+        importlib.import_module("torch.distributed.optim")
+    backend = "fake" if device.NAME == "cpu" else f"cpu:fake,{device.NAME}:fake"
+    dist.init_process_group(backend, store=torch_private.fake_store(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def seen_by(recorder: TraceRecorder) -> Iterator[None]:
+    """Let the recorder see storages that are resized, and not what DTensor only plans with.
+
+    FSDP frees and takes the memory of unsharded parameters by resizing their storages.
+    """
+    resize = torch.UntypedStorage.resize_
+    record = recorder.ledger.record_stream
+
+    def resized(storage: Any, size: int) -> Any:
+        before = storage.nbytes()
+        out = resize(storage, size)
+        recorder.ledger.resized(storage, before, size)
+        return out
+
+    def paused(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before, recorder.paused = recorder.paused, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                recorder.paused = before
+
+        return run
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch_private.replaced(torch.UntypedStorage, "resize_", resized))
+        stack.enter_context(torch_private.replaced(torch.Tensor, "record_stream", record))
+        stack.enter_context(torch_private.planning_wrapped(paused))
+        stack.enter_context(torch_private.ranks_trusted(record))
+        recorder.unpacks = torch_private.tensors_of_tensors()
+        yield
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that this rank holds."""
+    return torch_private.local_part(tensor)

@@ -1,0 +1,54 @@
+"""The parts of a model that wrappers treat as one: the layers of its encoder and decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.errors import UsageError
+
+
+def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules that transformers says must not be split (``_no_split_modules``), in order.
+
+    Raises:
+        UsageError: the model names none.
+    """
+    names: set[str] = set()
+    for module in model.modules():
+        names |= set(getattr(module, "_no_split_modules", None) or ())
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    inner = {child for block in found for child in block.modules() if child is not block}
+    found = [block for block in found if block not in inner]
+    if not found:
+        raise UsageError(
+            f"{type(model).__name__} does not say which of its layers must stay whole "
+            "(_no_split_modules), so it cannot be divided: choose --parallel ddp."
+        )
+    return found
+
+
+def to_empty(model: torch.nn.Module, device: Any, fill: Callable[[torch.nn.Module], None]) -> None:
+    """Give a model on the meta device memory, tied tensors once, and its values."""
+    model.to_empty(device=device)
+    tie = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie()
+    fill(model)
+
+
+def dtype_of(name: Any) -> torch.dtype | None:
+    """A dtype by its name, as ``bfloat16`` or ``bf16``; ``None`` for ``none``.
+
+    Raises:
+        UsageError: there is no such floating-point dtype.
+    """
+    if name is None or name == "none":
+        return None
+    known = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    dtype = getattr(torch, known.get(str(name), str(name)), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(f"{name!r} is not a dtype: write bfloat16, float16 or float32.")
+    return dtype

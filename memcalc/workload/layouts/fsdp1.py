@@ -1,0 +1,80 @@
+"""Shards by FullyShardedDataParallel, the first version: each block is one flat parameter."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import UsageError
+from memcalc.workload.layouts import Layout, Rank, ddp
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.fsdp import MixedPrecision, ShardingStrategy
+
+
+def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
+    """Wrap each block and the root; memory is made block by block as they are wrapped."""
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+    from memcalc.workload.blocks import blocks
+
+    options = rank.options
+    policy = functools.partial(
+        transformer_auto_wrap_policy, transformer_layer_cls={type(one) for one in blocks(model)}
+    )
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=policy,
+        mixed_precision=_mixed(options),
+        device_id=rank.device,
+        use_orig_params=options.get("use_orig_params", True),
+        sharding_strategy=_strategy(str(options.get("sharding_strategy", "FULL_SHARD"))),
+        cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
+        param_init_fn=functools.partial(_made, rank),
+    )
+
+
+def _made(rank: Rank, module: torch.nn.Module) -> None:
+    if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+        module.to_empty(device=rank.device, recurse=False)
+        rank.fill(module)
+
+
+def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
+    from torch.distributed.fsdp import MixedPrecision
+
+    from memcalc.workload.blocks import dtype_of
+
+    if "param_dtype" not in options and "reduce_dtype" not in options:
+        return None
+    low = dtype_of(options.get("param_dtype"))
+    reduce = dtype_of(options.get("reduce_dtype", options.get("param_dtype")))
+    return MixedPrecision(param_dtype=low, reduce_dtype=reduce, buffer_dtype=low)
+
+
+def _strategy(name: str) -> ShardingStrategy:
+    from torch.distributed.fsdp import ShardingStrategy
+
+    try:
+        return ShardingStrategy[name.upper()]
+    except KeyError:
+        known = ", ".join(one.name for one in ShardingStrategy)
+        raise UsageError(f"{name!r} is not a sharding_strategy: choose one of {known}.") from None
+
+
+def clip(model: torch.nn.Module, norm: float) -> Any:
+    """By its own method, which sees all shards."""
+    own: Any = model.clip_grad_norm_
+    return own(norm)
+
+
+LAYOUT = Layout(
+    name="fsdp1",
+    summary="shards by FullyShardedDataParallel",
+    place=place,
+    options=("offload", "param_dtype", "reduce_dtype", "sharding_strategy", "use_orig_params"),
+    quiet=ddp.quiet,
+    clip=clip,
+)

@@ -1,0 +1,74 @@
+"""Parameters, gradients and states in shards: ``fully_shard`` of each block and of the root.
+
+The model is on the meta device, is sharded, gets its memory, and is tied again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+from memcalc.workload.layouts import Layout, Rank
+
+if TYPE_CHECKING:
+    import torch
+
+
+def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
+    """Shard the model over all ranks and give it memory."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from memcalc.workload.blocks import to_empty
+
+    shard(model, init_device_mesh(rank.device.type, rank.sizes), rank.options)
+    to_empty(model, resting_place(rank), rank.fill)
+    return model
+
+
+def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
+    """Shard each block, then what is left."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    from memcalc.workload.blocks import blocks, dtype_of
+
+    said: dict[str, Any] = {"mesh": mesh}
+    low, reduce = (dtype_of(options.get(name)) for name in ("param_dtype", "reduce_dtype"))
+    if low is not None or reduce is not None:
+        said["mp_policy"] = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
+    if options.get("offload") == "cpu":
+        said["offload_policy"] = CPUOffloadPolicy()
+    if "reshard_after_forward" in options:
+        said["reshard_after_forward"] = options["reshard_after_forward"]
+    for block in blocks(model):
+        fully_shard(block, **said)
+    fully_shard(model, **said)
+
+
+def resting_place(rank: Rank) -> Any:
+    """Where the shards are while they are not used."""
+    import torch
+
+    return torch.device("cpu") if rank.options.get("offload") == "cpu" else rank.device
+
+
+def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Gradients are reduced with the last micro-batch alone."""
+    synchronize: Any = model.set_requires_gradient_sync
+    synchronize(last)
+    return contextlib.nullcontext()
+
+
+def even(model: torch.nn.Module, sizes: tuple[int, ...]) -> bool:
+    """Whether each parameter's rows can be divided by all ranks."""
+    return all(p.dim() and p.shape[0] % math.prod(sizes) == 0 for p in model.parameters())
+
+
+LAYOUT = Layout(
+    name="fsdp2",
+    summary="weights, gradients and states in shards (fully_shard)",
+    place=place,
+    options=("offload", "param_dtype", "reduce_dtype", "reshard_after_forward"),
+    quiet=quiet,
+    even=even,
+)

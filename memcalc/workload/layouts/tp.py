@@ -1,0 +1,138 @@
+"""Products divided over GPUs by DTensor's styles, and FSDP2 over the other dimension of the mesh.
+
+q, k, v, gate and up are divided by columns, o and down by rows, the output head by columns with a
+replicated result. With ``sequence_parallel`` norms and residuals are divided along tokens as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import UsageError
+from memcalc.workload.layouts import Layout, Rank, fsdp2
+
+if TYPE_CHECKING:
+    import torch
+
+_BY_COLUMNS = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    *("mlp.gate_proj", "mlp.up_proj"),
+)
+_BY_ROWS = ("self_attn.o_proj", "mlp.down_proj")
+
+
+def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
+    """Divide each block over the inner dimension of the mesh, then shard over the outer one."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from memcalc.workload.blocks import to_empty
+
+    names = ("dp", "tp")[-len(rank.sizes) :]
+    mesh = init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=names)
+    _divide(model, mesh["tp"], bool(rank.options.get("sequence_parallel", False)))
+    if len(rank.sizes) > 1:
+        fsdp2.shard(model, mesh["dp"], rank.options)
+    to_empty(model, fsdp2.resting_place(rank), rank.fill)
+    return model
+
+
+def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    from memcalc.workload.blocks import blocks
+
+    layers = blocks(model)
+    for name in (*_BY_COLUMNS, *_BY_ROWS):
+        try:
+            layers[0].get_submodule(name)
+        except AttributeError:
+            raise UsageError(
+                f"{type(model).__name__} has no {name} in its layers: memcalc divides models whose "
+                "layers are built like Llama's. Choose --parallel fsdp2."
+            ) from None
+    inner: dict[str, Any] = {name: ColwiseParallel() for name in _BY_COLUMNS}
+    inner |= {name: RowwiseParallel() for name in _BY_ROWS}
+    root: dict[str, Any] = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
+    if sequence:
+        inner |= _along_tokens()
+        root |= _around_tokens()
+    for layer in layers:
+        parallelize_module(layer, mesh, inner)
+    parallelize_module(model, mesh, root)
+
+
+def _along_tokens() -> dict[str, Any]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    return {
+        "input_layernorm": SequenceParallel(),
+        "post_attention_layernorm": SequenceParallel(),
+        "self_attn": PrepareModuleInput(
+            input_kwarg_layouts={"hidden_states": Shard(1)},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
+        ),
+        "mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+        "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(1)),
+        "mlp.down_proj": RowwiseParallel(output_layouts=Shard(1)),
+    }
+
+
+def _around_tokens() -> dict[str, Any]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    # transformers makes the mask from the embeddings' length: tokens are divided after them.
+    return {
+        "model.embed_tokens": RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=Replicate()
+        ),
+        "model.layers.0": PrepareModuleInput(
+            input_layouts=(Replicate(),),
+            desired_input_layouts=(Shard(1),),
+            use_local_output=True,
+        ),
+        "model.norm": SequenceParallel(),
+        "lm_head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+
+
+def groups(model: torch.nn.Module) -> list[Any]:
+    """Operators over lists do not take tensors and DTensors together: a group of each kind."""
+    kinds: dict[type, list[Any]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            kinds.setdefault(type(parameter.data), []).append(parameter)
+    return [{"params": group} for group in kinds.values()]
+
+
+def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
+    """As FSDP2 where it is there; else there is nothing to keep quiet."""
+    sharded = hasattr(model, "set_requires_gradient_sync")
+    return fsdp2.quiet(model, last) if sharded else contextlib.nullcontext()
+
+
+LAYOUT = Layout(
+    name="tp",
+    summary="products of each layer divided, such as tp=2 or tp=2,fsdp2=4",
+    place=place,
+    options=(*fsdp2.LAYOUT.options, "sequence_parallel"),
+    groups=groups,
+    quiet=quiet,
+    even=fsdp2.even,
+)

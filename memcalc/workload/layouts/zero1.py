@@ -1,0 +1,30 @@
+"""Optimizer state in shards: DDP with PyTorch's ``ZeroRedundancyOptimizer``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memcalc.workload.layouts import Layout, ddp
+
+if TYPE_CHECKING:
+    import torch
+
+
+def optimizer(
+    kind: type[torch.optim.Optimizer], parameters: list[Any], **arguments: Any
+) -> torch.optim.Optimizer:
+    """An optimizer of this class over this rank's share of the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(parameters, kind, **arguments)
+
+
+LAYOUT = Layout(
+    name="zero1",
+    summary="DDP with the optimizer's state in shards",
+    place=ddp.place,
+    options=ddp.LAYOUT.options,
+    optimizer=optimizer,
+    quiet=ddp.quiet,
+    even=lambda model, sizes: False,
+)
