@@ -7,10 +7,15 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import settings
 
 pytest_plugins = ["tests.small"]
 ROOT = pathlib.Path(__file__).parent.parent
 _WARM = pytest.StashKey()
+_EXAMPLES = 30
+settings.register_profile("default", max_examples=_EXAMPLES, deadline=None)
+settings.register_profile("nightly", max_examples=10 * _EXAMPLES, deadline=None)
+settings.load_profile("default")
 
 
 def pytest_configure(config):
@@ -79,3 +84,29 @@ def in_process():
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
     return run
+
+
+@pytest.fixture
+def forked():
+    """Call a function of a test module in a fork of the warm process, where it may patch PyTorch.
+
+    Arguments and what it returns are plain JSON values; without a GPU, as traces run.
+    """
+    from memcalc.estimation.client import tracing_parent
+
+    def call(function, *arguments):
+        with tracing_parent() as parent:
+            child = parent.child("tests.forked", "test")
+            request = {"module": function.__module__, "name": function.__name__}
+            said = child.ask({**request, "arguments": arguments})
+        if "failed" in said:
+            pytest.fail(said["failed"], pytrace=False)
+        return said["value"]
+
+    return call
+
+
+@pytest.fixture
+def examples():
+    """So many cases where they are slow, and as much more at night as other tests generate."""
+    return lambda count: count * settings().max_examples // _EXAMPLES

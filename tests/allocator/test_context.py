@@ -1,7 +1,7 @@
 """The range of what is outside the allocator follows from the readings, and from nothing else."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator import context
@@ -144,7 +144,6 @@ READINGS = st.lists(
 
 
 @given(readings=READINGS)
-@settings(max_examples=60, deadline=None)
 def test_whatever_was_read_lies_in_the_range_of_its_gpu_and_of_any(readings):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(contexts, "table", lambda: (BARE, *readings))

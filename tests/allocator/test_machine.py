@@ -191,6 +191,4 @@ class BesideNaive(RuleBasedStateMachine):
 
 TestLives = Lives.TestCase
 TestBesideNaive = BesideNaive.TestCase
-TestLives.settings = TestBesideNaive.settings = hypothesis_settings(
-    max_examples=150, stateful_step_count=80, deadline=None
-)
+TestLives.settings = TestBesideNaive.settings = hypothesis_settings(stateful_step_count=80)

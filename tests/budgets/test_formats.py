@@ -8,7 +8,7 @@ import re
 import jsonschema
 import pytest
 import xmlschema
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
@@ -64,7 +64,6 @@ def reports(draw):
     return report(*found, warnings=tuple(draw(st.lists(LINE, max_size=2))))
 
 
-@settings(max_examples=60, deadline=None)
 @given(reports())
 def test_junit_is_valid_and_counts_what_it_holds(found):
     text = junit.render(found)
@@ -74,7 +73,6 @@ def test_junit_is_valid_and_counts_what_it_holds(found):
     assert text.count("<skipped ") == found.count(Status.NO_BASELINE)
 
 
-@settings(max_examples=30, deadline=None)
 @given(reports(), st.sampled_from([0, 1, 3]))
 def test_sarif_is_valid_and_names_the_line_of_every_failure(found, code):
     data = json.loads(sarif.render(found, code=code))
@@ -142,7 +140,6 @@ def test_markdown_begins_with_its_marker_and_has_failures_first():
     assert "<b>" not in rows[0]
 
 
-@settings(max_examples=80, deadline=None)
 @given(run=LINE, reason=LINE)
 @example(run="-", reason="0")
 @example(run="1.", reason="+ 2)")

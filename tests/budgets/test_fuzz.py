@@ -7,7 +7,7 @@ import tomllib
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.__main__ import run as command
@@ -82,7 +82,6 @@ def test_the_file_that_is_damaged_below_is_green_when_whole():
     believed(GOOD.encode())
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_damaged_file_is_green_only_where_its_budgets_hold(data):
     text = bytearray(GOOD.encode())
@@ -151,7 +150,6 @@ def _toml(value) -> str:
     return toml(value)
 
 
-@settings(max_examples=100, deadline=None)
 @given(RUN, LIMITS)
 def test_random_values_are_judged_or_refused(run, limits):
     run.pop("limits", None)

@@ -4,7 +4,7 @@ import json
 import tomllib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.budgets import detect
@@ -131,7 +131,6 @@ KEYS = ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "
         "distributed_type", "deepspeed_config")  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), ANY))
 def test_a_configuration_of_any_values_gives_a_plan_or_nothing(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any")

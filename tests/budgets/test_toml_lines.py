@@ -2,7 +2,7 @@
 
 import tomllib
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.budgets.toml_lines import line_of, locate
@@ -46,13 +46,11 @@ def paths(value, path=()):
             yield from paths(item, (*path, index))
 
 
-@settings(max_examples=200, deadline=None)
 @given(documents())
 def test_every_key_that_tomllib_finds_has_a_line_and_no_other_has(text):
     assert set(locate(text)) == set(paths(tomllib.loads(text)))
 
 
-@settings(max_examples=200, deadline=None)
 @given(documents())
 def test_a_key_stands_on_the_line_that_is_said(text):
     lines = text.replace("\r\n", "\n").split("\n")

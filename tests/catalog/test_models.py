@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.catalog import architectures, inventory, models
@@ -211,7 +211,6 @@ def written(tmp_path_factory):
     return tmp_path_factory.mktemp("mutated") / "config.json"
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_a_mutated_config_builds_or_is_refused_in_one_sentence(written, data):
     original = models.find(data.draw(st.sampled_from(SMALL))).config

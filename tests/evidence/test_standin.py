@@ -1,44 +1,43 @@
 """Recorded runs against their estimates: PyTorch's CUDA code over the stand-in driver.
 
-Every other run here, for time; every third of those with cuDNN. ``MEMCALC_EVERY_RUN=1`` takes them
-all, as ``benchmarks/accuracy.py`` does for docs/accuracy.md.
+A sample by default, chosen so that its settings meet in as many pairs as possible; all of them at
+night, as ``benchmarks/accuracy.py`` takes them for docs/accuracy.md.
 """
 
 import json
-import os
 import pathlib
 import runpy
 import statistics
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
-STANDIN = ROOT / "evidence" / "standin"
-RECORDINGS = sorted(STANDIN.glob("runs-torch*.json"))
-accuracy = runpy.run_path(str(ROOT / "benchmarks" / "accuracy.py"))
+from tests.evidence.sample import RECORDINGS, STANDIN, pairwise
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
+OPTIMIZERS = [path for path in RECORDINGS if "-optimizers-" in path.stem]
+MODELS = [path for path in RECORDINGS if path not in OPTIMIZERS]
 REQUESTED, ALLOCATED, RESERVED = 0.001, 0.002, 0.01
 
-
-@pytest.fixture(scope="module", params=RECORDINGS, ids=lambda path: path.stem)
-def rows(request):
-    if os.environ.get("MEMCALC_EVERY_RUN"):
-        return accuracy["compare"](request.param)
-    every = 3 if request.param.stem.endswith("-cudnn") else 2
-    # Recordings of the same suite give other runs.
-    first = RECORDINGS.index(request.param) % every
-    return accuracy["compare"](request.param, first=first, every=every)
+accuracy = runpy.run_path(str(ROOT / "benchmarks" / "accuracy.py"))
 
 
-def test_every_run_is_within_its_bound(rows):
+@pytest.mark.parametrize(
+    ("path", "index"), pairwise(25), ids=lambda value: getattr(value, "stem", value)
+)
+def test_a_run_of_the_sample_is_equal_in_every_phase_on_every_rung(path, index):
+    (row,) = accuracy["compare"](path, first=index, every=1 << 20)
+    assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
+def test_every_run_is_within_its_bound_and_nearly_every_one_is_equal(path):
+    rows = accuracy["compare"](path)
     for row in rows:
         name = accuracy["label"](row.plan)
         assert abs(row.off["requested"]) <= REQUESTED, name
         assert abs(row.off["allocated"]) <= ALLOCATED, name
         assert abs(row.off["reserved"]) <= RESERVED, name
-
-
-def test_nearly_every_run_is_equal_in_every_phase_on_every_rung(rows):
     unequal = [accuracy["label"](row.plan) for row in rows if not all(row.exact.values())]
     # One at most in a sample of few.
     assert len(unequal) <= max(1, 0.15 * len(rows)), unequal
@@ -46,8 +45,26 @@ def test_nearly_every_run_is_equal_in_every_phase_on_every_rung(rows):
         assert statistics.median(abs(row.off[rung]) for row in rows) == 0
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", OPTIMIZERS, ids=lambda path: path.stem)
+def test_every_run_of_an_optimizer_with_kernels_of_its_own_is_equal(path):
+    for row in accuracy["compare"](path):
+        assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)
+
+
+def test_recordings_of_optimizers_cover_every_family_that_runs_on_a_gpu():
+    runs = [run["plan"] for path in OPTIMIZERS for run in json.loads(path.read_text())["runs"]]
+    optimizers = {plan["optim"] for plan in runs}
+    assert {"memcalc.adamw8bit", "memcalc.adam8bit", "memcalc.adamw_bf16"} <= optimizers
+    for family in ("adamw", "lion", "ademamix", "lamb", "lars", "sgd", "rmsprop", "adagrad"):
+        assert any(family in name for name in optimizers), family
+    assert any("paged" in name for name in optimizers)
+    for setting in ("resume", "optim_in_backward", "checkpointing"):
+        assert {plan[setting] for plan in runs} == {True, False}, setting
+
+
 def test_recordings_cover_what_they_claim():
-    runs = [run for path in RECORDINGS for run in json.loads(path.read_text())["runs"]]
+    runs = [run for path in MODELS for run in json.loads(path.read_text())["runs"]]
     plans = [run["plan"] for run in runs]
     assert len(plans) >= 100
     assert len({plan["model"] for plan in plans}) >= 15

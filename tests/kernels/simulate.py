@@ -1,7 +1,4 @@
-"""Play recorded operator cases on the simulated device and print their events.
-
-Run as a script with the recordings' files as arguments.
-"""
+"""Plays recorded operator cases on the simulated device; for a process of its own."""
 
 import json
 import os
@@ -54,28 +51,23 @@ def simulated(case, target):
         return traceback.format_exc()[-400:]
 
 
-def main():
+def simulate(name):
+    """The events of every case of a recording, by name."""
     device.use("cuda")
     overrides.install()
-    found = {}
-    for name in sys.argv[1:]:
-        recorded = json.loads(pathlib.Path(name).read_text())
-        target = Target(
-            capability=tuple(recorded["capability"]),
-            multiprocessors=recorded["multiprocessors"],
-            torch=tuple(int(part) for part in recorded["torch"].split(".")[:2]),
-        )
-        assert target.architecture.threads == recorded["threads_per_multiprocessor"]
-        cudnn = "-cudnn" in name
-        source = cudnn_cases if cudnn else operator_cases
-        os.environ["MEMCALC_NO_CUDNN"] = "" if cudnn else "1"
-        attention.install(target, None if cudnn else frozenset({Backend.EFFICIENT, Backend.MATH}))
-        found[name] = {
-            case.name: simulated(case, target)
-            for case in source.cases()
-            if case.name in recorded["cases"]
-        }
-    print(json.dumps(found))
-
-
-main()
+    recorded = json.loads(pathlib.Path(name).read_text())
+    target = Target(
+        capability=tuple(recorded["capability"]),
+        multiprocessors=recorded["multiprocessors"],
+        torch=tuple(int(part) for part in recorded["torch"].split(".")[:2]),
+    )
+    assert target.architecture.threads == recorded["threads_per_multiprocessor"]
+    cudnn = "-cudnn" in name
+    source = cudnn_cases if cudnn else operator_cases
+    os.environ["MEMCALC_NO_CUDNN"] = "" if cudnn else "1"
+    attention.install(target, None if cudnn else frozenset({Backend.EFFICIENT, Backend.MATH}))
+    return {
+        case.name: simulated(case, target)
+        for case in source.cases()
+        if case.name in recorded["cases"]
+    }

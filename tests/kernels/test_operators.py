@@ -6,8 +6,6 @@ Recordings were made with PyTorch's CUDA build over the stand-in driver by
 
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -22,17 +20,10 @@ UNEQUAL = {
 """Operators whose events differ, and why; their peaks do not."""
 
 
-@pytest.fixture(scope="module")
-def simulated():
-    done = subprocess.run(
-        [sys.executable, str(pathlib.Path(__file__).parent / "simulate.py"), *map(str, RECORDINGS)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+def simulated(name):
+    from tests.kernels.simulate import simulate
+
+    return simulate(name)
 
 
 def canonical(events):
@@ -60,10 +51,10 @@ def peak(events):
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
-def test_every_event_of_every_operator_is_the_recorded_one(simulated, path):
+def test_every_event_of_every_operator_is_the_recorded_one(forked, path):
     recorded = json.loads(path.read_text())["cases"]
     assert len(recorded) > LEAST["-cudnn" in path.stem]
-    found = simulated[str(path)]
+    found = forked(simulated, str(path))
     for name, events in recorded.items():
         assert isinstance(found[name], list), f"{name}: {found[name]}"
         equal = canonical(found[name]) == canonical(events)

@@ -33,7 +33,7 @@ def rms(difference):
     spread=st.sampled_from([0.0, 0.3, 1.0]),
     zeros=st.sampled_from([0.0, 0.5]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 def test_adamw8bit_is_at_least_as_near_to_float64_as_bitsandbytes(
     n, dtype, setting, seed, spread, zeros
 ):
@@ -61,7 +61,7 @@ def test_adamw8bit_is_nearer_to_float64_than_bitsandbytes_where_gradients_differ
 
 @pytest.mark.parametrize(("make", "decoupled"), [(AdamW8bit, True), (Adam8bit, False)])
 @given(setting=SETTINGS, seed=st.integers(0, 999), shape=st.sampled_from([(1,), (3, 5), (4095,)]))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 def test_small_tensors_follow_float64_to_float32_rounding(make, decoupled, setting, seed, shape):
     grads = gradients(shape, torch.float32, seed=seed, steps=STEPS)
     value = start(shape, torch.float32, seed=seed)
@@ -74,7 +74,7 @@ def test_small_tensors_follow_float64_to_float32_rounding(make, decoupled, setti
 
 
 @given(n=st.sampled_from([1, 100, 1000]), setting=SETTINGS, seed=st.integers(0, 999))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 def test_each_step_of_adamwbf16_lands_within_one_ulp_of_float64_from_the_same_state(
     n, setting, seed
 ):
@@ -106,7 +106,7 @@ def test_each_step_of_adamwbf16_lands_within_one_ulp_of_float64_from_the_same_st
 
 
 @given(setting=SETTINGS, seed=st.integers(0, 999))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=settings().max_examples // 3)
 def test_adamwbf16_follows_float64_to_a_hundredth_of_the_way_it_went(setting, seed):
     grads = gradients((1000,), torch.bfloat16, seed=seed, steps=STEPS)
     value = start((1000,), torch.bfloat16, seed=seed)

@@ -4,7 +4,7 @@ import bitsandbytes  # noqa: F401  registers torch.ops.bitsandbytes
 import pytest
 import torch
 from bitsandbytes.functional import create_dynamic_map
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.optim.blockwise import dequantize, nearest_code, quantize
@@ -30,7 +30,6 @@ def test_the_code_map_is_that_of_bitsandbytes_bit_for_bit(signed):
 @given(
     n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans()
 )
-@settings(max_examples=40, deadline=None)
 def test_codes_and_scales_are_those_of_the_exact_kernel_of_bitsandbytes(n, seed, spread, signed):
     values, qmap = some_values(n, seed, spread, signed), dynamic_map(signed=signed)
 
@@ -45,14 +44,12 @@ def test_codes_and_scales_are_those_of_the_exact_kernel_of_bitsandbytes(n, seed,
 @given(
     n=st.integers(1, 1500), seed=st.integers(0, 99), spread=st.floats(0, 3), signed=st.booleans()
 )
-@settings(max_examples=40, deadline=None)
 def test_scales_are_those_of_the_compiled_kernel_of_bitsandbytes(n, seed, spread, signed):
     values, qmap = some_values(n, seed, spread, signed), dynamic_map(signed=signed)
     assert torch.equal(quantize(values, qmap)[1], THEIRS.quantize_blockwise(values, qmap, 256)[1])
 
 
 @given(n=st.integers(1, 1500), seed=st.integers(0, 99), signed=st.booleans())
-@settings(max_examples=20, deadline=None)
 def test_dequantized_values_are_those_of_bitsandbytes(n, seed, signed):
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 256, (n,), dtype=torch.uint8, generator=generator)

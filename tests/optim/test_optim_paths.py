@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from optim_problems import SETTINGS, gradients, start
 
@@ -94,7 +94,6 @@ def assert_equal_batches(one, other):
     maximize=st.booleans(),
     decoupled=st.booleans(),
 )
-@settings(max_examples=25, deadline=None)
 def test_the_chunked_path_equals_the_reference_bit_for_bit(
     name, kind, sizes, dtype, setting, seed, maximize, decoupled
 ):

@@ -7,7 +7,7 @@ import pickle
 import bitsandbytes
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from optim_problems import gradients, start, storage_bytes, train
 from torch import nn
@@ -48,7 +48,6 @@ def loaded(buffer):
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     threshold=st.sampled_from([1, 256, 4096, 100_000]),
 )
-@settings(max_examples=25, deadline=None)
 def test_state_bytes_of_adamw8bit_are_the_closed_form(sizes, dtype, threshold):
     params = parameters([(n,) for n in sizes], dtype)
     optimizer = AdamW8bit(params, min_8bit_size=threshold)
@@ -73,7 +72,6 @@ def test_state_bytes_and_layout_of_adamw8bit_are_those_of_bitsandbytes():
 
 
 @given(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=4))
-@settings(max_examples=20, deadline=None)
 def test_adamwbf16_holds_six_bytes_of_state_per_parameter_and_ten_in_all(sizes):
     params = parameters([(n,) for n in sizes])
     optimizer = AdamWBF16(params)

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -116,7 +116,6 @@ def test_the_trainer_keeps_embeddings_in_32_bit(name):
     check(name, {}, torch.float32, loop="trainer")
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     shapes=st.lists(
         st.lists(st.integers(1, 90), min_size=0, max_size=3).map(tuple), min_size=1, max_size=4

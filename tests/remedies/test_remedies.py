@@ -1,7 +1,7 @@
 """Remedies are estimates, not guesses; and the combination that is found holds."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -159,7 +159,6 @@ REMEDIES = [
 SHARES = st.fixed_dictionaries({r.key: st.floats(0.1, 1.2) for r in REMEDIES})
 
 
-@settings(max_examples=60)
 @given(SHARES, st.sampled_from((1, 2, 6, 7, 12)), st.integers(1 << 10, 1 << 20))
 def test_what_the_search_returns_holds_and_needs_each_of_its_remedies(shares, batch, limit):
     laboratory = Scales(Plan(model="m", batch=batch), shares)

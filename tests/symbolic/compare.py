@@ -1,10 +1,4 @@
-"""Run in a child process: learn symbolic traces, then hold them against plain traces at any point.
-
-Prints one JSON line for each plan: how many points were compared, and where it was learnt.
-"""
-
-import json
-import sys
+"""Learns a symbolic trace and holds it against plain traces; for a process of its own."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -22,6 +16,8 @@ from memcalc.workload.program import prepare
 
 
 def compare(plan, examples, other_gpu):
+    """How many points were compared, and how many of them on the other GPU."""
+    plan = make(plan)
     choice = registry.find(plan.optim, dict(plan.optim_args))
     targets = [resolve(plan, gpus.find(name))[0] for name in (plan.gpu, other_gpu)]
     program = prepare(plan, choice)
@@ -57,9 +53,3 @@ def compare(plan, examples, other_gpu):
 
     hold()
     return compared
-
-
-for line in sys.stdin:
-    question = json.loads(line)
-    print(json.dumps(compare(make(question["plan"]), question["examples"], question["other"])))
-    sys.stdout.flush()

@@ -1,27 +1,24 @@
 """What a symbolic trace says of any batch and sequence is what a trace there says, to the byte."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from memcalc.catalog import models
 
 SMALL = {
-    "distilbert-base-cased": {"n_layers": 4, "dim": 96, "n_heads": 4, "vocab_size": 999},
+    "distilbert-base-cased": {"n_layers": 2, "dim": 96, "n_heads": 4, "vocab_size": 999},
     "gpt2": {"n_layer": 4, "n_embd": 64, "n_head": 4, "vocab_size": 999},
-    "t5-small": {"num_layers": 2, "num_decoder_layers": 2, "d_model": 64, "vocab_size": 999},
+    "t5-small": {"num_layers": 1, "num_decoder_layers": 1, "d_model": 64, "vocab_size": 999},
     "TinyLlama/TinyLlama-1.1B": {
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "vocab_size": 999,
     },
-    "google/vit-base-patch16-224": {"num_hidden_layers": 4, "image_size": 64},
+    "google/vit-base-patch16-224": {"num_hidden_layers": 2, "image_size": 64},
 }
 CASES = [
     (
@@ -36,28 +33,23 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("models")
-    questions = []
-    for name, plan, other in CASES:
-        path = folder / f"{name.replace('/', '--')}.json"
-        config = models.find(name).config
-        path.write_text(json.dumps({**config, **SMALL[name]}))
-        plan = {"model": str(path), "batch": 4, **plan}
-        questions.append(json.dumps({"plan": plan, "examples": 4, "other": other}))
-    script = Path(__file__).with_name("compare.py")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        input="\n".join(questions),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def compared(*question):
+    from tests.symbolic.compare import compare
+
+    return compare(*question)
+
+
+DEEP = {"n_layers": 4, "num_layers": 2, "num_decoder_layers": 2, "num_hidden_layers": 4}
+"""From four repetitions on a symbolic trace is folded; GPT-2 always has them."""
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{n} {p}" for n, p, _ in CASES])
-def test_a_symbolic_trace_equals_a_trace_wherever_it_holds(compared, index):
-    assert compared[index]["points"] >= 2
+@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_symbolic_trace_equals_a_trace_wherever_it_holds(forked, examples, tmp_path, index, deep):
+    name, plan, other = CASES[index]
+    config = {**models.find(name).config, **SMALL[name]}
+    if deep:
+        config |= {key: depth for key, depth in DEEP.items() if key in SMALL[name]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    plan = {"model": str(tmp_path), "batch": 4, **plan}
+    assert forked(compared, plan, examples(4), other)["points"] >= 2
