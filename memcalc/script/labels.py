@@ -75,14 +75,14 @@ class Labels:
     def models(self) -> None:
         """Label what models are made of."""
         for model in self._models:
-            self._ledger.label(model.parameters(), Component.WEIGHTS)
-            self._ledger.label(model.buffers(), Component.BUFFERS)
+            self._ledger.label(filter(_has_storage, model.parameters()), Component.WEIGHTS)
+            self._ledger.label(filter(_has_storage, model.buffers()), Component.BUFFERS)
 
     def gradients(self) -> None:
         """Label the gradients of all models."""
         for model in self._models:
             gradients = (p.grad for p in model.parameters() if p.grad is not None)
-            self._ledger.label(gradients, Component.GRADIENTS)
+            self._ledger.label(filter(_has_storage, gradients), Component.GRADIENTS)
 
     def inputs(self) -> None:
         """Label what came from the host and is no part of a model."""
@@ -107,6 +107,15 @@ class Labels:
             self._ledger.label(tensors, Component.OPTIMIZER_STATE)
             if isinstance(parameter, torch.Tensor):
                 self._ledger.adopt(parameter, tensors)
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    """Not so inside ``torch.func``, where parameters are wrapped."""
+    try:
+        tensor.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _states(optimizer: Any) -> Iterator[StateTensor]:

@@ -14,6 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script.patches import Patches
+from memcalc.trace.torch_private import without_dispatch
 
 _Parameter = torch.nn.Parameter
 _data: Any = torch._C.TensorBase.data
@@ -65,7 +66,7 @@ def _fake(data: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     """A fake tensor of the host, seen by no recorder."""
-    with torch._C._DisableTorchDispatch():
+    with without_dispatch():
         empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         return FakeTensor(mode, empty, torch.device("cpu"))
 
@@ -147,6 +148,9 @@ def _deepcopy(original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         return original(tensor, memo)
     with torch.no_grad():
         fresh = tensor.detach().clone(memory_format=torch.preserve_format)
+        if tensor.device.type == "cuda":
+            # The copy's storage is made first, then a tensor of one number that is let go for it.
+            tensor.new_empty([])
         fresh.requires_grad_(tensor.requires_grad)
         if tensor.grad is not None:
             fresh.grad = _deepcopy(original, tensor.grad, memo)

@@ -19,6 +19,7 @@ from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
+from memcalc.trace.torch_private import without_dispatch
 from memcalc.trace.values import UnansweredError
 
 _aten = torch.ops.aten
@@ -53,7 +54,6 @@ class ScriptRecorder(TraceRecorder):
             _aten.equal.default: self._equal,
             _aten.is_pinned.default: lambda *_, **__: False,
             _aten._pin_memory.default: lambda tensor, *_, **__: tensor,
-            _aten.record_stream.default: self._record_stream,
         }
 
     def __torch_dispatch__(
@@ -82,7 +82,7 @@ class ScriptRecorder(TraceRecorder):
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fake(args) or is_fake(kwargs.values()):
             return func(*args, **kwargs)
-        with torch._C._DisableTorchDispatch():
+        with without_dispatch():
             return func(*args, **kwargs)
 
     def _check(self, device: torch.device) -> None:
@@ -123,7 +123,7 @@ class ScriptRecorder(TraceRecorder):
             self._values.know(target, source)
         elif not is_fake((target,)):
             value = self.read_whole(source, target.dtype)
-            with torch._C._DisableTorchDispatch():
+            with without_dispatch():
                 target.copy_(value)
         return target
 
@@ -136,12 +136,13 @@ class ScriptRecorder(TraceRecorder):
                 value = self._values.whole(tensor)
             except UnansweredError:
                 value = None
-        with torch._C._DisableTorchDispatch():
+        with without_dispatch():
             if value is None or value.shape != tensor.shape:
                 value = torch.zeros(tuple(tensor.shape), dtype=tensor.dtype, device="cpu")
             return value.to(dtype or tensor.dtype)
 
-    def _record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+    def used(self, tensor: torch.Tensor, stream: Any) -> None:
+        """``Tensor.record_stream``."""
         if _on_cuda(tensor):
             self.memory.used_by(tensor, getattr(stream, "stream_id", 0))
 

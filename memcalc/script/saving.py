@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from memcalc.script import place
 from memcalc.script.parameters import on_host
 from memcalc.script.patches import Patches
+from memcalc.trace.torch_private import without_dispatch
 
 Say = Callable[[str], None]
 
@@ -39,7 +40,7 @@ def install(patches: Patches, say: Say) -> None:
         if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and _is_zip(f):
             # Weights that nobody looks at are never read.
             kwargs["mmap"] = True
-        with torch._C._DisableTorchDispatch():
+        with without_dispatch():
             found = original(f, "cpu", *args, **kwargs)
         return _placed(found, map_location)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from memcalc.allocator.context import context_span
 from memcalc.allocator.settings import parse_alloc_conf
@@ -13,7 +15,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.estimation.predict import UNLIMITED
 from memcalc.estimation.question import Asked
 from memcalc.records.trace import Trace
-from memcalc.script import cuda, loading, parameters, saving, tensors, torch_private
+from memcalc.script import cuda, loading, packages, parameters, saving, tensors, torch_private
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import Labels
 from memcalc.script.patches import Patches
@@ -74,14 +76,27 @@ class Session:
         parameters.install(patches, mode)
         loading.install(patches)
         saving.install(patches, self.say)
+        packages.install(patches, self.recorder)
         self.phases.install(patches)
         os.environ["MEMCALC_SIMULATED"] = "1"
+        self._follow_cudnn(patches)
         self._stack.enter_context(mode)
         self._stack.enter_context(self.recorder)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _follow_cudnn(self, patches: Patches) -> None:
+        """A script may switch cuDNN off and on."""
+        allowed = self._target.cudnn
+
+        def switch(original: Any, wanted: bool) -> None:
+            original(wanted)
+            self.recorder.cudnn = wanted and allowed
+            self._kernels.use(replace(self._target, cudnn=self.recorder.cudnn))
+
+        patches.wrap(torch._C, "_set_cudnn_enabled", switch)
 
     def say(self, assumed: str) -> None:
         """Add to what was assumed."""

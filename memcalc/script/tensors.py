@@ -42,6 +42,9 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
 
     patches.wrap(tensor, "cuda", cuda)
     patches.wrap(tensor, "pin_memory", lambda original, self, *_, **__: self)
+    patches.wrap(
+        tensor, "record_stream", lambda original, self, stream: recorder.used(self, stream)
+    )
     patches.wrap(tensor, "share_memory_", lambda original, self: self)
     patches.wrap(tensor, "is_pinned", lambda original, self, *_, **__: self.device.type == "cpu")
 

@@ -21,7 +21,7 @@ def accumulates(node: Any, args: tuple[Any, ...]) -> bool:
     """
     if node is None or len(args) != 2 or torch.is_grad_enabled():
         return False
-    if not isinstance(args[1], torch.Tensor) or not called_from_engine(sys._getframe(2)):
+    if not isinstance(args[1], torch.Tensor) or not called_from_engine(sys._getframe(1)):
         return False
     old, new = args
     return old.shape == new.shape and old.dtype is new.dtype and is_owned_once(old)
@@ -45,4 +45,4 @@ def writes_in_place(node: Any, args: tuple[Any, ...]) -> bool:
     """
     if node is None or torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
         return False
-    return called_from_engine(sys._getframe(2)) and is_owned_once(args[0])
+    return called_from_engine(sys._getframe(1)) and is_owned_once(args[0])

@@ -6,6 +6,7 @@ a multiplication and an addition are two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,8 +50,19 @@ def _convolution_backward(
     return int(counted(grad, inputs, weight, None, *args, out_val=out_val, **kwargs))
 
 
+def _product(count: Callable[..., int]) -> Callable[..., int]:
+    """Products may be given the type of their result by place; the count takes it for a shape."""
+
+    def counted(*args: Any, out_val: Any, **kwargs: Any) -> int:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        return int(count(*tensors, out_val=out_val))
+
+    return counted
+
+
 _COUNTS: dict[Any, Any] = {
     **flop_registry,
+    **{op: _product(flop_registry[op]) for op in (_aten.mm, _aten.addmm, _aten.bmm)},
     _aten.convolution_backward_overrideable: _convolution_backward,
 }
 if hasattr(_aten, "_grouped_mm"):

@@ -28,6 +28,7 @@ from memcalc.trace.operators.overrides import (
     OVERRIDES,
     SPLIT,
     VALUE_RECIPES,
+    WITHOUT_CUDNN,
     has_mask,
 )
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
@@ -83,6 +84,8 @@ class TraceRecorder(TorchDispatchMode):
         """Types of tensors that hold other tensors."""
         self.assumptions: dict[str, None] = {}
         self._kernel_memory = kernel_memory
+        self.cudnn = cudnn_enabled()
+        """Convolutions are cuDNN's."""
         self.flops: Counter[int] = Counter()
         """Floating-point operations by step."""
         self._breadcrumbs = breadcrumbs
@@ -149,6 +152,9 @@ class TraceRecorder(TorchDispatchMode):
         if self._split(func, args):
             with self:
                 return SPLIT[func][1](*args, **kwargs)
+        if func in WITHOUT_CUDNN and self._kernel_memory is not None and not self.cudnn:
+            with self:
+                return WITHOUT_CUDNN[func](*args, **kwargs)
         if func in OVERRIDES:
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
@@ -200,7 +206,7 @@ class TraceRecorder(TorchDispatchMode):
 
     def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
         """CUDA runs this operator, with these arguments, in several steps."""
-        if func not in SPLIT or self._kernel_memory is None or not cudnn_enabled():
+        if func not in SPLIT or self._kernel_memory is None or not self.cudnn:
             return False
         return SPLIT[func][0](args)
 

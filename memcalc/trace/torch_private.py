@@ -66,6 +66,8 @@ current_node: Callable[[], Any] = _ask("torch._C:_current_autograd_node")
 """The node of autograd's graph that backward is at, or ``None``."""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 """A context in which no dispatch mode sees what runs."""
+without_dispatch: Callable[[], AbstractContextManager[Any]] = _ask("torch._C:_DisableTorchDispatch")
+"""The same for real tensors only, and cheap: fake ones are no tensors in it."""
 
 
 def installed_version() -> tuple[int, int]:
@@ -105,7 +107,8 @@ _ENGINE = "_engine_run_backward"
 def called_from_engine(frame: FrameType | None) -> bool:
     """Was this frame's dispatch mode called by the autograd engine, not by Python code?"""
     while frame is not None:
-        if not frame.f_code.co_filename.endswith(_WRAPPERS):
+        mode = frame.f_code.co_name == "__torch_dispatch__"
+        if not mode and not frame.f_code.co_filename.endswith(_WRAPPERS):
             return frame.f_code.co_name == _ENGINE
         frame = frame.f_back
     return True

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import storage_key, without_modes
+from memcalc.trace.torch_private import storage_key, without_dispatch, without_modes
 
 LONGEST = 4096
 """Steps of a recipe that are run; a longer one is answered by zero."""
@@ -55,6 +55,17 @@ class _Made:
         self.depth = depth
 
 
+def _host_value(tensor: torch.Tensor) -> _Made | None:
+    """How to make a small tensor of the host again, as it is now."""
+    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
+        return None
+    if tensor.numel() > LARGEST_KNOWN:
+        return None
+    with without_dispatch():
+        kept = tensor.detach().clone()
+    return _Made(lambda: kept, [], {}, None, 0)
+
+
 class UnansweredError(Exception):
     """The recipe cannot be run."""
 
@@ -88,11 +99,11 @@ class Values:
         """A tensor now holds what this one of the host holds; whole numbers are remembered."""
         for key in self._sharing.pop(tensor.untyped_storage()._cdata, ()):
             self._made.pop(key, None)
-        small = host.numel() <= LARGEST_KNOWN and host.device.type == "cpu"
-        if small and not host.dtype.is_floating_point and type(host) is torch.Tensor:
-            with torch._C._DisableTorchDispatch():
-                kept = host.detach().to(tensor.dtype, copy=True)
-            self._keep(tensor, _Made(lambda: kept, [], {}, None, 0))
+        if not host.dtype.is_floating_point:
+            known = _host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
+            made = known or _host_value(host)
+            if made is not None:
+                self._keep(tensor, made)
 
     def _counts(self, func: Any, args: Any) -> bool:
         """Numbers are filled in, or put in places that are known."""
@@ -111,8 +122,10 @@ class Values:
             nonlocal depth
             if isinstance(value, torch.Tensor):
                 known = self._of(value)
-                depth = max(depth, known.depth if known is not None else 0)
-                return known if known is not None else _Unknown(value)
+                if known is None:
+                    return _host_value(value) or _Unknown(value)
+                depth = max(depth, known.depth)
+                return known
             if isinstance(value, list | tuple):
                 return type(value)(described(item) for item in value)
             return value

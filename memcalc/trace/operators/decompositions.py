@@ -39,8 +39,10 @@ def mean_squares(left: torch.Tensor, right: torch.Tensor, reduction: int = _MEAN
         torch.broadcast_shapes(left.shape, right.shape), dtype=left.dtype, device=left.device
     )
     each = torch.empty_like(room)
-    del each
-    return torch.as_strided(room, (), ())
+    number = torch.as_strided(room, (), ())
+    reduce = _aten.mean.out if reduction == _MEAN else _aten.sum.IntList_out
+    reduce(each, [], out=number)
+    return number
 
 
 def huber(

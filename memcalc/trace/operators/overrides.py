@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from memcalc.trace import device
-from memcalc.trace.operators import convolution, ctc, decompositions, patches
+from memcalc.trace.operators import (
+    convolution,
+    ctc,
+    decompositions,
+    native_convolution,
+    patches,
+    recurrent,
+)
 
 _aten = torch.ops.aten
 
@@ -104,6 +111,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten._ctc_loss.default: (ctc.forward, ""),
     _aten._ctc_loss_backward.default: (ctc.backward, ""),
     _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
+    **recurrent.OVERRIDES,
 }
 """What runs instead, and what is assumed by it (empty: nothing).
 
@@ -117,7 +125,12 @@ SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
     _aten.convolution.default: (convolution.copies, convolution.forward),
     _aten.convolution_backward.default: (convolution.several, convolution.backward),
 }
-"""What CUDA does in several steps, where that is so for these arguments."""
+"""What cuDNN does in several steps, where that is so for these arguments."""
+WITHOUT_CUDNN: dict[Any, Callable[..., Any]] = {
+    _aten.convolution.default: native_convolution.forward,
+    _aten.convolution_backward.default: native_convolution.backward,
+}
+"""What runs instead where cuDNN is switched off."""
 if hasattr(_aten, "_grouped_mm"):
     OVERRIDES[_aten._grouped_mm.default] = (_grouped_mm, "")
 

@@ -28,6 +28,10 @@ class TargetKernelMemory:
         self._target = target
         self._calls: dict[KernelCall, None] = {}
 
+    def use(self, target: Target) -> None:
+        """From now on kernels are those of another target."""
+        self._target = target
+
     @property
     def uncounted(self) -> tuple[str, ...]:
         """What of the kernels that ran is not known, in words."""
