@@ -34,9 +34,6 @@ from memcalc.workload.program import Program
 from memcalc.workload.resume import restore as load_state
 from memcalc.workload.resume import saved_state
 
-STEPS = 2
-"""The first step differs (optimizer state is made in it); the second is like all that follow."""
-
 
 def trace(
     program: Program,
@@ -75,6 +72,11 @@ def trace(
         whole = as_trace(tagged, program, tuple(assumptions))
         known[rank] = replace(whole, uncounted=tuple(missing))
     return _largest(known, layouts.spread(program.plan).world)
+
+
+def _steps(program: Program) -> int:
+    """The last is like all that follow."""
+    return layouts.of(program.plan).settles
 
 
 def _largest(traces: dict[int, Trace], world: int) -> Trace:
@@ -131,7 +133,7 @@ def tracer(
         shapes = None if symbols is None else symbols.env
         with placed(program, recorder, shapes, rank) as (ready, named):
             _train(ready, named, recorder)
-            tagged = recorder.ledger.tagged_trace(recorder.flops[STEPS - 1])
+            tagged = recorder.ledger.tagged_trace(recorder.flops[_steps(program) - 1])
         said.update(dict.fromkeys((*recorder.assumptions, *autocast.unread())))
         if missing is not None and isinstance(kernels, TargetKernelMemory):
             missing.update(dict.fromkeys(kernels.uncounted))
@@ -154,7 +156,7 @@ def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]
         events=tuple(tagged.events),
         marks=tuple(tagged.marks),
         inventory=program.inventory,
-        steps=STEPS,
+        steps=_steps(program),
         seq=program.seq,
         flops=tagged.flops,
         assumptions=assumptions,
@@ -187,7 +189,7 @@ def _train(program: Program, named: Named, recorder: TraceRecorder) -> None:
         optimizer = optimizer_for(program, model, recorder.ledger)
         job = _job(program, optimizer, recorder)
         labels = _Labels(recorder.ledger, model, optimizer)
-        loops.of(program.plan).run(job, labels, STEPS)
+        loops.of(program.plan).run(job, labels, _steps(program))
         optimizer.state.clear()
         for parameter in model.parameters():
             parameter.grad = None

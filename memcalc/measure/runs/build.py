@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from memcalc import registry
@@ -60,11 +62,13 @@ def optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer
 
 def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
     """Put together what the loop runs; a run that resumes gets a checkpoint to load."""
-    saved = saved_state(optimizer) if program.plan.resume else {}
-    if device == "cuda":
-        # A run that resumes has not taken the step whose state stands for the checkpoint's.
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
+    saved: dict[str, Any] = {}
+    if program.plan.resume:
+        saved = saved_state(optimizer)
+        if device == "cuda":
+            # A run that resumes has not taken the step whose state stands for the checkpoint's.
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
     return program.job(
         optimizer,
         device=device,
