@@ -7,10 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 
 pytest_plugins = ["tests.small"]
 ROOT = pathlib.Path(__file__).parent.parent
+ALIKE = {"HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+"""What no answer of the command line may depend on in a test."""
 _WARM = pytest.StashKey()
 _EXAMPLES = 30
 settings.register_profile("default", max_examples=_EXAMPLES, deadline=None)
@@ -43,6 +46,30 @@ def pytest_unconfigure(config):
         config.stash[_WARM].wait()
 
 
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory):
+    """A folder that all workers of the session have in common, for what is costly to find out."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def once(shared):
+    """A context in which answers are found once for all workers: one cache, asked in turns."""
+
+    @contextlib.contextmanager
+    def alone(name):
+        with FileLock(shared / f"{name}.lock"), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MEMCALC_CACHE", str(shared / "cache"))
+            yield shared / "cache"
+
+    return alone
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
     """No test reads what another, or the user, has cached."""
@@ -50,7 +77,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def memcalc(tmp_path):
+def cold(tmp_path):
     """Run the real command line in a process of its own, offline, in an empty folder."""
 
     def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -60,33 +87,39 @@ def memcalc(tmp_path):
             text=True,
             timeout=120,
             cwd=tmp_path,
-            env={
-                **os.environ,
-                "HF_HUB_OFFLINE": "1",
-                "PYTHONPATH": str(ROOT),
-                "COLUMNS": "100",
-                **environment,
-            },
+            env={**os.environ, "PYTHONPATH": str(ROOT), **ALIKE, **environment},
         )
 
     return run
 
 
 @pytest.fixture
-def in_process():
-    """Run a command in this process: for what a test has patched, and for what starts nothing."""
+def memcalc(tmp_path):
+    """The same within this process, from the outermost handler on; children are forked as ever."""
     from memcalc.__main__ import run as outermost
 
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.chdir(tmp_path)
+            for name, value in {**ALIKE, **environment}.items():
+                patch.setenv(name, value)
             code = outermost(list(arguments))
-        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+        said = []
+        for stream in (out, err):
+            stream.flush()
+            stream.seek(0)
+            said.append(stream.read())
+        return subprocess.CompletedProcess(arguments, code, *said)
 
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def forked():
     """Call a function of a test module in a fork of the warm process, where it may patch PyTorch.
 

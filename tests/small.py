@@ -15,9 +15,9 @@ SMALL = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 5000}
 
 
 @pytest.fixture(scope="session")
-def small_model(tmp_path_factory):
+def small_model(shared):
     config = {**json.loads(models.bundled()["openai-community/gpt2"].read_text()), **SMALL}
-    path = tmp_path_factory.mktemp("model") / "config.json"
+    path = shared / "gpt2.json"
     path.write_text(json.dumps(config))
     return str(path)
 
@@ -28,23 +28,21 @@ def settings():
 
 
 @pytest.fixture(scope="session")
-def cached(tmp_path_factory):
-    """One cache for what is traced once."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MEMCALC_CACHE", str(folder))
-        yield folder
+def cached(shared):
+    """The cache with what is traced once."""
+    return shared / "cache"
 
 
 @pytest.fixture(scope="session")
-def traced(small_model, settings, cached):
-    with Tracer() as tracer:
+def traced(small_model, settings, once):
+    with once("traced"), Tracer() as tracer:
         return tracer.trace(make({"model": small_model, **settings}))
 
 
 @pytest.fixture(scope="session")
-def explained(small_model, settings, cached, traced):
+def explained(small_model, settings, traced, once):
     """With a search for a plan that reserves a third less."""
     before = figures(traced)
     limit = needed(before) - before.peak.reserved // 3
-    return explain(small_model, under=limit, **settings)
+    with once("explained"):
+        return explain(small_model, under=limit, **settings)

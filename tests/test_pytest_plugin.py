@@ -104,18 +104,22 @@ ERRORS = {
 }  # fmt: skip
 
 
+def run_pytest(folder):
+    os.chdir(folder)
+    plugins = ["-p", "no:memcalc", "-p", "memcalc.pytest_plugin", "-p", "no:cacheprovider"]
+    options = ["--strict-markers", "--junit-xml=out.xml", "-p", "no:xdist", "test_it.py"]
+    return int(pytest.main([*plugins, *options]))
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """CheckResult, text and properties of every test above."""
-    folder = tmp_path_factory.mktemp("plugin")
-    (folder / "test_it.py").write_text(TESTS)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:memcalc", "-p", "memcalc.pytest_plugin",
-         "-p", "no:cacheprovider", "--strict-markers", "--junit-xml=out.xml", "test_it.py"],
-        cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
+def run(shared, once, forked):
+    """Result, text and properties of every test above."""
+    folder = shared / "plugin"
+    with once("plugin"):
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "test_it.py").write_text(TESTS)
+            assert forked(run_pytest, str(folder)) == 1
     return {case.get("name"): case for case in ET.parse(folder / "out.xml").iter("testcase")}
 
 

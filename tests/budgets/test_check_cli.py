@@ -211,9 +211,9 @@ def test_a_terminal_has_colors_unless_it_asks_for_none(repository, environment, 
     assert ("\x1b[" in os.read(parent, 10_000).decode()) == painted
 
 
-def test_a_terminal_that_knows_only_ascii_gets_an_answer(memcalc, repository):
+def test_a_terminal_that_knows_only_ascii_gets_an_answer(cold, repository):
     repository(name='"größe"')
-    done = memcalc("check", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    done = cold("check", PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0, done.stderr
     assert "gr\\xf6\\xdfe" in done.stdout
 

@@ -31,7 +31,7 @@ from tests.conftest import ROOT
         (MeasureTimeoutError("Too long."), 124, "error: Too long."),
     ],
 )
-def test_every_error_has_its_sentence_and_exit_code(in_process, monkeypatch, error, code, words):
+def test_every_error_has_its_sentence_and_exit_code(memcalc, monkeypatch, error, code, words):
     from memcalc.cli import doctor
 
     def fails(*_, **__):
@@ -39,7 +39,7 @@ def test_every_error_has_its_sentence_and_exit_code(in_process, monkeypatch, err
 
     monkeypatch.delenv("MEMCALC_DEBUG", raising=False)
     monkeypatch.setattr(doctor.command, "callback", fails)
-    done = in_process("doctor")
+    done = memcalc("doctor")
     assert done.returncode == code
     assert "Traceback" not in done.stderr
     if words is None:
@@ -49,7 +49,7 @@ def test_every_error_has_its_sentence_and_exit_code(in_process, monkeypatch, err
         assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_person_who_looks_for_the_cause_sees_the_traceback(in_process, monkeypatch):
+def test_a_person_who_looks_for_the_cause_sees_the_traceback(memcalc, monkeypatch):
     from memcalc.cli import doctor
 
     def fails(*_, **__):
@@ -57,7 +57,7 @@ def test_a_person_who_looks_for_the_cause_sees_the_traceback(in_process, monkeyp
 
     monkeypatch.setattr(doctor.command, "callback", fails)
     monkeypatch.setenv("MEMCALC_DEBUG", "1")
-    done = in_process("doctor")
+    done = memcalc("doctor")
     assert done.returncode == 3
     assert "Traceback" in done.stderr
 

@@ -49,8 +49,8 @@ def test_one_trace_serves_all_pictures_and_files(memcalc, model, tmp_path):
     ("arguments", "words"),
     [
         (("explain", "gpt2", "--format", "yaml"), "choose table, json or markdown"),
-        (("explain", "gpt2", "--top", "0"), "type 1 or more"),
-        (("explain", "gpt2", "--depth", "0"), "type 1 or more"),
+        (("explain", "gpt2", "--top", "0"), "a whole number from 1"),
+        (("explain", "gpt2", "--depth", "0"), "a whole number from 1"),
         (("explain", "gpt2", "--under", "15"), "write a number and a unit"),
         (("explain", "gpt2", "--optim", "adamw,sgd"), "name one optimizer"),
         (
@@ -68,24 +68,24 @@ def test_one_trace_serves_all_pictures_and_files(memcalc, model, tmp_path):
     ],
 )
 def test_bad_input_gets_one_sentence_and_exit_code_2(
-    in_process, tmp_path, monkeypatch, arguments, words
+    memcalc, tmp_path, monkeypatch, arguments, words
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged.json").write_text('{"schema": 1, "kind": "prediction"}')
     (tmp_path / "unexplained.json").write_text('{"schema": 1, "kind": "explanation"}')
     (tmp_path / "code.pickle").write_bytes(pickle.dumps({"segments": 3})[:-3])
-    done = in_process(*arguments)
+    done = memcalc(*arguments)
     assert done.returncode == 2, done.stderr
     assert words in " ".join(done.stderr.split())
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_limit_that_nothing_meets_ends_with_1(in_process, monkeypatch, explained):
+def test_a_limit_that_nothing_meets_ends_with_1(memcalc, monkeypatch, explained):
     nothing = Search(limit=1 << 20, rung="reserved", trials=(), best=None)
     failed = replace(explained, search=nothing)
     monkeypatch.setattr(explain, "explain_plan", lambda plan, wish: failed)
-    done = in_process("explain", "gpt2", "--under", "1 MiB")
+    done = memcalc("explain", "gpt2", "--under", "1 MiB")
     assert done.returncode == 1
     assert "Nothing holds under 1.0 MiB" in done.stdout
-    met = in_process("explain", "gpt2")
+    met = memcalc("explain", "gpt2")
     assert met.returncode == 0

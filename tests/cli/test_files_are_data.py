@@ -42,29 +42,29 @@ def _files(prediction):
     save("measured.json", runs)
 
 
-def test_no_verb_runs_the_code_that_a_result_names(in_process, evil, traced):
+def test_no_verb_runs_the_code_that_a_result_names(memcalc, evil, traced):
     _files(traced.prediction)
-    compared = in_process("compare", "measured.json")
+    compared = memcalc("compare", "measured.json")
     assert compared.returncode == 0, compared.stderr
     assert "no estimate of evil_module:build" in compared.stderr
     assert "no estimate of evil_module.build" in compared.stderr
-    page = in_process("report", "named.json", "-o", "page.html")
+    page = memcalc("report", "named.json", "-o", "page.html")
     assert page.returncode == 0, page.stderr
     with open("page.html") as file:
         assert "evil_module:build is code, which a file cannot have run" in file.read()
-    drawn = in_process("report", "named.json", "-o", "x.svg")
+    drawn = memcalc("report", "named.json", "-o", "x.svg")
     assert (drawn.returncode, "There is no timeline" in drawn.stderr) == (2, True)
-    snapshot = in_process("report", "named.json", "-o", "x.pickle")
+    snapshot = memcalc("report", "named.json", "-o", "x.pickle")
     assert (snapshot.returncode, "which is code" in snapshot.stderr) == (2, True)
-    assert in_process("show", "named.json").returncode == 0
+    assert memcalc("show", "named.json").returncode == 0
     assert not evil.exists()
     assert not os.path.exists("x.svg")
 
 
-def test_a_training_configuration_cannot_name_code_either(in_process, evil):
+def test_a_training_configuration_cannot_name_code_either(memcalc, evil):
     with open("train.yaml", "w") as file:
         file.write("base_model: evil_module:build\nmicro_batch_size: 1\noptimizer: 'os:system'\n")
-    done = in_process("init", "--from", "train.yaml")
+    done = memcalc("init", "--from", "train.yaml")
     assert (done.returncode, "names no model" in done.stderr) == (2, True)
     assert not evil.exists()
 

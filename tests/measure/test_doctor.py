@@ -11,13 +11,13 @@ def lines(text):
     return {line[2:16].strip(): line for line in text.splitlines() if line[:2] in ("  ", "! ")}
 
 
-def test_it_says_what_works_and_what_to_do_about_the_rest(memcalc):
-    done = memcalc("doctor", CUDA_VISIBLE_DEVICES="", COLUMNS="200")
+def test_it_says_what_works_and_what_to_do_about_the_rest(cold):
+    done = cold("doctor", CUDA_VISIBLE_DEVICES="", COLUMNS="200")
     assert done.returncode == 0
     found = lines(done.stdout)
     assert {"machine", "PyTorch", "NVML", "transformers", "cache", "results", "so"} <= set(found)
     assert "--device cpu" in found["so"]
-    assert all(len(line) <= 80 for line in memcalc("doctor", COLUMNS="80").stdout.splitlines())
+    assert all(len(line) <= 80 for line in cold("doctor", COLUMNS="80").stdout.splitlines())
 
 
 def test_it_lists_cards_slices_and_who_uses_them(tmp_path):

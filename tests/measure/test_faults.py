@@ -15,8 +15,8 @@ NAMES = [name for name, *_ in faults.FAULTS]
 @pytest.mark.parametrize(
     "name",
     [
-        "the run is killed",
-        "the process that forks the runs is killed",
+        pytest.param("the run is killed", marks=pytest.mark.nightly),
+        pytest.param("the process that forks the runs is killed", marks=pytest.mark.nightly),
         "Ctrl-C after the first run",
     ],
 )

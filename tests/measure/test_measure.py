@@ -87,11 +87,11 @@ def _width(dtype):
     return {"float32": 4, "uint8": 1, "int64": 8}[dtype]
 
 
-def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(memcalc, tmp_path):
+def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(cold, tmp_path):
     suite(tmp_path, "Small", "Aborts", "Killed", "Leaves", "Raises", "Babbles", "TooLarge",
           "Nothing", "Spawns", "Small")  # fmt: skip
     mark = f"MEMCALC_MARK={os.getpid()}-{tmp_path.name}"
-    done = memcalc("measure", "--suite", "suite.toml", "--steps", "2", "--timeout", "20",
+    done = cold("measure", "--suite", "suite.toml", "--steps", "2", "--timeout", "20",
                    "-o", "out.json", "--no-estimate", MEMCALC_WARM="",
                    MEMCALC_MARK=mark.split("=")[1])  # fmt: skip
     assert done.returncode == 0

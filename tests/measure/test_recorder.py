@@ -190,6 +190,39 @@ def test_a_trainer_whose_arguments_make_no_sense_trains_on(tmp_path):
     assert len(load(tmp_path / "own.json")) == 1
 
 
+def train_with_the_callback():
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+        vocab_size=50, max_position_embeddings=32,
+    )  # fmt: skip
+    data = [{"input_ids": torch.ones(16, dtype=torch.long), "labels": torch.tensor(0)}] * 8
+    arguments = TrainingArguments(
+        output_dir="out", per_device_train_batch_size=2, max_steps=3, disable_tqdm=True,
+        gradient_accumulation_steps=2, report_to=[], save_strategy="no", use_cpu=True,
+        remove_unused_columns=False,
+    )  # fmt: skip
+    callback = memcalc.MemoryCallback("own.json")
+    model = BertForSequenceClassification(config)
+    Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+
+
+def check_what_the_callback_wrote(run):
+    plan = run.plan
+    assert (plan.optim, plan.batch, plan.grad_accum, plan.seq, plan.loop, plan.max_grad_norm) == (
+        "adamw_torch_fused", 2, 2, 16, "trainer", 1.0,
+    )  # fmt: skip
+    assert {r.step for r in run.measurement.phases} == {0, 1, 2}
+    assert run.measurement.state.device >= 2 * run.measurement.weights
+
+
+def test_the_trainers_callback_writes_the_same_file(forked, tmp_path):
+    forked(train_with_the_callback)
+    [run] = load(tmp_path / "own.json")
+    check_what_the_callback_wrote(run)
+
+
 TRAINER = """
 import torch, memcalc
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -208,16 +241,12 @@ for head in (BertForSequenceClassification, Fails):
 """
 
 
-def test_the_trainers_callback_writes_the_same_file_also_when_memory_runs_out(tmp_path):
+@pytest.mark.nightly
+def test_the_trainers_callback_writes_its_file_also_when_memory_runs_out(tmp_path):
     done = subprocess.run([sys.executable, "-c", TRAINER], capture_output=True, text=True)
     assert "can't allocate memory" in done.stderr
     fine, failed = load(tmp_path / "own.json")
-    plan = fine.plan
-    assert (plan.optim, plan.batch, plan.grad_accum, plan.seq, plan.loop, plan.max_grad_norm) == (
-        "adamw_torch_fused", 2, 2, 16, "trainer", 1.0,
-    )  # fmt: skip
-    assert {r.step for r in fine.measurement.phases} == {0, 1, 2}
-    assert fine.measurement.state.device >= 2 * fine.measurement.weights
+    check_what_the_callback_wrote(fine)
     assert failed.measurement.out_of_memory.asked == 4 << 50
 
 
@@ -230,28 +259,28 @@ def test_importing_memcalc_brings_nothing_heavy():
 HOLD = "x = bytearray(200 << 20); import time; time.sleep(1); raise SystemExit(7)"
 
 
-def test_any_command_is_watched_and_its_exit_code_passed_on(memcalc, tmp_path):
-    done = memcalc("run", "-o", "own.json", "--", sys.executable, "-c", f"print('hers'); {HOLD}")
+def test_any_command_is_watched_and_its_exit_code_passed_on(cold, tmp_path):
+    done = cold("run", "-o", "own.json", "--", sys.executable, "-c", f"print('hers'); {HOLD}")
     assert done.returncode == 7
     assert done.stdout == "hers\n"
     [run] = load(tmp_path / "own.json")
     assert run.measurement.peak_rss > 200 << 20
     assert "NVML" in run.measurement.unknown["process_used"]
-    assert memcalc("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
+    assert cold("run", "--", "sh", "-c", "kill -9 $$").returncode == 137
     (tmp_path / "mine.py").write_text("mine")
     for place in ("nowhere/own.json", "mine.py", "/dev/full", "n" * 300):
-        done = memcalc("run", "-o", place, "--", "sh", "-c", "exit 7", TMPDIR=str(tmp_path))
+        done = cold("run", "-o", place, "--", "sh", "-c", "exit 7", TMPDIR=str(tmp_path))
         assert done.returncode == 7, place
         assert "warning: Cannot write" in done.stderr or "is not JSON" in done.stderr
     assert (tmp_path / "mine.py").read_text() == "mine"
     assert len(list(tmp_path.glob("memcalc-*/*"))) == 4
-    missing = memcalc("run", "no-such-command")
+    missing = cold("run", "no-such-command")
     assert missing.returncode == 2
     assert "no-such-command" in missing.stderr
 
 
-def test_a_command_smaller_than_memcalc_is_not_said_to_hold_what_memcalc_holds(memcalc, tmp_path):
-    memcalc("run", "-o", "own.json", "--", "sleep", "0.2")
+def test_a_command_smaller_than_memcalc_is_not_said_to_hold_what_memcalc_holds(cold, tmp_path):
+    cold("run", "-o", "own.json", "--", "sleep", "0.2")
     [run] = load(tmp_path / "own.json")
     assert 0 < run.measurement.peak_rss < 8 << 20
 

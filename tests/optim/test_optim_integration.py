@@ -148,37 +148,40 @@ def test_the_trainer_of_transformers_trains_and_resumes(recipe, tmp_path):
     assert {s["step"] for s in resumed.optimizer.optimizer.state.values()} == {8}
 
 
-def test_sharded_parameters_of_fsdp_train_like_whole_ones(recipe):
+def whole_and_sharded(name, precision):
+    """Trains a model whole and sharded; are both equal, and what are the sharded parameters?"""
+    import os
+
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    import memcalc.optim
+
+    make, dtype = getattr(memcalc.optim, name), getattr(torch, precision)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    torch.set_num_threads(1)  # equal sums of gradients
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    mesh = dist.init_device_mesh("cpu", (1,))
+    after = []
+    for sharded in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 300), nn.Linear(300, 4)).to(dtype)
+        if sharded:
+            fully_shard(model, mesh=mesh)
+        optimizer = make(model.parameters(), lr=1e-2)
+        for _ in range(3):
+            model(torch.ones(2, 16).to(dtype)).float().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        after.append([getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()])
+    equal = all(torch.equal(a, b) for a, b in zip(*after, strict=True))
+    return [equal, type(next(model.parameters())).__name__]
+
+
+def test_sharded_parameters_of_fsdp_train_like_whole_ones(forked, recipe):
     make, dtype = recipe
-    script = f"""
-        import os, torch
-        from torch import nn
-        import torch.distributed as dist
-        from torch.distributed.fsdp import fully_shard
-        from memcalc.optim import {make.__name__}
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-        torch.set_num_threads(1)  # equal sums of gradients
-        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-        mesh = dist.init_device_mesh("cpu", (1,))
-        after = []
-        for sharded in (False, True):
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(16, 300), nn.Linear(300, 4)).to({dtype})
-            if sharded:
-                fully_shard(model, mesh=mesh)
-            optimizer = {make.__name__}(model.parameters(), lr=1e-2)
-            for _ in range(3):
-                model(torch.ones(2, 16).to({dtype})).float().square().sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            after.append([getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()])
-        assert all(torch.equal(a, b) for a, b in zip(*after))
-        print("equal", type(next(model.parameters())).__name__)
-    """
-    run = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True
-    )
-    assert "equal DTensor" in run.stdout, run.stderr
+    precision = str(dtype).removeprefix("torch.")
+    assert forked(whole_and_sharded, make.__name__, precision) == [True, "DTensor"]
 
 
 def test_on_a_device_without_data_a_step_makes_the_state_and_no_temporary(recipe):

@@ -68,7 +68,7 @@ def test_an_explanation_reads_back_from_its_file(explained):
     assert sum(group["bytes"] for group in data["peak"]["groups"]) == data["peak"]["requested"]
 
 
-def test_the_typed_command_says_the_same_plan(in_process, explained):
+def test_the_typed_command_says_the_same_plan(memcalc, explained):
     from memcalc.cli import explain
 
     seen = []
@@ -81,7 +81,7 @@ def test_the_typed_command_says_the_same_plan(in_process, explained):
         patch.setattr(explain, "explain_plan", catch)
         for option in explained.options:
             plan = option.trial.figures.plan
-            in_process("explain", *_words(typed(plan)))
+            memcalc("explain", *_words(typed(plan)))
             assert seen.pop() == plan
 
 
