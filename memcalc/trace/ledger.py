@@ -12,23 +12,24 @@ import torch
 from memcalc.kernels.scratch import Allocations
 from memcalc.records.trace import Component, Mark, Phase, Storage
 from memcalc.trace import device
-from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace
+from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 from memcalc.trace.streams import BackwardStreams
 from memcalc.trace.torch_private import current_node, storage_key
 
-BY_PARAMETER = (Phase.STEP, Phase.ZERO_GRAD)
+BY_PARAMETER = (Phase.RESUME, Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""
 
 
 _PLAIN = ("empty", "empty_strided", "zeros")
 """Operators that make a tensor of nothing."""
+MOST_HELD = 2
+"""Repetitions whose storages variables of a loop hold at once: the present and the one before."""
 
 
 class _Entry:
     """What is known of one storage while the run goes on; frozen into a Storage at its end."""
 
     __slots__ = (
-        "born",
         "bytes",
         "component",
         "dtype",
@@ -38,6 +39,7 @@ class _Entry:
         "op",
         "phase",
         "resized",
+        "source",
         "step",
         "stream",
         "tag",
@@ -50,6 +52,7 @@ class _Entry:
         self.op = op
         self.module = where.module
         self.tag = where.tag
+        self.source = where.source
         self.phase = where.phase
         self.step = where.step
         self.node = id(node) if node is not None else 0
@@ -57,7 +60,6 @@ class _Entry:
         self.component: Component | None = None
         self.dtype = ""
         self.until = ""
-        self.born = 0
         self.stream = 0
         self.resized = False
         self.used_by: int | None = None
@@ -74,11 +76,13 @@ class _Entry:
 class _Position:
     """The present moment: phase, step and the module whose code runs."""
 
-    __slots__ = ("module", "phase", "step", "tag")
+    __slots__ = ("module", "phase", "source", "step", "tag")
 
     def __init__(self) -> None:
         self.module = ""
         self.tag = UNTAGGED
+        self.source: int | None = None
+        """The storage whose repetition, known at the end, is that of what happens now."""
         self.phase = Phase.LOAD
         self.step = 0
 
@@ -95,6 +99,8 @@ class Ledger:
         self.position = _Position()
         self.wrapped = False
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
+        self.by_parameter = False
+        """What happens now repeats with a parameter's layer, not with the module at work."""
         self.units: dict[str, int] = {}
         """For modules inside repeated layers, the tag of their repetition."""
         self.streams = BackwardStreams()
@@ -105,7 +111,9 @@ class Ledger:
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
-        self.position.phase, self.position.step, self.position.tag = phase, step, UNTAGGED
+        self.position.phase, self.position.step = phase, step
+        self.leave_repetition()
+        self.by_parameter = phase in BY_PARAMETER
         self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
         yield
 
@@ -113,6 +121,16 @@ class Ledger:
         """Say which module is at work; between two layers it is still the first."""
         self.position.module = name
         self.position.tag = self.units.get(name, self.position.tag)
+
+    def go_by_parameter(self) -> None:
+        """From here on, until the next phase, parameters are gone through."""
+        self.by_parameter = True
+        self.position.module = ""
+        self.leave_repetition()
+
+    def leave_repetition(self) -> None:
+        """What happens now belongs to no repetition of a layer."""
+        self.position.tag, self.position.source = UNTAGGED, None
 
     def log(self, event: int) -> None:
         """Write an event down: ``n`` storage ``n`` is born, ``~n`` it dies."""
@@ -124,15 +142,21 @@ class Ledger:
         found = self._live.get(storage_key(tensor))
         return found[0] if found is not None else None
 
-    def tag_of(self, args: Any) -> int:
-        """The repetition that the first tensor among the arguments belongs to."""
+    def follow(self, args: Any) -> None:
+        """What happens now repeats with the first tensor on the device among arguments.
+
+        Without one it repeats with what was made last.
+        """
         for arg in args:
             if isinstance(arg, list | tuple):
-                return self.tag_of(arg)
+                self.follow(arg)
+                return
             if isinstance(arg, torch.Tensor) and arg.device.type == device.NAME:
-                found = self._live.get(storage_key(arg))
-                return self.entries[found[0]].tag if found is not None else UNTAGGED
-        return UNTAGGED
+                self.leave_repetition()
+                self.position.source = self.number_of(arg)
+                return
+        if self.events and self.events[-1] >= 0:
+            self.position.source = self.events[-1]
 
     def birth(self, tensor: torch.Tensor, name: str, node: Any) -> None:
         """A storage was seen, perhaps for the first time; its death is noticed by itself."""
@@ -145,7 +169,6 @@ class Ledger:
             return
         number = len(self.entries)
         entry = _Entry(self._size(nbytes), name, self.position, node)
-        entry.born = len(self.events)
         entry.dtype = _dtype_name(tensor.dtype)
         entry.stream = self.streams.of(node)
         self.entries.append(entry)
@@ -166,14 +189,14 @@ class Ledger:
         number, reference = self._live[key]
         old = self.entries[number]
         if before:
-            self._gone(old, number)
+            self.log(~number)
         old.resized = True
         self._empty.add(key)
         if not after:
             return
         self._empty.discard(key)
         entry = _Entry(self._size(after), old.op, self.position, None)
-        entry.born, entry.stream, entry.resized = len(self.events), self.streams.of(None), True
+        entry.stream, entry.resized = self.streams.of(None), True
         entry.component, entry.dtype = old.component, old.dtype
         self._live[key] = (len(self.entries), reference)
         self.log(len(self.entries))
@@ -184,11 +207,6 @@ class Ledger:
         found = self._live.get(storage_key(tensor))
         if found is not None and storage_key(tensor) not in self._empty:
             self.entries[found[0]].used_by = stream.stream_id
-
-    def _gone(self, entry: _Entry, number: int) -> None:
-        if entry.phase in BY_PARAMETER or self.position.phase in BY_PARAMETER:
-            self.position.tag = entry.tag
-        self.log(~number)
 
     def _death(self, key: int) -> None:
         number, _ = self._live.pop(key)
@@ -204,7 +222,7 @@ class Ledger:
             # node that was running then was saved by the recompute.
             if recomputed and id(node) != entry.node:
                 entry.component = Component.ACTIVATIONS
-        self._gone(entry, number)
+        self.log(~number)
 
     def play(self, allocations: Allocations, taken: list[int], name: str, node: Any) -> None:
         """Write down what a kernel takes; ``taken`` grows by the storages that still live."""
@@ -236,10 +254,10 @@ class Ledger:
             if owner is None or found is None:
                 continue
             entry = self.entries[found[0]]
-            if not entry.module and entry.phase is Phase.STEP:
+            if not entry.module and entry.phase in BY_PARAMETER:
                 entry.module = self.entries[owner[0]].module
-            if entry.tag == UNTAGGED and entry.phase is Phase.STEP:
-                entry.tag = self.event_tags[entry.born] = self.entries[owner[0]].tag
+            if entry.phase in BY_PARAMETER:
+                entry.source = owner[0]
 
     def label_made_by(self, op: str, component: Component) -> None:
         """Say what everything is for that this operator made and that is still alive."""
@@ -255,7 +273,8 @@ class Ledger:
             if found is not None and not self.entries[found[0]].module:
                 entry = self.entries[found[0]]
                 entry.module = path
-                entry.tag = self.event_tags[entry.born] = self.units.get(path, entry.tag)
+                entry.tag = self.units.get(path, entry.tag)
+                entry.source = None
 
     def label_living(self, phase: Phase, component: Component) -> None:
         """Say what everything is for that this phase made and that is still alive."""
@@ -269,6 +288,7 @@ class Ledger:
 
     def tagged_trace(self, flops: int) -> TaggedTrace:
         """Everything seen so far, beside the operations that were counted."""
+        event_tags = self._settled_tags()
         return TaggedTrace(
             storages=[
                 Storage(
@@ -288,9 +308,38 @@ class Ledger:
             storage_tags=[entry.tag for entry in self.entries],
             flops=flops,
             events=list(self.events),
-            event_tags=list(self.event_tags),
+            event_tags=event_tags,
             marks=list(self.marks),
         )
+
+    def _settled_tags(self) -> list[int]:
+        """Tags of all events; storages that follow another one take its tag.
+
+        Where parameters are gone through, deaths take theirs from what dies together. A list that
+        is dropped frees something of every repetition, and each death belongs to its own.
+        Otherwise it is the present repetition that frees: a loop's variable holds what the one
+        before has made until it is given something else.
+        """
+        for entry in self.entries:
+            if entry.source is not None:
+                entry.tag = self.entries[entry.source].tag
+        tags = [
+            self.entries[event].tag if event >= 0 else tag
+            for event, tag in zip(self.events, self.event_tags, strict=True)
+        ]
+        ends = [mark.index for mark in self.marks[1:]] + [len(self.events)]
+        for mark, end in zip(self.marks, ends, strict=True):
+            present, begin = UNTAGGED, mark.index
+            while mark.phase in BY_PARAMETER and begin < end:
+                if self.events[begin] >= 0:
+                    present, begin = tags[begin], begin + 1
+                    continue
+                after = next((i for i in range(begin, end) if self.events[i] >= 0), end)
+                own = [self.entries[~event].tag for event in self.events[begin:after]]
+                list_dropped = len({unit_of(tag) for tag in own if tag != UNTAGGED}) > MOST_HELD
+                tags[begin:after] = own if list_dropped else [present] * len(own)
+                begin = after
+        return tags
 
 
 _dtypes: dict[torch.dtype, str] = {}

@@ -19,8 +19,7 @@ from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
-from memcalc.trace.folding.tagged import UNTAGGED
-from memcalc.trace.ledger import BY_PARAMETER, Ledger
+from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators.convolution import PLANNED
 from memcalc.trace.operators.overrides import (
     BOOLEAN_INDEXED,
@@ -37,7 +36,9 @@ from memcalc.trace.scratch.readers import OUTPUT_ORDER, READERS
 from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private import (
+    NO_BACKWARD,
     TorchDispatchMode,
+    current_backward,
     current_node,
     next_node_number,
     node_number,
@@ -46,6 +47,7 @@ from memcalc.trace.torch_private import (
 from memcalc.trace.values import UnansweredError, Values
 
 _ADDS = {torch.ops.aten.add.Tensor}
+_ASKS_DEVICE = torch.ops.prim.device.default
 _SCALARS = {torch.ops.aten._local_scalar_dense.default}
 
 
@@ -91,7 +93,11 @@ class TraceRecorder(TorchDispatchMode):
         self._breadcrumbs = breadcrumbs
         self._values = Values()
         self._threads: set[tuple[str, int]] = set()
-        self._made_by: dict[int, str] = {}
+        self._made_by: dict[tuple[int, int], str] = {}
+        """The module that made a node, by the backward it was made in, and its number there."""
+        self._forward_of: dict[int, int] = {}
+        """The backward, if any, in which the nodes were made that a backward runs through."""
+        self._last_forward = NO_BACKWARD
         self._stack: list[str] = []
 
     @contextmanager
@@ -137,6 +143,8 @@ class TraceRecorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _ASKS_DEVICE:
+            return func(*args)
         if self.paused:
             return func(*args, **kwargs)
         if self.unpacks and not self.unpacks.isdisjoint(types):
@@ -160,8 +168,8 @@ class TraceRecorder(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         node = self._locate()
-        if self.position.phase in BY_PARAMETER:
-            self.position.tag = self.ledger.tag_of(args)
+        if self.ledger.by_parameter:
+            self.ledger.follow(args)
         if func in _ADDS and accumulates(node, args):
             return torch.ops.aten.add_.Tensor(*args)
         if func in IN_PLACE and writes_in_place(node, args):
@@ -223,12 +231,19 @@ class TraceRecorder(TorchDispatchMode):
     def _locate(self) -> Any:
         """Name the module at work; in backward the one whose forward made the node."""
         node = current_node()
-        if node is None:
+        task = current_backward()
+        if node is None or self._stack:
             number = next_node_number()
-            self.ledger.streams.made(number)
-            self._made_by[number - 1] = self.position.module
-        elif not self._stack:
-            self.ledger.at(self._made_by.get(node_number(node), ""))
+            if node is None:
+                self.ledger.streams.made(number)
+            # An operator that makes no node comes after the one that has this number.
+            self._made_by.setdefault((task, number - 1), self.position.module)
+            self._last_forward = task
+        else:
+            # Inside a backward another may run: through what was recomputed in the first.
+            last = self._last_forward if self._last_forward != task else NO_BACKWARD
+            made_in = self._forward_of.setdefault(task, last)
+            self.ledger.at(self._made_by.get((made_in, node_number(node)), ""))
         return node
 
     def _track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:
@@ -241,12 +256,12 @@ class TraceRecorder(TorchDispatchMode):
             sources = self._sources(args, len(items))
             for index, item in enumerate(items):
                 if sources is not None:
-                    self.position.tag = self.ledger.tag_of([sources[index]])
+                    self.ledger.follow([sources[index]])
                 self._track(item, name, node, ())
 
     def _sources(self, args: tuple[Any, ...], count: int) -> Any:
         """The list of tensors that a foreach operator maps to its list of outputs, if it does."""
-        if self.position.phase not in BY_PARAMETER or not args:
+        if not self.ledger.by_parameter or not args:
             return None
         first = args[0]
         return first if isinstance(first, list | tuple) and len(first) == count else None
@@ -259,12 +274,14 @@ class TraceRecorder(TorchDispatchMode):
         before, after = self._kernel_memory.transient(call)
         taken: list[int] = []
         # What serves a whole list of tensors belongs to no repetition of a layer.
-        tag = UNTAGGED if args and isinstance(args[0], list | tuple) else self.position.tag
-        self.position.tag = tag
+        listed = bool(args) and isinstance(args[0], list | tuple)
+        if listed:
+            self.ledger.leave_repetition()
         try:
             self.ledger.play(before, taken, name, node)
-            self._track(out, name, node, args if tag == UNTAGGED else ())
-            self.position.tag = tag
+            self._track(out, name, node, args if listed else ())
+            if listed:
+                self.ledger.leave_repetition()
             self.ledger.play(after, taken, name, node)
         finally:
             for number in taken:

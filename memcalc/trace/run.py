@@ -186,6 +186,7 @@ def _units(model: torch.nn.Module, stacks: Sequence[Stack], repeats: int) -> dic
 def _train(program: Program, named: Named, recorder: TraceRecorder) -> None:
     model = program.model.train()
     with recorder.follow(named):
+        recorder.ledger.go_by_parameter()
         optimizer = optimizer_for(program, model, recorder.ledger)
         job = _job(program, optimizer, recorder)
         labels = _Labels(recorder.ledger, model, optimizer)

@@ -64,6 +64,10 @@ _foreach_types: list[type] = _ask("torch.optim.optimizer:_foreach_supported_type
 
 current_node: Callable[[], Any] = _ask("torch._C:_current_autograd_node")
 """The node of autograd's graph that backward is at, or ``None``."""
+current_backward: Callable[[], int] = _ask("torch._C:_current_graph_task_id")
+"""A number for each call of backward, the present one's."""
+NO_BACKWARD = -1
+"""What ``current_backward`` says outside of all."""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 """A context in which no dispatch mode sees what runs."""
 without_dispatch: Callable[[], AbstractContextManager[Any]] = _ask("torch._C:_DisableTorchDispatch")

@@ -12,7 +12,15 @@ CASES = [
     ("gpt2", {"optim": "memcalc.adamw8bit", "seq": 16, "batch": 1, "max_grad_norm": 1.0}, True),
     ("bert-base-cased", {"optim": "adam8bit", "seq": 16, "precision": "amp-bf16"}, True),
     ("Qwen/Qwen2.5-0.5B", {"optim": "adamw_torch_fused", "seq": 16, "precision": "bf16"}, True),
-    ("bert-base-cased", {"optim": "sgd", "seq": 16, "checkpointing": True}, None),
+    ("bert-base-cased", {"optim": "adamw", "seq": 16, "checkpointing": True}, True),
+    ("Qwen/Qwen2.5-0.5B", {"optim": "adafactor", "seq": 16, "checkpointing": True}, True),
+    ("bert-base-cased", {"optim": "adafactor", "seq": 16, "loop": "trainer"}, True),
+    ("Qwen/Qwen2.5-0.5B", {"optim": "transformers.adafactor", "seq": 16}, True),
+    ("bert-base-cased", {"optim": "adagrad", "seq": 16}, True),
+    ("gpt2", {"optim": "rprop", "seq": 16}, True),
+    ("bert-base-cased", {"optim": "adamw", "seq": 16, "resume": True}, True),
+    # Its lists of single numbers tell of no parameter.
+    ("gpt2", {"optim": "asgd", "seq": 16}, None),
 ]
 LARGE = ("google/gemma-3-1b-pt", {"optim": "sgd", "seq": 16, "grad_accum": 2}, None)
 DEPTH = {"gpt2": "n_layer"}
