@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1000
+"""Signs of a sentence; what a file holds is quoted in it, and may be of any length."""
+
 
 class MemcalcError(Exception):
     """Base of all errors a user may see: one sentence that says what to type instead."""
@@ -74,7 +77,8 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
 def sentence(error: BaseException) -> str:
     """What a user is told of an error, also of one that nobody expected."""
     if isinstance(error, MemcalcError):
-        return str(error)
+        said = str(error)
+        return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
     if isinstance(error, OSError) and error.strerror:
         what = f"use {error.filename}" if error.filename is not None else "write the answer"
         return f"Cannot {what}: {error.strerror}."

@@ -11,12 +11,12 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from memcalc import foreign
-from memcalc.budgets.metrics import METRICS, figures, parameters
+from memcalc.budgets.metrics import figures, parameters
 from memcalc.budgets.read import rebase
 from memcalc.budgets.records import Baseline, BudgetedRun, Evidence, Known
 from memcalc.errors import UsageError
@@ -29,38 +29,31 @@ SCHEMA = 1
 _PACKAGES = ("torch", "transformers", "bitsandbytes", "peft", "torchao")
 
 
+class _File(msgspec.Struct, frozen=True):
+    """What is looked at of a file."""
+
+    versions: dict[str, str]
+    runs: dict[str, Known]
+
+    def __post_init__(self) -> None:
+        if not all(run.figures for run in self.runs.values()):
+            raise ValueError("a run has no figures")
+
+
 def read(path: Path) -> Baseline | None:
     """Read a baseline; ``None`` where there is no such file.
 
     Raises:
         UsageError: the file is there, but it is not a baseline that can be read.
     """
-    if not path.exists():
+    if not os.path.exists(path):
         return None
     data = artifact.read(path)
     if data.get("kind") != "baseline" or data["schema"] != SCHEMA:
         hint = "memcalc check --update-baseline writes one."
         raise UsageError(f"{path} is not a baseline: {hint}")
-    try:
-        runs = {name: _known(run) for name, run in data["runs"].items()}
-        versions = {str(name): str(known) for name, known in data["versions"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        hint = "write it anew with memcalc check --update-baseline."
-        raise UsageError(f"{path} is damaged: {hint}") from None
-    return Baseline(path=str(path), versions=versions, runs=runs)
-
-
-def _known(data: Mapping[str, Any]) -> Known:
-    found = {metric: data["figures"][metric] for metric in METRICS if metric in data["figures"]}
-    sizes = [*found.values(), data["parameters"]]
-    if not found or any(type(size) is not int or size < 0 for size in sizes):
-        raise ValueError("figures are whole bytes")
-    return Known(
-        plan=dict(data["plan"]),
-        source=str(data["source"]),
-        figures=found,
-        parameters=data["parameters"],
-    )
+    kept = artifact.part(_File, data, path, "baseline")
+    return Baseline(path=str(path), versions=kept.versions, runs=kept.runs)
 
 
 def make(

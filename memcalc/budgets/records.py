@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -17,6 +17,9 @@ from memcalc.records.prediction import Prediction
 
 if TYPE_CHECKING:
     from memcalc.records.measurement import Measurement
+
+
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Rule(StrEnum):
@@ -131,8 +134,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     plan: dict[str, object]
     source: str
     """``trace``, ``analytic``, or the device that was measured."""
-    figures: dict[str, int]
-    parameters: int
+    figures: dict[str, Bytes]
+    parameters: Bytes
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from memcalc.budgets.records import Where
 from memcalc.budgets.toml_lines import line_of, locate
 from memcalc.errors import UsageError
+from memcalc.files import plain
 
 Key = tuple[str, ...]
 SECTION = ("tool", "memcalc")
@@ -67,14 +67,16 @@ def load(path: Path) -> Source:
         UsageError: it cannot be read, is not TOML, or is a pyproject.toml without our section.
     """
     shown = shown_path(path)
-    text = _text(path, shown)
+    data = plain.content(Path(shown), _LARGEST)
     try:
-        data = tomllib.loads(text)
-        lines = locate(text)
-    except (ValueError, RecursionError) as error:
-        reason = str(error)[:200] or type(error).__name__
-        raise UsageError(f"{shown}:{_line_in(reason)}: this is not valid TOML: {reason}.") from None
-    whole = Source(path=shown, data=data, lines=lines)
+        text = data.decode("utf-8-sig")
+        values, lines = plain.toml_of(text), locate(text)
+    except UnicodeDecodeError:
+        raise UsageError(f"{shown}:1: this is not UTF-8, which TOML is.") from None
+    except ValueError as error:
+        why = str(error)
+        raise UsageError(f"{shown}:{_line_in(why)}: this is not valid TOML: {why}.") from None
+    whole = Source(path=shown, data=values, lines=lines)
     if path.name != "pyproject.toml":
         return whole
     ours = whole.table(SECTION)
@@ -91,12 +93,12 @@ def discover(start: Path) -> Path:
         UsageError: there is none.
     """
     for folder in (start, *start.parents):
-        if (folder / "memcalc.toml").is_file():
+        if os.path.isfile(folder / "memcalc.toml"):
             return folder / "memcalc.toml"
         project = folder / "pyproject.toml"
-        if project.is_file() and has_section(project):
+        if os.path.isfile(project) and has_section(project):
             return project
-        if (folder / ".git").exists():
+        if os.path.exists(folder / ".git"):
             break
     raise UsageError(
         "There is no memcalc.toml here, nor a [tool.memcalc] in pyproject.toml: "
@@ -106,30 +108,26 @@ def discover(start: Path) -> Path:
 
 def shown_path(path: Path) -> str:
     """Relative to the current folder where it is below it, in the form of the web."""
-    full, here = path.absolute(), Path.cwd()
-    shown = full.relative_to(here) if full.is_relative_to(here) else path
+    try:
+        shown = path.absolute().relative_to(Path.cwd())
+    except (OSError, ValueError):
+        # Elsewhere, or the folder this runs in is gone.
+        shown = path
     return shown.as_posix()
 
 
 def has_section(path: Path) -> bool:
     """Does this pyproject.toml hold budgets, as far as can be told?"""
     try:
-        tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
-    except (OSError, ValueError, RecursionError):
-        # Only what says it is ours can stop a check; a broken pyproject.toml will be named below.
-        return b"tool.memcalc" in path.read_bytes() if os.access(path, os.R_OK) else False
-    return isinstance(tool, dict) and "memcalc" in tool
-
-
-def _text(path: Path, shown: str) -> str:
+        data = plain.content(path, _LARGEST)
+    except UsageError:
+        return False
     try:
-        if path.stat().st_size > _LARGEST:
-            raise UsageError(f"{shown} is larger than 4 MiB: that is no budget file.")
-        return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"Cannot read {shown}: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{shown}:1: this is not UTF-8, which TOML is.") from None
+        tool = plain.toml_of(data.decode("utf-8-sig")).get("tool", {})
+    except ValueError:
+        # Only what says it is ours can stop a check; a broken pyproject.toml will be named then.
+        return b"tool.memcalc" in data
+    return isinstance(tool, dict) and "memcalc" in tool
 
 
 def _line_in(reason: str) -> int:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-import json
 from typing import Any
 
-from memcalc.files.shipped import configs
+from memcalc.files import shipped
+from memcalc.files.artifact import decode
 
 
 @functools.cache
 def table() -> dict[str, Any]:
     """``{model_type: {"config": class name, "heads": {task: class name}}}``."""
-    data = json.loads((configs() / "architectures.json").read_text(encoding="utf-8"))
-    types: dict[str, Any] = data["types"]
-    return types
+    return shipped.read("architectures.json", _types)
+
+
+def _types(data: dict[str, Any]) -> dict[str, Any]:
+    return decode(dict[str, Any], data["types"])
 
 
 def heads(model_type: str) -> dict[str, str]:

@@ -7,16 +7,14 @@ Published readings are figures as their authors printed them; measured ones are 
 from __future__ import annotations
 
 import functools
-import json
-import tomllib
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
 import msgspec
 
-from memcalc.files import artifact
-from memcalc.files.shipped import configs
+from memcalc.files import shipped
+from memcalc.files.artifact import decode
 from memcalc.units import printed_bytes
 
 MEASURED = "contexts_measured.json"
@@ -64,11 +62,13 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def table() -> tuple[Reading, ...]:
     """All readings: published, then measured ones."""
-    data = tomllib.loads((configs() / "contexts.toml").read_text(encoding="utf-8"))
-    published = tuple(_reading(entry) for entry in data["reading"])
-    path = configs() / MEASURED
-    measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return (*published, *(artifact.decode(Reading, entry) for entry in measured))
+    published = shipped.read(
+        "contexts.toml",
+        lambda data: decode(tuple[Reading, ...], [_reading(entry) for entry in data["reading"]]),
+    )
+    if not (shipped.configs() / MEASURED).exists():
+        return published
+    return *published, *shipped.read(MEASURED, lambda data: decode(tuple[Reading, ...], data))
 
 
 def outside(used: str, reserved: Iterable[str]) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def outside(used: str, reserved: Iterable[str]) -> tuple[int, int]:
     return low, high
 
 
-def _reading(entry: dict[str, Any]) -> Reading:
+def _reading(entry: dict[str, Any]) -> dict[str, Any]:
     low, high = outside(entry["used"], entry.get("reserved", ()))
     rest = {key: value for key, value in entry.items() if key not in {"used", "reserved", "stage"}}
-    return Reading(stage=Stage(entry["stage"]), low=low, high=high, **rest)
+    return {**rest, "stage": entry["stage"], "low": low, "high": high}

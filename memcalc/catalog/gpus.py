@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
 from collections import defaultdict
 from typing import Any
 
 import msgspec
 
 from memcalc.errors import UsageError, unknown
-from memcalc.files.shipped import configs
+from memcalc.files import shipped
+from memcalc.files.artifact import decode
 from memcalc.units import GIB, MIB
 
 _SIZE = re.compile(r"(?<!\d)(\d{1,3}) ?gi?b\b")
@@ -49,9 +49,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 @functools.cache
 def table() -> tuple[Gpu, ...]:
     """All GPUs, in the order of the file."""
-    data = tomllib.loads((configs() / "gpus.toml").read_text(encoding="utf-8"))
-    entries = {entry["name"]: entry for entry in data["gpu"]}
-    return tuple(_gpu(entry, entries) for entry in data["gpu"])
+    return shipped.read("gpus.toml", _gpus)
 
 
 @functools.cache
@@ -134,7 +132,12 @@ def _parts(name: str) -> tuple[str, int | None]:
     return _EMPTY.sub("", text), int(size[1]) if size is not None else None
 
 
-def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> Gpu:
+def _gpus(data: dict[str, Any]) -> tuple[Gpu, ...]:
+    entries = {entry["name"]: entry for entry in data["gpu"]}
+    return decode(tuple[Gpu, ...], [_gpu(entry, entries) for entry in data["gpu"]])
+
+
+def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str, Any]:
     major, minor = str(entry["capability"]).split(".")
     nvml = entry["nvml_mib"] * MIB if "nvml_mib" in entry else None
     source = entry["source"]
@@ -145,14 +148,14 @@ def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> Gpu:
         kept = like["nvml_mib"] * MIB - int(like["memory_gib"] * GIB)
         memory = entry["nvml_mib"] * MIB - kept
         source = f"{source}; less what the driver keeps of the memory of the {like['name']}"
-    return Gpu(
-        name=entry["name"],
-        memory=memory,
-        nvml_memory=nvml,
-        sold_as=entry["sold_as"],
-        capability=(int(major), int(minor)),
-        multiprocessors=entry["multiprocessors"],
-        bandwidth=int(entry["bandwidth_gbs"] * 1e9),
-        aliases=tuple(entry.get("aliases", ())),
-        source=source,
-    )
+    return {
+        "name": entry["name"],
+        "memory": memory,
+        "nvml_memory": nvml,
+        "sold_as": entry["sold_as"],
+        "capability": (int(major), int(minor)),
+        "multiprocessors": entry["multiprocessors"],
+        "bandwidth": int(entry["bandwidth_gbs"] * 1e9),
+        "aliases": tuple(entry.get("aliases", ())),
+        "source": source,
+    }

@@ -6,12 +6,11 @@ One JSON file a model: tensors as ``[name, shape, dtype, trainable, module, buff
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from memcalc.catalog.models import ModelSource
-from memcalc.files.shipped import configs
+from memcalc.files import shipped
 from memcalc.records.model import Inventory, Parameter
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -21,15 +20,17 @@ def load(source: ModelSource, task: str) -> Inventory | None:
     """The inventory of a bundled model with its default head; ``None``: not shipped."""
     if source.origin != "bundled":
         return None
-    path = configs() / "inventories" / f"{source.name.replace('/', '--')}.json"
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    name = f"inventories/{source.name.replace('/', '--')}.json"
+    if not (shipped.configs() / name).exists():
         return None
+    return shipped.read(name, lambda data: _inventory(data, source.name, task))
+
+
+def _inventory(data: dict[str, Any], model: str, task: str) -> Inventory | None:
     if data["task"] != task:
         return None
     return Inventory(
-        model=source.name, task=data["task"], head=data["head"], tensors=tuple(_expand(data))
+        model=model, task=data["task"], head=data["head"], tensors=tuple(_expand(data))
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from memcalc.catalog import hub
 from memcalc.catalog.validate import validate
 from memcalc.errors import UsageError, unknown
+from memcalc.files import plain
 from memcalc.files.shipped import configs
 
 _LARGEST_CONFIG = 10 << 20
@@ -66,8 +66,8 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     file = None if _looks_local(name) else _bundled_file(name)
     if file is not None:
         return ModelSource(name=_name_of(file), origin="bundled", config=_read(file))
-    path = Path(name).expanduser()
-    if _looks_local(name) or path.exists():
+    path = Path(os.path.expanduser(name))
+    if _looks_local(name) or os.path.exists(path):
         return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
     base = _base_of(name)
     if base is not None:
@@ -91,7 +91,7 @@ def _by_name() -> dict[str, Path]:
 def notes(name: str) -> tuple[str, ...]:
     """What an answer about this model has to say: that it goes by the config of its base."""
     base = _base_of(name)
-    if base is None or canonical(name) != name or Path(name).expanduser().exists():
+    if base is None or canonical(name) != name or os.path.exists(os.path.expanduser(name)):
         return ()
     return (f"the config is that of {_name_of(base)}, which {name} was tuned from",)
 
@@ -130,21 +130,11 @@ def _bundled_file(name: str) -> Path | None:
 
 
 def _config_file(path: Path) -> Path:
-    return path / "config.json" if path.is_dir() else path
+    return path / "config.json" if os.path.isdir(path) else path
 
 
 def _read(path: Path) -> Any:
-    try:
-        size = os.stat(path).st_size
-        if size > _LARGEST_CONFIG:
-            raise UsageError(f"{path} is {size:,} bytes long; a config.json is not that large.")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"Cannot read {path}: {error.strerror}. Give a folder with a config.json."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {str(error)[:80]}.") from None
+    return plain.json(path, hint="give a folder with a config.json", most=_LARGEST_CONFIG)
 
 
 def _checked(name: str, origin: str, config: Any, trust: bool) -> ModelSource:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from memcalc.errors import SettingError, UsageError, unknown
@@ -50,18 +48,3 @@ def _several(checked: dict[str, Any]) -> dict[str, Any]:
             "devices", f"devices = {checked['devices']} and gpu = {checked['gpu']!r} differ."
         )
     return {**checked, "devices": FIELDS["devices"].check(count), "gpu": name}
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a TOML plan file.
-
-    Raises:
-        UsageError: the file cannot be read or is not TOML.
-    """
-    try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not valid TOML: {str(error)[:200]}.") from None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memcalc.catalog.plan import make, read
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
+from memcalc.files import plain
 from memcalc.records.plan import Plan
 
 
@@ -18,13 +19,15 @@ def load(path: Path) -> list[Plan]:
     Raises:
         UsageError: the file cannot be read, holds no runs, or a run is not understood.
     """
-    data = read(path)
+    data = plain.toml(path)
     defaults, runs = data.get("defaults", {}), data.get("run", [])
     if not isinstance(runs, list) or not runs or not isinstance(defaults, dict):
         raise UsageError(f"{path} lists no runs: write [[run]] with a model for each.")
     plans: list[Plan] = []
     for number, run in enumerate(runs, start=1):
         try:
+            if not isinstance(run, dict):
+                raise UsageError("it is no table: write [[run]] and its keys below.")
             plans += _spread({**defaults, **run})
         except UsageError as error:
             raise UsageError(f"{path}, run {number}: {error}") from None

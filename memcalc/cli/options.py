@@ -10,6 +10,7 @@ import click
 
 from memcalc.catalog import plan as plans
 from memcalc.cli.command import FILE, Argument, Command, verb
+from memcalc.files import plain
 from memcalc.records.fields import FIELDS, Field
 from memcalc.records.plan import Plan
 
@@ -41,7 +42,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
         UsageError: the file cannot be read, or a text is not understood.
     """
     path = given.pop("plan_file")
-    written: dict[str, Any] = plans.read(path) if path is not None else {}
+    written: dict[str, Any] = plain.toml(path) if path is not None else {}
     typed = {
         name: FIELDS[name].read(told) for name, told in given.items() if told not in (None, ())
     }

@@ -73,6 +73,13 @@ def read(
     conf = _conf(snapshot)
     tried = dict.fromkeys((conf, *(confs or _others(conf))))
     replayed, parted = _follow(snapshot, conf, device)
+    try:
+        what_ifs = tuple(
+            _answer(one, what_if(snapshot, parse_alloc_conf(one), device_bytes, device=device))
+            for one in tried
+        )
+    except ValueError as error:
+        raise UsageError(f"{path} holds a history that cannot have happened: {error}.") from None
     return Recorded(
         conf=conf,
         held=breakdown(snapshot, device=device),
@@ -80,10 +87,7 @@ def read(
         older=history(snapshot, device=device).older,
         replayed=replayed,
         not_replayed=parted,
-        what_ifs=tuple(
-            _answer(one, what_if(snapshot, parse_alloc_conf(one), device_bytes, device=device))
-            for one in tried
-        ),
+        what_ifs=what_ifs,
     )
 
 

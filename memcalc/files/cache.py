@@ -7,6 +7,7 @@ time. What has not been asked for the longest goes when all together exceed ``$M
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -22,6 +23,7 @@ import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.files.artifact import SCHEMA, encode, write_bytes
+from memcalc.files.plain import reason
 from memcalc.files.shipped import configs
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
@@ -36,6 +38,7 @@ _OURS = re.compile(r"(?P<name>[0-9a-f]{32}(-\d+)?)\.(json|trace)|\.memcalc-[0-9a
 to delete in a folder that somebody has named."""
 _PUT_BY = 3600.0
 """Seconds after which a half-written file has nobody any more who writes it."""
+_SEAL = hashlib.sha256().digest_size
 T = TypeVar("T")
 
 
@@ -44,7 +47,9 @@ def folder() -> Path:
     chosen = os.environ.get("MEMCALC_CACHE")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if base.startswith("~"):
+        raise FileNotFoundError(errno.ENOENT, "there is no home folder: set MEMCALC_CACHE")
     return Path(base) / "memcalc"
 
 
@@ -84,37 +89,19 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
 
 def load(name: str, kind: type[T]) -> T | None:
     """The record kept under this name; ``None`` where there is none or it is damaged."""
-    path = folder() / f"{name}.json"
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, RecursionError) as error:
-        warnings.warn(f"ignoring the cached answer {path}: {error}", stacklevel=2)
-        return None
-    _touch(path)
-    return found
+    return _kept(f"{name}.json", lambda data: msgspec.json.decode(_unsealed(data), type=kind))
 
 
 def store(name: str, record: msgspec.Struct) -> None:
     """Keep a record; a cache that cannot be written is a warning, not an error."""
-    _put(f"{name}.json", lambda: msgspec.json.encode(record))
+    _put(f"{name}.json", lambda: _sealed(msgspec.json.encode(record)))
 
 
 def load_trace(name: str) -> Trace | None:
     """The trace kept under this name; ``None`` where there is none or it is damaged."""
-    from memcalc.files.trace_file import DamagedTraceError, read
+    from memcalc.files.trace_file import unpack
 
-    path = folder() / f"{name}.trace"
-    try:
-        found = read(path)
-    except FileNotFoundError:
-        return None
-    except (OSError, DamagedTraceError) as error:
-        warnings.warn(f"ignoring the cached trace {path}: {error}", stacklevel=2)
-        return None
-    _touch(path)
-    return found
+    return _kept(f"{name}.trace", unpack)
 
 
 def store_trace(name: str, trace: Trace) -> None:
@@ -122,6 +109,32 @@ def store_trace(name: str, trace: Trace) -> None:
     from memcalc.files.trace_file import pack
 
     _put(f"{name}.trace", lambda: pack(trace))
+
+
+def _kept(file: str, unpacked: Callable[[bytes], T]) -> T | None:
+    """What is in a file of ours; whatever is wrong with it, it is as if it were not there."""
+    try:
+        path = folder() / file
+        found = unpacked(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        warnings.warn(f"ignoring the cached answer {path}: {reason(error)}", stacklevel=3)
+        return None
+    _touch(path)
+    return found
+
+
+def _sealed(data: bytes) -> bytes:
+    """With a digest, so that no changed byte becomes a figure."""
+    return data + hashlib.sha256(data).digest()
+
+
+def _unsealed(data: bytes) -> bytes:
+    body = data[:-_SEAL]
+    if _sealed(body) != data:
+        raise ValueError("it is damaged")
+    return body
 
 
 def _put(file: str, packed: Callable[[], bytes]) -> None:
@@ -133,7 +146,7 @@ def _put(file: str, packed: Callable[[], bytes]) -> None:
             write_bytes(folder() / file, data)
             _evict(limit)
     except (OSError, UsageError, ValueError) as error:
-        warnings.warn(f"the answer is not cached: {error}", stacklevel=3)
+        warnings.warn(f"the answer is not cached: {reason(error)}", stacklevel=3)
 
 
 def _touch(path: Path) -> None:

@@ -43,7 +43,7 @@ def content(path: Path, most: int = MOST) -> bytes:
     except (OSError, ValueError, MemoryError) as error:
         raise UsageError(f"Cannot read {path}: {reason(error)}.") from None
     if len(data) > most:
-        raise UsageError(f"{path} is larger than {most >> 20} MiB: that cannot be meant.")
+        raise UsageError(f"{path} is larger than {most >> 20} MiB: such a file is not that large.")
     return bytes(data)
 
 
@@ -81,11 +81,23 @@ def toml(path: Path, most: int = MOST) -> dict[str, Any]:
         UsageError: it cannot be read, or is no TOML.
     """
     try:
-        value = tomllib.loads(content(path, most).decode("utf-8-sig"))
-        _check_numbers(value)
-        return value
-    except (ValueError, RecursionError) as error:
+        return toml_of(content(path, most).decode("utf-8-sig"))
+    except ValueError as error:
         raise UsageError(f"{path} is not valid TOML: {reason(error)}.") from None
+
+
+def toml_of(text: str) -> dict[str, Any]:
+    """TOML as plain values.
+
+    Raises:
+        ValueError: it is no TOML with numbers that a machine has.
+    """
+    try:
+        value = tomllib.loads(text)
+        _check_numbers(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(reason(error)) from None
+    return value
 
 
 def yaml(text: str) -> Any:

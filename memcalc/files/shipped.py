@@ -1,9 +1,15 @@
-"""Where the shipped configs are: inside the installed package, or beside it in a checkout."""
+"""Where the shipped configs are, inside the installed package or beside it in a checkout."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
+from memcalc.errors import UsageError
+from memcalc.files import plain
+
+T = TypeVar("T")
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -11,3 +17,22 @@ def configs() -> Path:
     """The folder ``configs``."""
     installed = _PACKAGE / "configs"
     return installed if installed.is_dir() else _PACKAGE.parent / "configs"
+
+
+def read(name: str, made: Callable[[Any], T]) -> T:
+    """What is made of the values in one of the files.
+
+    Args:
+        name: of a TOML or JSON file below ``configs``.
+        made: makes it; whatever it trips over is the file's fault.
+
+    Raises:
+        UsageError: the file is missing or damaged.
+    """
+    path = configs() / name
+    hint = "install memcalc again"
+    try:
+        return made(plain.toml(path) if path.suffix == ".toml" else plain.json(path, hint=hint))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        why = f"{type(error).__name__}: {plain.reason(error)}"
+        raise UsageError(f"{path} is damaged ({why}): {hint}.") from None

@@ -23,10 +23,14 @@ from memcalc.records.trace import Component, Phase, Storage, Trace
 
 MAGIC = b"memcalc trace 3\n"
 _LENGTH = struct.Struct("<Q")
+_Kind = tuple[Component, Phase, str, str, str, str, int, int | None]
+_LARGEST = 1 << 61
+_MOST = 4 << 30
+"""Bytes of a column; traces of the largest models have some millions of events of eight."""
 _COLUMNS = ("bytes", "kind", "step", "events")
 
 
-class DamagedTraceError(Exception):
+class DamagedTraceError(ValueError):
     """The file does not hold a whole trace."""
 
 
@@ -65,19 +69,6 @@ def pack(trace: Trace) -> bytes:
     return raw.getvalue()
 
 
-def read(path: Path) -> Trace:
-    """Read what ``write`` wrote.
-
-    Raises:
-        DamagedTraceError: not such a file, or cut short.
-        OSError: the file cannot be read.
-    """
-    try:
-        return unpack(path.read_bytes())
-    except DamagedTraceError as error:
-        raise DamagedTraceError(f"{path}: {error}") from None
-
-
 def unpack(data: bytes) -> Trace:
     """Read what ``pack`` made.
 
@@ -87,8 +78,10 @@ def unpack(data: bytes) -> Trace:
     try:
         with gzip.open(io.BytesIO(data), "rb") as file:
             return _read(file)  # type: ignore[arg-type]
-    except (EOFError, OSError, zlib.error, ValueError, KeyError, TypeError) as error:
+    except (EOFError, OSError, zlib.error, ValueError, LookupError, TypeError) as error:
         raise DamagedTraceError(str(error)) from None
+    except (MemoryError, OverflowError, RecursionError):
+        raise DamagedTraceError("it is larger than a trace can be") from None
 
 
 def _read(file: BinaryIO) -> Trace:
@@ -104,10 +97,9 @@ def _read(file: BinaryIO) -> Trace:
         columns[name] = column
     if file.read(1):
         raise ValueError("more than a trace")
-    kinds = [
-        (Component(component), Phase(phase), *rest) for component, phase, *rest in header["kinds"]
-    ]
-    bare: Trace = decode(Trace, header["trace"])
+    kinds = decode(list[_Kind], header["kinds"])
+    bare = decode(Trace, header["trace"])
+    _check(columns, len(kinds))
     return replace(
         bare,
         storages=tuple(
@@ -120,7 +112,15 @@ def _read(file: BinaryIO) -> Trace:
     )
 
 
-def _storage(size: int, kind: tuple[Any, ...], step: int) -> Storage:
+def _check(columns: dict[str, array[int]], kinds: int) -> None:
+    """Every number names something that is there; sizes are sizes."""
+    count = len(columns["bytes"])
+    for name, least, end in (("bytes", 0, _LARGEST), ("kind", 0, kinds), ("events", -count, count)):
+        if columns[name] and not least <= min(columns[name]) <= max(columns[name]) < end:
+            raise ValueError(f"{name} are out of range")
+
+
+def _storage(size: int, kind: _Kind, step: int) -> Storage:
     component, phase, module, op, dtype, until, stream, used_by = kind
     return Storage(
         bytes=size,
@@ -142,6 +142,8 @@ def _length(file: BinaryIO) -> int:
 
 
 def _take(file: BinaryIO, count: int) -> bytes:
+    if count > _MOST:
+        raise OverflowError
     data = file.read(count)
     if len(data) != count:
         raise ValueError("the file is cut short")

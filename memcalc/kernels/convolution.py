@@ -16,7 +16,7 @@ import json
 from enum import IntEnum
 from typing import Any
 
-from memcalc.files.shipped import configs
+from memcalc.files import shipped
 from memcalc.kernels.target import Target
 
 UNKNOWN = "the workspaces of cuDNN convolutions of sizes that were not recorded"
@@ -63,12 +63,14 @@ def text(problem: Any) -> str:
 @functools.cache
 def _recorded() -> dict[tuple[tuple[int, int], tuple[int, int]], Any]:
     """Problems by PyTorch's version and compute capability, then by batch."""
-    data = json.loads((configs() / "convolutions.json").read_text(encoding="utf-8"))
-    return {
-        (_pair(version), _pair(entry["capability"])): entry["problems"]
-        for entry in data["recorded"]
-        for version in entry["torch"]
-    }
+    return shipped.read(
+        "convolutions.json",
+        lambda data: {
+            (_pair(version), _pair(entry["capability"])): entry["problems"]
+            for entry in data["recorded"]
+            for version in entry["torch"]
+        },
+    )
 
 
 def _pair(version: str) -> tuple[int, int]:

@@ -95,6 +95,10 @@ class StateTensor(msgspec.Struct, frozen=True, kw_only=True):
     numel: int
     place: Place = Place.DEVICE
 
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"{self.dtype!r} is no dtype that is known")
+
     @property
     def bytes(self) -> int:
         """Unrounded bytes of the storage."""

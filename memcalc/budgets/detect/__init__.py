@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from memcalc.budgets.detect import accelerate, axolotl, script, trainer
 from memcalc.budgets.detect.records import Detected
 from memcalc.errors import SettingError, UsageError
+from memcalc.files import plain
 from memcalc.records.fields import FIELDS
 
 __all__ = ["Detected", "read", "search"]
@@ -37,7 +38,7 @@ def read(path: Path) -> Detected:
     Raises:
         UsageError: it cannot be read, or it is none that is known.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UsageError(f"There is no file {path}.")
     found = _read(path)
     if found is None:
@@ -59,35 +60,19 @@ def merge(main: Detected, more: Detected) -> Detected:
 
 
 def _read(path: Path) -> Detected | None:
-    try:
-        if path.stat().st_size > _LARGEST:
-            return None
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+    # A pipe in the folder would be waited for.
+    if not os.path.isfile(path):
         return None
-    if path.suffix == ".py":
-        found = script.read(text, path.name)
-    else:
-        data = _mapping(text, path.suffix)
-        found = _from_mapping(data, path.name) if data is not None else None
-    return _only_plain(found) if found is not None else None
-
-
-def _mapping(text: str, suffix: str) -> Mapping[str, Any] | None:
     try:
-        if suffix == ".json":
-            data = json.loads(text)
+        data = plain.content(path, _LARGEST)
+        if path.suffix == ".py":
+            found = script.read(data.decode("utf-8-sig"), path.name)
         else:
-            import yaml
-
-            data = yaml.safe_load(text)
-    except (ValueError, RecursionError):
+            values = plain.loads(data) if path.suffix == ".json" else plain.yaml(data.decode())
+            found = _from_mapping(values, path.name) if isinstance(values, dict) else None
+    except (UsageError, ValueError):
         return None
-    except Exception as error:  # yaml.YAMLError, known only where yaml is
-        if type(error).__module__.partition(".")[0] != "yaml":
-            raise
-        return None
-    return data if isinstance(data, dict) else None
+    return _only_plain(found) if found is not None else None
 
 
 def _from_mapping(data: Mapping[str, Any], file: str) -> Detected | None:
