@@ -177,7 +177,7 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "cudnn_forward": _cudnn_forward,
     "cudnn_backward": _cudnn_backward,
     "convolution": _convolution,
-    "batch_norm": lambda target: Scratch(),
+    "batch_norm": lambda target, own: Scratch(after=() if target.cudnn else own),
     "embedding_backward": _embedding_backward,
     "group_norm": _group_norm,
     "index_put": _index_put,

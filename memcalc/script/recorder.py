@@ -17,9 +17,10 @@ from memcalc.script import place, transfers
 from memcalc.script.cuda import ordinal
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
+from memcalc.trace.operators import attention
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
-from memcalc.trace.torch_private import without_dispatch
+from memcalc.trace.torch_private import has_kernel, without_dispatch
 from memcalc.trace.values import UnansweredError
 
 _aten = torch.ops.aten
@@ -70,6 +71,11 @@ class ScriptRecorder(TraceRecorder):
             if kernel is not None:
                 with self:
                     return kernel(*args, **kwargs)
+        elif torch.is_inference_mode_enabled() and _is_composed(func):
+            # Without autograd's keys, operators come here before they are taken apart.
+            whole = attention.run if func is _aten.scaled_dot_product_attention.default else None
+            with self:
+                return (whole or func.decompose)(*args, **kwargs)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None} if self._on_device(args, kwargs) else kwargs
         if kwargs.get("device") is not None:
@@ -181,6 +187,22 @@ class ScriptRecorder(TraceRecorder):
                 for item in (made if isinstance(made, tuple | list) else (made,))
             ]
         return outs[0] if isinstance(made, torch.Tensor) else type(made)(outs)
+
+
+_composed: dict[Any, bool] = {}
+
+
+def _is_composed(func: Any) -> bool:
+    """CUDA runs this operator by others."""
+    known = _composed.get(func)
+    if known is None:
+        known = (
+            func.namespace == "aten"
+            and func._can_decompose()
+            and not has_kernel(func.name(), "CUDA")
+        )
+        _composed[func] = known
+    return known
 
 
 def is_fake(values: Any) -> bool:

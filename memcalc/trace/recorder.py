@@ -30,6 +30,7 @@ from memcalc.trace.operators.overrides import (
     WITHOUT_CUDNN,
     has_mask,
 )
+from memcalc.trace.operators.patches import adds_bias
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import OUTPUT_ORDER, READERS
@@ -162,7 +163,9 @@ class TraceRecorder(TorchDispatchMode):
                 return SPLIT[func][1](*args, **kwargs)
         if func in WITHOUT_CUDNN and self._kernel_memory is not None and not self.cudnn:
             with self:
-                return WITHOUT_CUDNN[func](*args, **kwargs)
+                out = WITHOUT_CUDNN[func](*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         if func in OVERRIDES:
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
@@ -172,6 +175,8 @@ class TraceRecorder(TorchDispatchMode):
             self.ledger.follow(args)
         if func in _ADDS and accumulates(node, args):
             return torch.ops.aten.add_.Tensor(*args)
+        if func in _ADDS and getattr(adds_bias, "inside", False):
+            return torch.ops.aten.alias.default(args[0])
         if func in IN_PLACE and writes_in_place(node, args):
             func = IN_PLACE[func]
         name = _name(func)

@@ -62,6 +62,8 @@ _registered = _ask("torch._C:_dispatch_get_registrations_for_dispatch_key")
 _set_up_device = _ask("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
 _foreach_types: list[type] = _ask("torch.optim.optimizer:_foreach_supported_types")
 
+has_kernel: Callable[[str, str], bool] = _ask("torch._C:_dispatch_has_kernel_for_dispatch_key")
+"""Does an operator, such as ``aten::linear``, have a kernel of its own under a dispatch key?"""
 current_node: Callable[[], Any] = _ask("torch._C:_current_autograd_node")
 """The node of autograd's graph that backward is at, or ``None``."""
 current_backward: Callable[[], int] = _ask("torch._C:_current_graph_task_id")

@@ -15,6 +15,8 @@ from memcalc.kernels.target import Target
 
 _MAX_SPLITS = 128
 _FLOAT = 4
+_SEED_AND_OFFSET = 16
+"""Bytes that flash attention with dropout takes twice and keeps once (flash_api.cpp)."""
 
 
 def _padded_head(head_dim: int) -> int:
@@ -45,7 +47,7 @@ def key_splits(tasks: int, processors: int, key_blocks: int) -> int:
 def flash_forward(
     query: tuple[int, int, int, int], k_len: int, dropout: float, target: Target
 ) -> Allocations:
-    """Partial results of keys split over blocks; nothing with dropout or a full GPU.
+    """Partial results of keys split over blocks, not on a full GPU; with dropout a seed.
 
     Args:
         query: (B, H, Sq, D).
@@ -55,7 +57,7 @@ def flash_forward(
     """
     batch, heads, q_len, head_dim = query
     if dropout > 0:
-        return ()
+        return (_SEED_AND_OFFSET,)
     block_n = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
     splits = key_splits(
         batch * heads * ceil_div(q_len, 64), 2 * target.multiprocessors, ceil_div(k_len, block_n)

@@ -22,6 +22,8 @@ from memcalc.trace import device
 
 _aten = torch.ops.aten
 _libraries: list[torch.library.Library] = []
+run: Callable[..., torch.Tensor] = _aten.scaled_dot_product_attention
+"""Attention as it was installed, for whoever calls it where no dispatch key leads to it."""
 _ALIGNMENT = 8
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -61,6 +63,8 @@ def install(
 
     library.impl("scaled_dot_product_attention", attention, device.keys()[0])
     _libraries.append(library)
+    global run
+    run = attention
 
 
 def _describe(

@@ -1,4 +1,4 @@
-"""Convolutions as cuDNN runs them: copies into rows, then each gradient by itself; batch norm.
+"""Convolutions as cuDNN runs them: copies into rows, then each gradient by itself.
 
 Source: aten/src/ATen/native/Convolution.cpp, ``_convolution`` and ``convolution_backward``, and
 aten/src/ATen/native/cudnn/ConvShared.cpp (2.11 and 2.13).
@@ -75,23 +75,6 @@ def backward_call(args: tuple[Any, ...], out: Any) -> KernelCall:
     grad, inputs, weight, _, *options, wanted = args
     direction = Direction.INPUT_GRAD if wanted[0] else Direction.WEIGHT_GRAD
     return _call(direction, (grad, inputs, weight), inputs.shape, options)
-
-
-def batch_norm_call(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """In training it is cuDNN's, unless the type is bfloat16.
-
-    Source: aten/src/ATen/native/Normalization.cpp, ``_select_batch_norm_backend``; seen with
-    PyTorch 2.11 and 2.13.
-    """
-    inputs, weight, *_ = args
-    training = args[5]
-    if weight is None or not training or inputs.dim() < 3:
-        return None
-    if torch.bfloat16 in (inputs.dtype, weight.dtype):
-        return None
-    if inputs.dtype is torch.float16 and weight.dtype is not torch.float32:
-        return None
-    return KernelCall("batch_norm")
 
 
 def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> KernelCall:

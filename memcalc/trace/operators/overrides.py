@@ -10,6 +10,7 @@ import torch
 
 from memcalc.trace import device
 from memcalc.trace.operators import (
+    batch_norm,
     convolution,
     ctc,
     decompositions,
@@ -111,6 +112,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten._ctc_loss.default: (ctc.forward, ""),
     _aten._ctc_loss_backward.default: (ctc.backward, ""),
     _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
+    _aten.native_batch_norm_backward.default: (batch_norm.backward, ""),
     **recurrent.OVERRIDES,
 }
 """What runs instead, and what is assumed by it (empty: nothing).
@@ -129,8 +131,9 @@ SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
 WITHOUT_CUDNN: dict[Any, Callable[..., Any]] = {
     _aten.convolution.default: native_convolution.forward,
     _aten.convolution_backward.default: native_convolution.backward,
+    _aten.native_batch_norm_backward.default: batch_norm.own_backward,
 }
-"""What runs instead where cuDNN is switched off."""
+"""What runs instead where cuDNN is switched off; it may return ``NotImplemented``."""
 if hasattr(_aten, "_grouped_mm"):
     OVERRIDES[_aten._grouped_mm.default] = (_grouped_mm, "")
 

@@ -6,6 +6,7 @@ other tensors they do what they did.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,33 @@ def install() -> None:
     _make_on_host_first()
     _read_ctc_lengths()
     _scatter_one_hot()
+    _add_bias_in_place()
+
+
+adds_bias = threading.local()
+"""``inside`` is true while ``torch.nn.functional.linear`` runs with a bias."""
+
+
+def _add_bias_in_place() -> None:
+    """A linear layer adds its bias in place where it is not part of the product.
+
+    Of fake tensors it makes a sum, so the recorder must know whose sum it is.
+    Source: aten/src/ATen/native/Linear.cpp, ``linear`` (2.11 and 2.13).
+    """
+    original: Callable[..., torch.Tensor] = torch.nn.functional.linear
+
+    def linear(
+        input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if bias is None:
+            return original(input, weight)
+        adds_bias.inside = True
+        try:
+            return original(input, weight, bias)
+        finally:
+            adds_bias.inside = False
+
+    torch.nn.functional.linear = linear
 
 
 def _leave_unchanged_modules_alone(

@@ -14,7 +14,7 @@ import torch
 
 from memcalc.kernels import cub
 from memcalc.kernels.formulas import KernelCall
-from memcalc.trace.operators import convolution
+from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import attention as attention_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
 from memcalc.trace.scratch import step as step_scratch
@@ -172,7 +172,7 @@ READERS: dict[str, Reader] = {
     "sort": _sort,
     "cumsum": _cumsum,
     "index_put_": _index_put,
-    "native_batch_norm": convolution.batch_norm_call,
+    "native_batch_norm": batch_norm.forward_call,
     "convolution": convolution.forward_call,
     "convolution_backward": convolution.backward_call,
     "embedding_dense_backward": _embedding,

@@ -1,0 +1,103 @@
+"""Batch norm: cuDNN's, or PyTorch's own, which goes another way where channels come last.
+
+Source: aten/src/ATen/native/Normalization.cpp (``_select_batch_norm_backend``),
+aten/src/ATen/native/cuda/Normalization.cu (``batch_norm_choose_impl``,
+``batch_norm_backward_cuda``) and Normalization.cuh (``flexible_launch_configs``); seen with PyTorch
+2.11 and 2.13, PyTorch's own compared with its CUDA build event by event.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.kernels.formulas import KernelCall
+from memcalc.kernels.scratch import ceil_div
+
+_TILE, _BLOCK, _PER_THREAD, _MOST_ROWS, _FEWEST_ROWS = 32, 512, 16, 128, 8
+_INT = 4
+
+
+def forward_call(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What the forward takes beside its outputs."""
+    inputs, training = args[0], args[5]
+    staging = _staging(inputs, 4) if training and _channels_last(inputs) else None
+    own = () if staging is None else (*staging, ~1, ~0)
+    if _fits_cudnn(inputs, args[1], training):
+        return KernelCall("batch_norm", (own,))
+    return KernelCall("fixed", ((), own)) if own else None
+
+
+def backward(*args: Any) -> Any:
+    """Where cuDNN does not run it: two sums first, then the gradients."""
+    inputs, weight, training = args[1], args[2], args[7]
+    if _fits_cudnn(inputs, weight, training):
+        return NotImplemented
+    return own_backward(*args)
+
+
+def own_backward(*args: Any) -> Any:
+    """PyTorch's own, whatever cuDNN could do."""
+    inputs, weight, wanted = args[1], args[2], args[9]
+    if not _channels_last(inputs) or not wanted[0]:
+        return NotImplemented
+    channels, wide = inputs.shape[1], _wide(inputs)
+    sums = [torch.empty(channels, dtype=wide, device=inputs.device) for _ in range(2)]
+    grads = [
+        torch.empty(channels, dtype=weight.dtype, device=inputs.device) if want else None
+        for want in wanted[1:]
+    ]
+    staging = _staging(inputs, 2)
+    if staging is not None:
+        taken = [torch.empty(n, dtype=torch.uint8, device=inputs.device) for n in staging]
+        del taken
+    result = torch.empty_like(inputs)
+    del sums
+    return result, *grads
+
+
+def _fits_cudnn(inputs: torch.Tensor, weight: torch.Tensor | None, training: bool) -> bool:
+    """In training it is cuDNN's, unless the type is bfloat16."""
+    if weight is None or not training or inputs.dim() < 3:
+        return False
+    if torch.bfloat16 in (inputs.dtype, weight.dtype):
+        return False
+    return inputs.dtype is not torch.float16 or weight.dtype is torch.float32
+
+
+def _channels_last(inputs: torch.Tensor) -> bool:
+    if inputs.is_contiguous():
+        return inputs.stride(1) == 1
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    layout = layouts.get(inputs.dim())
+    return layout is not None and inputs.is_contiguous(memory_format=layout)
+
+
+def _staging(inputs: torch.Tensor, sums: int) -> tuple[int, int] | None:
+    """Bytes of partial sums and of semaphores, where several blocks share a channel.
+
+    Args:
+        inputs: (N, C, *).
+        sums: kept for each channel.
+    """
+    channels = inputs.shape[1]
+    rows = inputs.numel() // channels
+    width = min(_power_of_two(channels), _TILE)
+    height = min(_power_of_two(ceil_div(rows, _PER_THREAD)), _BLOCK // width)
+    if width * height != _BLOCK:
+        width = min(_power_of_two(channels), _BLOCK // height)
+    blocks = min(ceil_div(rows, height * _PER_THREAD), _MOST_ROWS)
+    if blocks < _FEWEST_ROWS:
+        return None
+    return sums * channels * blocks * _wide(inputs).itemsize, ceil_div(channels, width) * _INT
+
+
+def _wide(inputs: torch.Tensor) -> torch.dtype:
+    """The type that sums are kept in."""
+    return torch.float64 if inputs.dtype is torch.float64 else torch.float32
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not above."""
+    return 1 << (max(number, 1).bit_length() - 1)
