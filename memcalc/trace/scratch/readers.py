@@ -18,6 +18,8 @@ from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import attention as attention_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
 from memcalc.trace.scratch import step as step_scratch
+from memcalc.trace.scratch.step import is_dense
+from memcalc.trace.torch_private import suggest_memory_format
 
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # The mask is allocated first.
@@ -86,13 +88,39 @@ def _safe_softmax(args: tuple[Any, ...], out: Any) -> KernelCall:
 
 
 def _softmax_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
-    """The product of gradient and output.
+    """The product of gradient and output, and a copy of it where it does not lie in rows.
 
     Source: aten/src/ATen/native/cuda/SoftMax.cu, ``softmax_backward_cuda_out`` (2.11 and 2.13).
     """
     grad, output = args[:2]
-    wide = max(grad.element_size(), output.element_size())
-    return _fixed(after=(grad.numel() * wide, ~0))
+    size = grad.numel() * max(grad.element_size(), output.element_size())
+    # The product lies as the gradient does, unless that has gaps.
+    in_rows = grad.is_contiguous() or not is_dense(grad)
+    return _fixed(after=(size, ~0) if in_rows else (size, size, ~1, ~0))
+
+
+def _gradient_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """A gradient that does not lie in rows is copied, after the result is made.
+
+    Seen with PyTorch 2.13's CUDA build, as are the two below.
+    """
+    return _copied(args[0], torch.contiguous_format)
+
+
+def _gradient_of_image(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The same, but channels may come last."""
+    return _copied(args[0], suggest_memory_format(args[0]))
+
+
+def _gradient_of_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The same, but channels come last where they do in the input."""
+    return _copied(args[0], suggest_memory_format(args[1]))
+
+
+def _copied(grad: torch.Tensor, layout: torch.memory_format) -> KernelCall | None:
+    if grad.is_contiguous(memory_format=layout):
+        return None
+    return _fixed(after=(grad.numel() * grad.element_size(), ~0))
 
 
 def _embedding_forward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -158,6 +186,22 @@ def _fixed(before: tuple[Any, ...] = (), after: tuple[Any, ...] = ()) -> KernelC
     return KernelCall("fixed", (before, after))
 
 
+_IN_ROWS = (
+    "_log_softmax_backward_data",
+    "upsample_bicubic2d_backward",
+    *("upsample_nearest1d_backward", "upsample_linear1d_backward"),
+    *("upsample_nearest3d_backward", "upsample_trilinear3d_backward"),
+)
+_IMAGES = (
+    "upsample_nearest2d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "upsample_bilinear2d_backward",
+)
+_POOLS = (
+    "max_pool2d_with_indices_backward",
+    "avg_pool2d_backward",
+    "_adaptive_avg_pool2d_backward",
+)
 READERS: dict[str, Reader] = {
     **step_scratch.READERS,
     **reduction_scratch.READERS,
@@ -168,6 +212,9 @@ READERS: dict[str, Reader] = {
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     "_softmax_backward_data": _softmax_backward,
+    **dict.fromkeys(_IN_ROWS, _gradient_in_rows),
+    **dict.fromkeys(_IMAGES, _gradient_of_image),
+    **dict.fromkeys(_POOLS, _gradient_of_pool),
     "_safe_softmax": _safe_softmax,
     "sort": _sort,
     "cumsum": _cumsum,
