@@ -1,9 +1,11 @@
-"""Injects faults into real ``memcalc measure`` commands on the CPU, and holds it to its promises.
+"""Injects faults into real commands on the CPU, gives them bad inputs, and holds their promises.
 
-After every fault: no traceback, an exit code that is one of memcalc's, no process left behind, and
-a result file that can be read and has every run that had finished.
+After every fault in ``memcalc measure``: no traceback, an exit code that is one of memcalc's, no
+process left behind, and a result file that can be read and has every run that had finished. After
+every bad input, output or surrounding of any verb (bad_inputs.py): the right exit code, no
+traceback, no file changed or left behind, no process left, no code of a file run.
 
-    python benchmarks/faults.py --count 100 --seed 1 --output evidence/faults.json
+    python benchmarks/faults.py --count 26 --seed 1 --output evidence/faults.json
 """
 
 import argparse
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import bad_inputs
 from fault_case import Case
 
 CODES = {0, 2, 3, 124, 130}
@@ -117,6 +120,16 @@ def inject(number: int, seed: int, span: float) -> dict:
         }
 
 
+def give(number: int, case: bad_inputs.Bad) -> dict:
+    """Run one command with a bad input; says what broke, if anything."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="memcalc-input-") as folder:
+        mark = f"{os.getpid()}-input-{number}"
+        code, broken = bad_inputs.attempt(case, pathlib.Path(folder), mark)
+    after = round(time.monotonic() - began, 1)
+    return {"number": number, "fault": case.name, "after": after, "code": code, "broken": broken}
+
+
 def _judge(case: Case, before: list[str], said: str) -> list[str]:
     broken = []
     if "Traceback" in said:
@@ -151,7 +164,7 @@ def time_without_a_fault(seed: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--count", type=int, default=26)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=pathlib.Path)
     arguments = parser.parse_args()
@@ -160,9 +173,12 @@ def main() -> None:
     for number in range(arguments.count):
         results.append(inject(number, arguments.seed, span))
         print(json.dumps(results[-1]), flush=True)
+    for number, case in enumerate(bad_inputs.CASES, start=arguments.count):
+        results.append(give(number, case))
+        print(json.dumps(results[-1]), flush=True)
     kinds = collections.Counter(result["fault"] for result in results)
     broken = [result for result in results if result["broken"]]
-    print(f"{len(results)} faults, {len(broken)} promises broken")
+    print(f"{len(results)} faults and bad inputs, {len(broken)} of them break a promise")
     if arguments.output is not None:
         body = {
             "seed": arguments.seed,

@@ -24,3 +24,27 @@ def test_no_fault_leaves_a_process_or_loses_a_run(name):
     result = faults.inject(NAMES.index(name), 1, 5.0)
     assert result["fault"] == name
     assert result["broken"] == []
+
+
+BAD = {case.name: case for case in faults.bad_inputs.CASES}
+SAMPLE = (
+    "show opens memo.pickle",
+    "init starts from bomb.yaml",
+    "written to link.txt",
+    "a result in no/such/out.txt",
+    "list: stdout is full",
+    "estimate: deleted folder",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*SAMPLE, *(pytest.param(n, marks=pytest.mark.nightly) for n in BAD if n not in SAMPLE)],
+)
+def test_no_bad_input_breaks_a_promise(name):
+    assert faults.give(0, BAD[name])["broken"] == []
+
+
+def test_the_campaign_has_as_many_faults_as_it_claims():
+    assert len(BAD) == len(faults.bad_inputs.CASES)
+    assert len(BAD) + len(NAMES) >= 150

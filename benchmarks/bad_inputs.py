@@ -1,0 +1,208 @@
+"""Commands with inputs, outputs and surroundings that are bad, and what each has to end with."""
+
+import hashlib
+import os
+import pathlib
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+USAGE, FAILED, PIPE = {2}, {3}, {141}
+FINE = {0}
+PATIENCE = 120
+ESTIMATE = "estimate gpt2 --method analytic --no-cache"
+
+FILES = {
+    "empty.json": b"",
+    "deep.json": b"[" * 200_000,
+    "nan.json": b'{"schema": 1, "kind": "prediction", "record": NaN}',
+    "surrogate.json": b'{"schema": 1, "kind": "\\ud800"}',
+    "digits.json": b'{"schema": 1, "a": ' + b"9" * 5000 + b"}",
+    "list.json": b"[1, 2]",
+    "later.json": b'{"schema": 99}',
+    "bare.json": b'{"schema": 1, "kind": "prediction", "record": {}}',
+    "none.json": b'{"schema": 1, "predictions": []}',
+    "explained.json": b'{"schema": 1, "kind": "explanation", "record": {"peak": 3}}',
+    "runs.json": b'{"schema": 1, "kind": "measurements", "runs": [{"plan": 3}]}',
+    "bytes.json": bytes(range(256)),
+    "memo.pickle": b"\x80\x04Nr\xff\xff\xff\x7f.",
+    "cut.pickle": pickle.dumps({"segments": [], "device_traces": [[]]})[:-5],
+    "code.pickle": b"cos\nsystem\n(S'touch owned'\ntR.",
+    "odd.pickle": pickle.dumps({"segments": [{"blocks": 3}], "device_traces": [[3]]}),
+    "text.pickle": b"not a pickle at all",
+    "bad.toml": b"[runs\n",
+    "deep.toml": b"a = " + b"[" * 20_000,
+    "huge.toml": b"batch = 0x" + b"f" * 9000,
+    "latin.toml": b"model = '\xff'",
+    "kind.toml": b"[[run]]\nmodel = 3\n",
+    "rows.toml": b"run = [1, 2]\n",
+    "budget.toml": b'[runs.a]\nmodel = "gpt2"\n[runs.a.limits]\npeak = "much"\n',
+    "nothing.toml": b"",
+    "bomb.yaml": b"a: &a {k: 1}\n"
+    + b"".join(
+        f"{b}: &{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}\n".encode()
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ),
+    "self.yaml": b"base_model: gpt2\nmicro_batch_size: &a [*a]\n",
+    "python.yaml": b"base_model: !!python/object/apply:os.system ['touch owned']\n",
+    "config.json": b'{"model_type": "gpt2", "n_layer": 1e30}',
+    "precious.txt": b"do not touch",
+}  # fmt: skip
+
+
+@dataclass
+class Bad:
+    """One command."""
+
+    name: str
+    words: str
+    codes: set
+    surrounding: str = ""
+
+
+def _cases():
+    for name in sorted(name for name in FILES if name.endswith(".json")):
+        for verb in ("show", "compare", "check --from"):
+            yield Bad(f"{verb} reads {name}", f"{verb} {name}", USAGE)
+        yield Bad(f"report reads {name}", f"report {name} -o out.html", USAGE | FAILED)
+        yield Bad(f"estimate takes {name} for a model", f"estimate ./{name} --no-cache", USAGE)
+    for name in sorted(name for name in FILES if name.endswith(".pickle")):
+        yield Bad(f"show opens {name}", f"show {name}", USAGE)
+    for name in sorted(name for name in FILES if name.endswith(".toml")):
+        plan = {0, 2} if name == "nothing.toml" else USAGE
+        yield Bad(f"a plan in {name}", f"{ESTIMATE} --plan {name}", plan)
+        yield Bad(f"a suite in {name}", f"measure --suite {name} --device cpu", USAGE)
+        yield Bad(f"budgets in {name}", f"check {name}", USAGE)
+    for name in sorted(name for name in FILES if name.endswith(".yaml")):
+        yield Bad(f"init starts from {name}", f"init --from {name}", USAGE)
+    for verb in ("show", "compare", "check", "report", "measure --suite", "init --from"):
+        more = " -o out.html" if verb == "report" else ""
+        yield Bad(f"{verb}: no such file", f"{verb} missing.json{more}", USAGE)
+        yield Bad(f"{verb}: a folder", f"{verb} folder{more}", USAGE)
+        yield Bad(f"{verb}: a name of 300 letters", f"{verb} {'n' * 300}.json{more}", USAGE)
+    for place, codes in (
+        ("/dev/null", FINE), ("/dev/full", USAGE), ("link.txt", FINE), ("loop.txt", USAGE),
+        ("folder", USAGE), ("no/such/out.txt", USAGE), (f"{'n' * 300}.txt", USAGE),
+        ("/proc/version", USAGE), ("fresh.txt", FINE),
+    ):  # fmt: skip
+        yield Bad(f"written to {place[:20]}", f"{ESTIMATE} -f table -o {place}", codes)
+        yield Bad(f"a result in {place[:20]}", f"run -o {place} -- sh -c 'exit 7'", {7})
+    for surrounding in ("no home", "deleted folder", "read-only folder", "no file may grow"):
+        yield Bad(f"estimate: {surrounding}", ESTIMATE, FINE, surrounding)
+        yield Bad(f"list: {surrounding}", "list gpus", FINE, surrounding)
+    for surrounding, codes in (
+        ("stdout is full", FAILED), ("stdout is closed", FAILED), ("nobody reads", FINE | PIPE),
+        ("stderr is closed", FINE), ("ASCII only", FINE), ("no terminal type", FINE),
+    ):  # fmt: skip
+        for words in (ESTIMATE, "list gpus", "doctor"):
+            yield Bad(f"{words.split()[0]}: {surrounding}", words, codes, surrounding)
+    yield Bad("an error: stderr is closed", "estimate no-such-model", USAGE, "stderr is closed")
+    yield Bad("an error: stderr is full", "estimate no-such-model", USAGE, "stderr is full")
+
+
+CASES = list(_cases())
+
+
+def attempt(case: Bad, folder: pathlib.Path, mark: str) -> tuple[int, list[str]]:
+    """Run one command; returns its exit code and the promises that it broke."""
+    work, temporary = folder / "work", folder / "tmp"
+    for place in (work, work / "folder", temporary):
+        place.mkdir()
+    for name, data in FILES.items():
+        (work / name).write_bytes(data)
+    (work / "link.txt").symlink_to("target.txt")
+    (work / "loop.txt").symlink_to("loop.txt")
+    before = _digests(work)
+    command = f"{sys.executable} -m memcalc {case.words}"
+    environment = {
+        **os.environ, "MEMCALC_MARK": mark, "MEMCALC_WARM": "", "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1", "TMPDIR": str(temporary), "MEMCALC_CACHE": str(folder / "cache"),
+    }  # fmt: skip
+    shell = _surrounded(case.surrounding, command, environment, work)
+    # Into a file: a pipe would be waited for until a process that was left behind ends as well.
+    with open(folder / "said", "wb") as out:
+        done = subprocess.Popen(
+            ["bash", "-c", shell], cwd=work, env=environment, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+        )  # fmt: skip
+        try:
+            done.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(done.pid, signal.SIGKILL)
+            done.wait()
+            return -1, [f"did not end in {PATIENCE} s"]
+    said = (folder / "said").read_text(errors="replace")
+    broken = []
+    if done.returncode not in case.codes:
+        broken.append(f"exit code {done.returncode}: {said[-300:]}")
+    if "Traceback" in said:
+        broken.append("traceback: " + said[-500:])
+    after = _digests(work) if work.exists() else before
+    broken += [f"{name} was changed" for name in before if after.get(name) != before[name]]
+    broken += [f"{name} is left" for name in sorted(after) if name.startswith(".")]
+    broken += ["code in a file was run"] if "owned" in after else []
+    for device in ("/dev/null", "/dev/full"):
+        if not stat.S_ISCHR(os.stat(device).st_mode):
+            broken.append(f"{device} is no device any more")
+    # What a command that must go on could not put where it was told is kept here, and said so.
+    if "run -o" not in case.words:
+        broken += [f"{place.name} is left in TMPDIR" for place in temporary.iterdir()]
+    broken += [f"process {pid} is left" for pid in _left(mark)]
+    return done.returncode, broken
+
+
+def _surrounded(kind: str, command: str, environment: dict, work: pathlib.Path) -> str:
+    if kind == "no home":
+        environment.pop("HOME", None)
+        environment.pop("MEMCALC_CACHE")
+    if kind == "ASCII only":
+        environment |= {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    if kind == "no terminal type":
+        environment |= {"TERM": "", "COLUMNS": "0"}
+    if kind == "read-only folder":
+        work.chmod(0o555)
+    return {
+        "deleted folder": f"mkdir gone && cd gone && rmdir ../gone && {command}",
+        "no file may grow": f"ulimit -f 0; {command}",
+        "stdout is full": f"{command} > /dev/full",
+        "stdout is closed": f"{command} >&-",
+        "nobody reads": f"{command} | true; exit ${{PIPESTATUS[0]}}",
+        "stderr is closed": f"{command} 2>&-",
+        "stderr is full": f"{command} 2> /dev/full",
+    }.get(kind, command)
+
+
+def _digests(work: pathlib.Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in work.iterdir()
+        if path.is_file()
+    }
+
+
+def _left(mark: str) -> list[int]:
+    """Processes of the command that still live a moment after it ended; they are ended here."""
+    deadline = time.monotonic() + 5
+    while (found := _living(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return found
+
+
+def _living(mark: str) -> list[int]:
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if f"MEMCALC_MARK={mark}".encode() in (entry / "environ").read_bytes():
+                    found += [int(entry.name)] if state != "Z" else []
+            except OSError:
+                continue
+    return found
