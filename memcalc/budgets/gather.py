@@ -47,7 +47,7 @@ def understand(runs: Sequence[BudgetedRun], file: str, *, models_too: bool = Tru
                 key = "task"
                 tasks.choose(source, plan.task)
             key = "optim"
-            registry.find(plan.optim, dict(plan.optim_args))
+            registry.of(plan)
             key = "gpu"
             if plan.gpu is not None:
                 gpus.find(plan.gpu)

@@ -15,9 +15,9 @@ from memcalc.catalog.validate import validate
 from memcalc.errors import UsageError, unknown
 from memcalc.files import plain
 from memcalc.files.shipped import configs
+from memcalc.imports import is_named
 
 _LARGEST_CONFIG = 10 << 20
-_FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 _TUNED = re.compile(r"-(instruct|chat|it)(?=-|$)", re.IGNORECASE)
 _FORMER_ORGS = frozenset(
     "google-t5 google-bert facebookai distilbert albert openai-community".split()
@@ -61,7 +61,7 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     Raises:
         UsageError: there is no such model, or its config makes no sense.
     """
-    if _FACTORY.match(name):
+    if is_named(name):
         return ModelSource(name=name, origin="callable", factory=name)
     file = None if _looks_local(name) else _bundled_file(name)
     if file is not None:
@@ -77,7 +77,7 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
 
 def canonical(name: str) -> str:
     """The one spelling of a bundled model's name; any other name as it is."""
-    if _FACTORY.match(name) or _looks_local(name):
+    if is_named(name) or _looks_local(name):
         return name
     file = _bundled_file(name)
     return _name_of(file) if file is not None else name

@@ -9,6 +9,7 @@ from typing import Any
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
+from memcalc.records.texts import input_of
 
 _SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
 
@@ -31,6 +32,8 @@ def make(settings: Mapping[str, Any]) -> Plan:
             checked[name] = FIELDS[name].check(value)
     if not checked.get("model") and "command" not in checked:
         raise UsageError("Which model? Name one: memcalc list models shows those that are bundled.")
+    if checked.get("inputs"):
+        checked["batch"] = _samples(checked)
     plan = Plan(**_several(checked))
     if plan.disagreement is not None:
         raise UsageError(plan.disagreement)
@@ -48,3 +51,20 @@ def _several(checked: dict[str, Any]) -> dict[str, Any]:
             "devices", f"devices = {checked['devices']} and gpu = {checked['gpu']!r} differ."
         )
     return {**checked, "devices": FIELDS["devices"].check(count), "gpu": name}
+
+
+def _samples(checked: Mapping[str, Any]) -> int:
+    """Samples in a described batch: the first size of its first input.
+
+    Raises:
+        SettingError: another number was given as well.
+    """
+    shapes = (input_of(text)[2] for text in checked["inputs"])
+    samples = next((shape[0] for shape in shapes if shape), 1)
+    if checked.get("batch", samples) != samples:
+        raise SettingError(
+            "batch",
+            f"batch = {checked['batch']}, but the inputs describe {samples} samples: leave batch "
+            "out, or describe inputs of that size.",
+        )
+    return samples

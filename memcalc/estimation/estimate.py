@@ -13,7 +13,7 @@ from memcalc import registry
 from memcalc.catalog import gpus, inventory, models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError, UsageError
-from memcalc.estimation.question import canonical
+from memcalc.estimation.question import canonical, code_in
 from memcalc.files import cache
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Method, Plan
@@ -122,7 +122,7 @@ class Tracer:
                 known[index] = error
                 continue
             found = None
-            if self._use_cache and source.config is not None:
+            if self._use_cache and source.config is not None and code_in(plan) is None:
                 names[index] = cache.key(canonical(plan), source.config, "trace")
                 found = _from_cache(names[index], plan) or _from_symbolic(plan, source.config)
             found = found or self._replayed(plan)
@@ -145,7 +145,7 @@ class Tracer:
         except MemcalcError as error:
             return error
         name = None
-        if self._use_cache and source.config is not None:
+        if self._use_cache and source.config is not None and code_in(plan) is None:
             name = cache.key(canonical(plan), source.config, "trace")
             known, events = _from_cache(name, plan), cache.load_trace(name)
             if known is not None and events is not None:
@@ -223,7 +223,7 @@ def check(plan: Plan) -> models.ModelSource:
     source = models.find(plan.model)
     tasks.choose(source, plan.task)
     loops.of(plan)
-    registry.check_precision(registry.find(plan.optim, dict(plan.optim_args)), plan)
+    registry.check_precision(registry.of(plan), plan)
     _check_layout(plan)
     if plan.gpu is not None:
         gpus.find(plan.gpu)
@@ -274,7 +274,7 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
     if layouts.spread(plan).world > 1:
         raise UsageError("Of several GPUs closed forms say nothing: leave --method analytic out.")
     tensors = as_planned(inventories.of(plan, source), plan)
-    choice = registry.find(plan.optim, dict(plan.optim_args))
+    choice = registry.of(plan)
     state = registry.state_of(choice, tensors.parameters, plan)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     answer = analytic_estimate(plan, source, tensors, state, choice, gpu)

@@ -51,7 +51,7 @@ def asked(plan: Plan) -> Asked:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     target, notes = resolve(plan, gpu)
     notes = (*models.notes(plan.model), *notes)
-    choice = registry.find(plan.optim, dict(plan.optim_args))
+    choice = registry.of(plan)
     return Asked(plan=plan, choice=choice, gpu=gpu, target=target, notes=notes)
 
 
@@ -66,7 +66,7 @@ def code_in(plan: Plan) -> str | None:
     if plan.command or ":" in plan.model:
         return plan.name
     try:
-        known = ":" not in plan.optim and registry.find(plan.optim, {}).row in registry.rows()
+        known = not registry.of(plan).row.foreign
     except UsageError:
         # Unknown to all: whoever asks about it is told so, and nothing is imported.
         known = True

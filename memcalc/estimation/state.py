@@ -12,15 +12,21 @@ from memcalc.workload import layouts
 _WHOLE = ("single", "ddp")
 """Layouts in which each GPU holds all of the state."""
 
+_SHARE = "this GPU's share of the state, read off the trace"
+_OF_ITS_CODE = "read off a trace of its own code; what it keeps on the host is not in it"
+
 
 def state_for(question: Asked, trace: Trace) -> OptimizerState:
     """What the optimizer keeps on one GPU.
 
-    Where state is divided over GPUs, no closed form is kept of the division: it is what the trace
-    holds after the last step, which leaves out counters in host memory.
+    Where state is divided over GPUs, no closed form is kept of the division, and of a class of
+    somebody's own there is none: it is what the trace holds after the last step, which leaves out
+    counters in host memory.
     """
-    if layouts.spread(question.plan).layout in _WHOLE:
-        return registry.state_of(question.choice, trace.inventory.parameters, question.plan)
+    choice = question.choice
+    whole = layouts.spread(question.plan).layout in _WHOLE
+    if whole and (choice.closed_form or not choice.traceable):
+        return registry.state_of(choice, trace.inventory.parameters, question.plan)
     held = (trace.storages[number] for number in alive(trace, program_end(trace) - 1))
     return OptimizerState(
         optimizer=question.choice.name,
@@ -35,5 +41,5 @@ def state_for(question: Asked, trace: Trace) -> OptimizerState:
             for one in held
             if one.component is Component.OPTIMIZER_STATE
         ),
-        notes=("this GPU's share of the state, read off the trace",),
+        notes=(_OF_ITS_CODE if whole else _SHARE,),
     )

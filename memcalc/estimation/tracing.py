@@ -32,6 +32,7 @@ from memcalc.trace.generalize import generalize
 from memcalc.trace.run import trace
 from memcalc.workload import layouts, tasks
 from memcalc.workload.inventory import whole
+from memcalc.workload.model import in_its_words
 from memcalc.workload.program import Program, prepare
 
 _OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
@@ -81,9 +82,10 @@ class Desk:
         """Trace one plan in this process and predict from it."""
         question = asked(plan)
         program = self._prepared(plan, question.choice)
-        traced = trace(
-            program, question.target, notes=question.notes, breadcrumbs=self._breadcrumbs
-        )
+        with in_its_words(plan.model, self._where):
+            traced = trace(
+                program, question.target, notes=question.notes, breadcrumbs=self._breadcrumbs
+            )
         return predict(question, traced, state_for(question, traced)), traced
 
     def grow(self, plan: Plan) -> SymbolicTrace:
@@ -98,6 +100,9 @@ class Desk:
         program = self._prepared(plan, question.choice)
         plain = trace(program, question.target, breadcrumbs=self._breadcrumbs)
         return generalize(program, question.target, plain, breadcrumbs=self._breadcrumbs)
+
+    def _where(self) -> str:
+        return self._breadcrumbs.where() if self._breadcrumbs is not None else ""
 
     def _prepared(self, plan: Plan, choice: Choice) -> Program:
         known = self._program

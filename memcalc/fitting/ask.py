@@ -16,7 +16,7 @@ from memcalc.estimation.client import Client, tracing_parent
 from memcalc.estimation.estimate import check
 from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.predict import UNCOUNTED
-from memcalc.estimation.question import ASSUMED
+from memcalc.estimation.question import ASSUMED, code_in
 from memcalc.fitting import advice, search
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.others import gpus_that_fit, settings_that_fit
@@ -85,7 +85,8 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
     _refuse(plan, question)
     # A client's process starts when it is first asked; only a grid asks both.
     with tracing_parent() as parent, Client(parent) as client, Client(parent) as second:
-        oracle = Oracle((client, second), source.config, use_cache=use_cache)
+        config = source.config if code_in(plan) is None else None
+        oracle = Oracle((client, second), config, use_cache=use_cache)
         try:
             return _answer(plan, question, oracle)
         except SymbolicTraceRefutedError:

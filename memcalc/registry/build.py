@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import importlib
+import inspect
 import io
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.errors import UsageError
+from memcalc.imports import is_named, line, load
 from memcalc.registry.choice import Choice
 
 LEARNING_RATE = 1e-4
@@ -42,7 +44,7 @@ def build(
     """
     _forget_overrides(choice, model)
     cls = _class(choice)
-    arguments = {"lr": LEARNING_RATE, **_arguments(choice)}
+    arguments = {**_rate(choice, cls), **_arguments(choice)}
     if choice.row.name == "transformers.adafactor" and "relative_step" not in choice.given:
         arguments = {**arguments, "scale_parameter": False, "relative_step": False}
     if groups is None:
@@ -53,13 +55,30 @@ def build(
             cls(over, **arguments) if through is None else through(cls, over, **arguments)
         )
     except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
-        raise UsageError(f"{choice.implementation} refuses this: {error}.") from None
+        raise UsageError(f"{choice.implementation} refuses this: {line(error)}.") from None
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"{choice.implementation} is no torch.optim.Optimizer.")
     if only is None:
         _override(choice, optimizer, model, wide_embeddings)
     return optimizer
 
 
+def _rate(choice: Choice, cls: Any) -> dict[str, Any]:
+    """A learning rate, for classes that take one: some set their own."""
+    if not choice.row.foreign:
+        return {"lr": LEARNING_RATE}
+    try:
+        takes = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    named = any(one.name == "lr" or one.kind is one.VAR_KEYWORD for one in takes)
+    return {"lr": LEARNING_RATE} if named else {}
+
+
 def _class(choice: Choice) -> Any:
+    if choice.row.foreign:
+        path = choice.implementation
+        return load(path if is_named(path) else ":".join(path.rpartition(".")[::2]))
     module_name, _, name = choice.implementation.rpartition(".")
     try:
         # bitsandbytes prints notices about kernels it does not find.

@@ -11,16 +11,14 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import EstimateError, UsageError, unknown
+from memcalc.imports import is_named
 from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
 from memcalc.records.plan import Plan
 from memcalc.records.values import Scalar
 from memcalc.registry import bitsandbytes_rows, extra_rows, own_rows, torch_rows
 from memcalc.registry.row import Row
 
-LOOPS = ("plain", "trainer")
-_DOTTED = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$")
-_PER_PARAMETER_8BIT = 0.05
-"""Scales and shared maps make the exact figure larger than the rule by less than this."""
+_DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,34 +183,60 @@ def rows() -> tuple[Row, ...]:
 
 
 @functools.cache
-def _by_name() -> dict[str, Row]:
-    # Earlier rows win: adafactor and rmsprop are torch's.
-    names: dict[str, Row] = {}
+def _by_name(loop: str) -> dict[str, Row]:
+    # Earlier rows win: adafactor and rmsprop are torch's, but for the Trainer.
+    names = {_plain(name): row for row in rows() for name in row.under.get(loop, ())}
     for row in rows():
         for name in (row.name, *row.aliases):
             names.setdefault(_plain(name), row)
     return names
 
 
+@functools.cache
+def _by_class() -> dict[tuple[str, str], Row]:
+    """Rows by package and class, wherever in its package a class was named."""
+    classes: dict[tuple[str, str], Row] = {}
+    for row in rows():
+        classes.setdefault(_class(row.implementation), row)
+    return classes
+
+
+def _class(name: str) -> tuple[str, str]:
+    """Package and class of ``package.module.Class`` or ``package.module:Class``."""
+    package, _, rest = name.replace(":", ".").partition(".")
+    return package, rest.rpartition(".")[2]
+
+
 def _plain(name: str) -> str:
     return re.sub(r"[-_ ]", "", name.lower())
 
 
-def find(name: str, args: Mapping[str, Scalar]) -> Choice:
-    """Find an optimizer by name and settle its arguments.
-
-    Args:
-        name: as typed: ``adamw``, ``adam8bit``, a value of transformers' ``OptimizerNames``,
-            ``memcalc.adamw_bf16``, or the dotted path of any class.
-        args: of its constructor.
+def of(plan: Plan) -> Choice:
+    """The optimizer of a plan.
 
     Raises:
         UsageError: an unknown name or argument, or one the optimizer refuses.
     """
-    row = _by_name().get(_plain(name))
+    return find(plan.optim, dict(plan.optim_args), plan.loop)
+
+
+def find(name: str, args: Mapping[str, Scalar], loop: str = "plain") -> Choice:
+    """Find an optimizer by name and settle its arguments.
+
+    Args:
+        name: as typed: ``adamw``, ``adam8bit``, a value of transformers' ``OptimizerNames``,
+            ``memcalc.adamw_bf16``, or any class: ``package.module.Class``,
+            ``package.module:Class`` or ``file.py:Class``.
+        args: of its constructor.
+        loop: under which it runs: the Trainer means other classes by some names.
+
+    Raises:
+        UsageError: an unknown name or argument, or one the optimizer refuses.
+    """
+    row = _by_name(loop).get(_plain(name)) or _by_class().get(_class(name))
     if row is None:
         row = _foreign(name)
-    elif row.implementation:
+    else:
         for key, value in args.items():
             _check(row, name, key, value)
     settled = {**row.defaults, **row.fixed, **args}
@@ -253,15 +277,17 @@ def _check(row: Row, name: str, key: str, value: Scalar) -> None:
 
 def _foreign(name: str) -> Row:
     """A class outside of the registry: its state is what a run of its own code shows."""
-    if not _DOTTED.match(name):
+    if not is_named(name) and not _DOTTED.fullmatch(name):
         names = [row.name for row in rows()]
-        hint = "see memcalc list optimizers, or give a class as package.module.Class."
+        hint = (
+            "see memcalc list optimizers, or give a class as package.module.Class or file.py:Class."
+        )
         raise unknown("optimizer", name, names, hint=hint)
     return Row(
         name=name,
         implementation=name,
         summary="",
         layout=None,
-        package=name.partition(".")[0],
-        unknown="its class is not in the registry; a trace of its own code shows its state",
+        package="",
+        unknown="its class is not in the registry: only a trace of its own code shows its state",
     )

@@ -161,6 +161,8 @@ ROWS = (
     Row(
         name="transformers.adafactor",
         implementation="transformers.Adafactor",
+        # trainer_optimizer.py, ``_get_adafactor``.
+        under={"trainer": ("adafactor",)},
         summary="second moment as rows and columns in fp32",
         layout=_hf_adafactor,
         defaults={"beta1": None, "scale_parameter": True, "relative_step": True},

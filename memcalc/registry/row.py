@@ -31,6 +31,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     layout: Layout | None
     """State of one parameter in order of allocation; ``None``: no closed form."""
     aliases: tuple[str, ...] = ()
+    under: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Names that mean this one under a loop, where they mean another elsewhere."""
     defaults: Args = msgspec.field(default_factory=dict)
     """Arguments that change state or the shape of the step, with their defaults."""
     fixed: Args = msgspec.field(default_factory=dict)
@@ -43,6 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rule: float | None = None
     """Bytes of state per parameter by the rule of thumb."""
     package: str = "torch"
+    """Empty: a class of somebody's own."""
     extra: str | None = None
     """Further package to install, if any."""
     untraceable: str | None = None
@@ -55,6 +58,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     refuse_on_cuda: OnCuda | None = None
     unknown: str | None = None
     """Why there is no closed form."""
+
+    @property
+    def foreign(self) -> bool:
+        """A class outside of the registry."""
+        return not self.package
 
     @property
     def broken(self) -> bool:

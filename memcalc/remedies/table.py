@@ -74,7 +74,7 @@ def _remedy(
 
 
 def _fused(plan: Plan, trace: Trace) -> list[Remedy]:
-    choice = registry.find(plan.optim, dict(plan.optim_args))
+    choice = registry.of(plan)
     if choice.kind != "foreach" or "fused" not in choice.row.defaults or plan.target == "cpu":
         return []
     settled = tuple(pair for pair in plan.optim_args if pair[0] not in ("fused", "foreach"))
@@ -177,7 +177,7 @@ _SHARED = ("lr", "betas", "eps", "weight_decay")
 
 
 def _8bit(plan: Plan, trace: Trace) -> list[Remedy]:
-    name = registry.find(plan.optim, dict(plan.optim_args)).row.name
+    name = registry.of(plan).row.name
     if name not in _IN_8BIT or plan.target == "cpu":
         return []
     changes = _optimizer(plan, _IN_8BIT[name])
@@ -198,7 +198,7 @@ def _pure(plan: Plan, trace: Trace) -> list[Remedy]:
     title = f"everything in {half} (--precision {half})"
     cost = f"weights in {half}{slow}: small updates are lost"
     found = [_remedy("bf16", title, (("precision", half),), 6, cost, _PURE)]
-    if registry.find(plan.optim, dict(plan.optim_args)).row.name in ("adamw", "adamw_torch_fused"):
+    if registry.of(plan).row.name in ("adamw", "adamw_torch_fused"):
         changes = (("precision", half), *_optimizer(plan, "memcalc.adamw_bf16"))
         title = f"{half} with a correction term (--precision {half} --optim memcalc.adamw_bf16)"
         cost = f"weights in {half}{slow}; a third state carries what rounding loses"

@@ -183,6 +183,27 @@ def described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:
     return make
 
 
+def check(model: torch.nn.Module, batch: Batch) -> None:
+    """Refuse batches that the model's forward does not take.
+
+    Raises:
+        UsageError: with Python's own words, and what the forward takes.
+    """
+    try:
+        takes = inspect.signature(_forward(model))
+    except (TypeError, ValueError):
+        return
+    try:
+        takes.bind_partial(**batch)
+        takes.bind(**batch)
+    except TypeError as error:
+        named = ", ".join(takes.parameters) or "nothing"
+        raise UsageError(
+            f"{type(model).__name__}.forward() {error}: it takes {named}. Describe what it is "
+            "given with --input, such as --input x=float32[8,3,224,224]."
+        ) from None
+
+
 def _forward(model: torch.nn.Module) -> Any:
     """The forward that names the inputs: under an adapter wrapper, that of the base."""
     base = getattr(model, "get_base_model", None)

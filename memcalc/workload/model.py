@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from memcalc.catalog.models import ModelSource
-from memcalc.errors import UsageError
+from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.imports import is_named, line, load
 from memcalc.workload.tasks import Head
 
 
@@ -42,10 +41,10 @@ def build(
         cls = getattr(transformers, head.class_name)
         model: torch.nn.Module = cls(_of_text(config, cls))
     except ImportError as error:
-        raise UsageError(f"{head.class_name} needs a package: {_line(error)}") from None
+        raise UsageError(f"{head.class_name} needs a package: {line(error)}.") from None
     except Exception as error:
         raise UsageError(
-            f"transformers cannot build {head.class_name} of {source.name}: {_line(error)}"
+            f"transformers cannot build {head.class_name} of {source.name}: {line(error)}."
         ) from None
     _settle(model)
     return model.to(dtype)
@@ -95,7 +94,7 @@ def configure(source: ModelSource, head: Head, *, attention: str | None = None) 
         config = getattr(transformers, head.config_class).from_dict(settings)
     except Exception as error:
         raise UsageError(
-            f"transformers refuses the config of {source.name}: {_line(error)}"
+            f"transformers refuses the config of {source.name}: {line(error)}."
         ) from None
     if head.task.by_last_token:
         for part in (config, config.get_text_config()):
@@ -117,31 +116,34 @@ _NOT_OURS = (
 )
 
 
-def _call(factory: str) -> torch.nn.Module:
-    module_name, _, name = factory.partition(":")
+@contextlib.contextmanager
+def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
+    """Say of a failure inside somebody's own model first what the model's code said.
+
+    Args:
+        name: the model's; nothing is changed for models of transformers.
+        where: the place it failed at, such as `` in encoder, at addmm``.
+
+    Raises:
+        EstimateError: the code inside failed.
+    """
     try:
-        with _importable(os.getcwd()):
-            made = getattr(importlib.import_module(module_name), name)()
-    except ImportError as error:
-        raise UsageError(f"Cannot import {module_name}: {_line(error)}") from None
-    except AttributeError as error:
-        raise UsageError(f"{factory} cannot be called: {_line(error)}") from None
+        yield
+    except MemcalcError:
+        raise
     except Exception as error:
-        raise UsageError(f"{factory} failed: {type(error).__name__}: {_line(error)}") from None
+        if not is_named(name):
+            raise
+        said = f"{line(error)} ({type(error).__name__}{where()})"
+        raise EstimateError(f"{name}: {said}.") from error
+
+
+def _call(factory: str) -> torch.nn.Module:
+    callable_ = load(factory)
+    try:
+        made = callable_()
+    except Exception as error:
+        raise UsageError(f"{factory} fails: {type(error).__name__}: {line(error)}.") from None
     if not isinstance(made, torch.nn.Module):
         raise UsageError(f"{factory} returned {type(made).__name__}, not an nn.Module.")
     return made
-
-
-@contextlib.contextmanager
-def _importable(folder: str) -> Iterator[None]:
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return (text[:300] or type(error).__name__).rstrip(".") + "."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from memcalc.registry.build import build
@@ -23,11 +25,15 @@ def make(
         UsageError: its package is not installed, or the class refuses its arguments.
     """
     loop, layout = loops.of(program.plan), layouts.of(program.plan)
-    groups = layout.groups or loop.groups
+    # None is the Trainer's default; some optimizers make lists of temporaries for any.
+    decay = float(program.choice.given.get("weight_decay") or 0.0)
+    groups: list[Any] | None = None
+    if only is None:
+        groups = layout.groups(model) if layout.groups else loop.groups(model, decay)
     return build(
         program.choice,
         model,
-        groups=groups(model) if only is None else None,
+        groups=groups,
         wide_embeddings=loop.wide_embeddings,
         only=only,
         through=layout.optimizer,

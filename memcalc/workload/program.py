@@ -17,13 +17,13 @@ from memcalc.records.plan import Plan
 from memcalc.registry import Choice
 from memcalc.workload import layouts, loops, lora, tasks
 from memcalc.workload.chunked import chunk_loss
-from memcalc.workload.inputs import Batch, Inputs, described
+from memcalc.workload.inputs import Batch, Inputs, check, described
 from memcalc.workload.inventory import take
 from memcalc.workload.job import Job
 from memcalc.workload.loops import Loop
 from memcalc.workload.model import build
 from memcalc.workload.precision import PRECISIONS, Precision
-from memcalc.workload.tasks import Task
+from memcalc.workload.tasks import CALLABLE, Task
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,12 +146,15 @@ def program_of(
     if plan.checkpointing:
         _checkpoint(model, plan.checkpoint_every)
     inputs, notes = _inputs(model, task, plan)
+    batch = inputs.make if inputs is not None else described(plan.inputs)
+    if task is CALLABLE:
+        check(model, batch("meta"))
     return Program(
         plan=plan,
         model=model,
         inventory=inventory,
         choice=choice,
-        batch=inputs.make if inputs is not None else described(plan.inputs),
+        batch=batch,
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
         precision=PRECISIONS[plan.precision],
         assumptions=(*notes, *_said(plan, choice, loop, cached=cached)),

@@ -89,7 +89,7 @@ def check(name: str, args: dict, dtype: torch.dtype, loop: str = "plain") -> Non
         warnings.simplefilter("ignore")
         found = loops.find(loop)
         optimizer = build(
-            choice, model, groups=found.groups(model), wide_embeddings=found.wide_embeddings
+            choice, model, groups=found.groups(model, 0.0), wide_embeddings=found.wide_embeddings
         )
         train(model, optimizer)
     real = read_state(optimizer)

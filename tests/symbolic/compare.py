@@ -18,7 +18,7 @@ from memcalc.workload.program import prepare
 def compare(plan, examples, other_gpu):
     """How many points were compared, and how many of them on the other GPU."""
     plan = make(plan)
-    choice = registry.find(plan.optim, dict(plan.optim_args))
+    choice = registry.of(plan)
     targets = [resolve(plan, gpus.find(name))[0] for name in (plan.gpu, other_gpu)]
     program = prepare(plan, choice)
     evaluator = Evaluator(generalize(program, targets[0], trace(program, targets[0])))

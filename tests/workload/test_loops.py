@@ -5,7 +5,7 @@ import pytest
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.records.fields import FIELDS
-from memcalc.workload import layouts, loops
+from memcalc.workload import loops
 
 
 def plan(**settings):
@@ -42,8 +42,3 @@ def test_only_the_trainer_clips_by_itself():
         "trainer": 1.0,
     }
     assert loops.find("trainer").clip_to(plan(loop="trainer", max_grad_norm=0.5)) == 0.5
-
-
-def test_one_gpu_leaves_the_model_as_it_is():
-    model = object()
-    assert layouts.of(plan()).wrap(model) is model

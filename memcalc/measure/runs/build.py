@@ -22,7 +22,7 @@ from memcalc.workload.resume import restore, saved_state
 
 def program(plan: Plan, *, weights: bool) -> Program:
     """Build what a plan names; with real weights they are on the CPU, else there are none yet."""
-    choice = registry.find(plan.optim, dict(plan.optim_args))
+    choice = registry.of(plan)
     if weights:
         model, task = loading.load(plan)
         return program_of(plan, choice, model, task)

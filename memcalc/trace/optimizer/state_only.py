@@ -12,6 +12,9 @@ from memcalc.records.model import OptimizerState, Place, StateTensor
 Update = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], None]
 """What an update of one parameter does to memory beside its state, given that state."""
 
+_RATE = {"lr": 0.0}
+"""Schedulers look for one."""
+
 
 class StateOnlyOptimizer(torch.optim.Optimizer):
     """Makes the state that the registry's closed form names, in its order, and updates nothing."""
@@ -22,7 +25,7 @@ class StateOnlyOptimizer(torch.optim.Optimizer):
         parameters: Mapping[str, torch.nn.Parameter],
         update: Update | None = None,
     ) -> None:
-        super().__init__(list(parameters.values()), {})
+        super().__init__(list(parameters.values()), _RATE)
         self._tensors: dict[str, list[StateTensor]] = {"": []}
         for wanted in state.tensors:
             self._tensors.setdefault(wanted.parameter, []).append(wanted)

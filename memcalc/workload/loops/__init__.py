@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 DEFAULT = "plain"
 
 
-def trained(model: torch.nn.Module) -> list[Any]:
-    """The parameters that train, as one group."""
+def trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:
+    """The parameters that train, as one group; the optimizer itself knows its weight decay."""
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
@@ -55,8 +55,9 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients are clipped to this norm where the plan says nothing else."""
     wide_embeddings: bool = False
     """8-bit optimizers keep the states of embeddings in 32 bit."""
-    groups: Callable[[torch.nn.Module], list[Any]] = trained
-    """The parameters, or groups of them, that the optimizer is made over."""
+    groups: Callable[[torch.nn.Module, float], list[Any]] = trained
+    """The parameters, or groups of them, that the optimizer is made over; told the weight decay
+    that was asked for."""
 
     def keep_outputs(self, plan: Plan) -> bool:
         """Whether a run of this plan keeps the model's outputs through backward."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 MAX_GRAD_NORM = 1.0
 """Default of ``TrainingArguments.max_grad_norm``."""
-_DECAY = 0.01
-"""Any weight decay: it tells the groups apart and changes no byte."""
 _METHODS = (
     "get_train_dataloader",
     "get_eval_dataloader",
@@ -62,14 +60,14 @@ def run(job: Job, watch: Watch, steps: int) -> None:
             trainer.train()
 
 
-def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+def groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The groups of ``Trainer.create_optimizer``: weight decay for some, none for others."""
     from transformers import Trainer
 
     decays = set(Trainer.get_decay_parameter_names(None, model))
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
-        {"params": [p for name, p in named if name in decays], "weight_decay": _DECAY},
+        {"params": [p for name, p in named if name in decays], "weight_decay": weight_decay},
         {"params": [p for name, p in named if name not in decays], "weight_decay": 0.0},
     ]
 
@@ -204,7 +202,8 @@ class _Followed:
         from memcalc.workload.outputs import remembered
 
         loss, logits, labels = self._predicted
-        return remembered(loss), remembered(logits), labels
+        self._predicted = remembered(loss), remembered(logits), labels
+        return self._predicted
 
     def pad_across_processes(self, original: Any, tensor: Any, dim: int = 0, **kwargs: Any) -> Any:
         """Of one process nothing is padded, but it asks the device for every shape."""

@@ -1,0 +1,90 @@
+"""What somebody names of their own code: ``package.module:name`` or ``file.py:name``.
+
+Only child processes load it: their code may print, exit or never return.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from memcalc.errors import UsageError
+
+_WORD = r"[A-Za-z_]\w*"
+_FORM = re.compile(rf"(?P<place>{_WORD}(?:\.{_WORD})*|[^:]*\.py):(?P<name>{_WORD}(?:\.{_WORD})*)")
+
+
+def is_named(text: str) -> bool:
+    """Whether a text names an object in a module or in a file."""
+    return _FORM.fullmatch(text) is not None
+
+
+def load(text: str) -> Any:
+    """The object of this name; modules of the working directory are found too.
+
+    Raises:
+        UsageError: there is no such file, module or object, or its code fails, in its own words.
+    """
+    match = _FORM.fullmatch(text)
+    assert match is not None
+    place, name = match["place"], match["name"]
+    module = _of_file(place) if place.endswith(".py") else _of_module(place)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{place} has no {name}.")
+        found = getattr(found, part)
+    return found
+
+
+def line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+
+
+def _of_module(name: str) -> ModuleType:
+    _add(os.getcwd())
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise UsageError(f"Cannot import {name}: {_said(error)}.") from None
+
+
+def _of_file(text: str) -> ModuleType:
+    path = Path(text).expanduser().resolve()
+    if not path.is_file():
+        raise UsageError(f"There is no file {text}.")
+    # What stands beside the file can be imported, as when it is run.
+    _add(str(path.parent))
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    # Another module may have the file's name already.
+    name = path.stem if known is None else f"{path.stem} of {path.parent}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        sys.modules.pop(name, None)
+        raise UsageError(f"{text} fails when it is imported: {_said(error)}.") from None
+    return module
+
+
+def _add(folder: str) -> None:
+    """For good: what was imported may import more when it runs."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _said(error: Exception) -> str:
+    plain = isinstance(error, ImportError)
+    return line(error) if plain else f"{type(error).__name__}: {line(error)}"
