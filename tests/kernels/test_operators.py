@@ -11,6 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 RECORDINGS = sorted((ROOT / "evidence" / "standin").glob("operators-*.json"))
+USUAL = {"operators-torch2.13-cc75", "operators-torch2.13-cc90", "operators-torch2.13-cc90-cudnn"}
 LEAST = {True: 40, False: 250}
 """Cases of a recording where cuDNN runs, and where it does not."""
 UNEQUAL = {
@@ -50,7 +51,14 @@ def peak(events):
     return highest
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        # One PyTorch on two generations, and with cuDNN; the rest at night.
+        pytest.param(path, id=path.stem, marks=() if path.stem in USUAL else pytest.mark.nightly)
+        for path in RECORDINGS
+    ],
+)
 def test_every_event_of_every_operator_is_the_recorded_one(forked, path):
     recorded = json.loads(path.read_text())["cases"]
     assert len(recorded) > LEAST["-cudnn" in path.stem]
