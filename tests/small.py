@@ -8,8 +8,8 @@ from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
 from memcalc.explanation.explain import explain
-from memcalc.remedies.search import needed
-from memcalc.remedies.trials import figures
+from memcalc.remedies.goals import needed
+from memcalc.remedies.records import figures
 
 SMALL = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 5000}
 
@@ -42,7 +42,7 @@ def traced(small_model, settings, once):
 @pytest.fixture(scope="session")
 def explained(small_model, settings, traced, once):
     """With a search for a plan that reserves a third less."""
-    before = figures(traced)
+    before = figures(traced.prediction)
     limit = needed(before) - before.peak.reserved // 3
     with once("explained"):
         return explain(small_model, under=limit, **settings)

@@ -51,9 +51,9 @@ def judge(
     """
     found = []
     for budget in run.budgets:
-        verdict = _one(budget, evidence, before)
+        verdict = judged(budget, evidence, before)
         if verdict.status is Status.OVER and verdict.difference is not None:
-            advice = remedy(budget, evidence, verdict.difference)
+            advice = remedy(budget, evidence, before)
             verdict = replace(verdict, remedy=advice)
         found.append(verdict)
     return found
@@ -70,7 +70,8 @@ def worst_first(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     return tuple(sorted(verdicts, key=rank))
 
 
-def _one(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
+def judged(budget: Budget, evidence: Evidence, before: Known | None) -> Verdict:
+    """Judge one budget of a run, without a word on what would help."""
     if evidence.error is not None:
         return Verdict(budget=budget, status=Status.UNKNOWN, reason=evidence.error)
     if budget.rule is Rule.FITS:

@@ -52,6 +52,11 @@ def figure(evidence: Evidence, metric: str) -> Figure:
     return _estimated(evidence.prediction, name)
 
 
+def rung_of(metric: str) -> str | None:
+    """The rung of the ladder whose peak a metric is; ``None``: it is another figure."""
+    return metric.removeprefix("peak.") if metric in _RUNGS else None
+
+
 def figures(evidence: Evidence) -> dict[str, int]:
     """Every figure that is known, by metric."""
     found = {metric: figure(evidence, metric).bytes for metric in METRICS}

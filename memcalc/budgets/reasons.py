@@ -11,12 +11,12 @@ from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component
 from memcalc.units import format_bytes
 
-Remedy = Callable[[Budget, Evidence, int], str]
-"""Given a budget, what is known of its run and the bytes it is over: what would bring it under,
-in one clause such as ``checkpointing saves 1.2 GiB``; empty where nothing is known."""
+Remedy = Callable[[Budget, Evidence, "Known | None"], str]
+"""Given a budget, what is known of its run and of its baseline: what would bring it under, in one
+clause such as ``checkpointing brings it to 1.2 GiB``; empty where nothing is known."""
 
 
-def no_remedy(budget: Budget, evidence: Evidence, over: int) -> str:
+def no_remedy(budget: Budget, evidence: Evidence, before: Known | None) -> str:
     """Know nothing that would bring a run under its budget."""
     return ""
 

@@ -114,7 +114,7 @@ def _adviser(wanted: bool, use_cache: bool) -> Iterator[Remedy]:
     if not wanted:
         yield no_remedy
         return
-    from memcalc.budgets.remedies import Adviser
+    from memcalc.budgets.adviser import Adviser
 
     with Adviser(use_cache=use_cache) as adviser:
         yield adviser

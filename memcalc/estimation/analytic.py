@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from memcalc import registry
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError
@@ -22,6 +23,7 @@ from memcalc.estimation.activations import (
 )
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
+from memcalc.estimation.state import is_whole
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction
@@ -234,6 +236,32 @@ def _assumptions(plan: Plan, live: Live) -> tuple[str, ...]:
         f"{plan.batch} x {live.seq} tokens",
         "activations by the closed form of Korthikanti et al. 2022, adapted",
     )
+
+
+def least(plan: Plan, inventory: Inventory) -> int:
+    """Bytes that a step holds together when backward ends, whatever else it holds.
+
+    Weights and optimizer state, and all gradients unless each is used inside backward. Beside
+    adapters only the weights that they adapt count; nothing where they are divided over GPUs.
+
+    Args:
+        plan: what is trained.
+        inventory: of the model without adapters, in any precision.
+
+    Raises:
+        MemcalcError: the optimizer has no closed form, or nothing is left to train.
+    """
+    if not is_whole(plan):
+        return 0
+    planned = as_planned(inventory, plan)
+    weights = sum(parameter.bytes for parameter in planned.parameters)
+    if plan.lora is not None:
+        return weights
+    choice = registry.of(plan)
+    state = registry.state_of(choice, planned.parameters, plan).total(Place.DEVICE)
+    at_once = plan.optim_in_backward or choice.row.in_backward
+    gradients = 0 if at_once else sum(parameter.bytes for parameter in planned.trainable)
+    return weights + gradients + state
 
 
 def as_planned(inventory: Inventory, plan: Plan) -> Inventory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -97,10 +97,19 @@ class Tracer:
     Answers are kept in the cache's folder, and traces where they were asked for.
     """
 
-    def __init__(self, *, use_cache: bool = True, workers: int | None = 1) -> None:
-        """Start nothing yet; arguments as for ``answers``."""
+    def __init__(
+        self, *, use_cache: bool = True, workers: int | None = 1, counted: bool = False
+    ) -> None:
+        """Start nothing yet; arguments as for ``answers``.
+
+        Args:
+            use_cache: keep and reuse answers on disk.
+            workers: the most processes that trace at once.
+            counted: answers say how many operations a step takes, which runs on symbols do not.
+        """
         self._use_cache = use_cache
-        self._workers = workers
+        self._counted = counted
+        self.workers = workers
         self._stack = contextlib.ExitStack()
         self._pool: Pool | None = None
         self._last: Traced | None = None
@@ -116,18 +125,23 @@ class Tracer:
         known: dict[int, Answer] = {}
         names: dict[int, str] = {}
         for index, plan in enumerate(plans):
+            replayed = self._replayed(plan)
+            if replayed is not None:
+                known[index] = replayed
+                continue
             try:
                 source = check(plan)
+                name = self._name(plan, source)
             except MemcalcError as error:
                 known[index] = error
                 continue
-            found = None
-            if self._use_cache and source.config is not None and code_in(plan) is None:
-                names[index] = cache.key(canonical(plan), source.config, "trace")
-                found = _from_cache(names[index], plan) or _from_symbolic(plan, source.config)
-            found = found or self._replayed(plan)
-            if found is not None:
-                known[index] = found
+            if name is not None and source.config is not None:
+                names[index] = name
+                found = _from_cache(name, plan)
+                if found is None and not self._counted:
+                    found = _from_symbolic(plan, source.config)
+                if found is not None:
+                    known[index] = found
         missing = [plan for index, plan in enumerate(plans) if index not in known]
         traced = self._children().predictions(missing) if missing else iter(())
         for index in range(len(plans)):
@@ -138,39 +152,68 @@ class Tracer:
 
     def trace(self, plan: Plan) -> Traced | MemcalcError:
         """Trace one plan and keep its events, or find them in the cache."""
+        found = next(self.traces([plan]))
+        if isinstance(found, Traced):
+            self._last = found
+        return found
+
+    def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
+        """The same of several plans, in order, and side by side."""
+        from memcalc.estimation.client import Client
+
+        known = {plan: self._kept(plan) for plan in plans}
+        missing = [plan for plan, found in known.items() if found is None]
+        answers = self._children().each(missing, Client.trace) if missing else iter(())
+        fresh = iter(missing)
+        for plan in plans:
+            while (found := known[plan]) is None:
+                traced = next(fresh)
+                known[traced] = self._keep(traced, next(answers))
+            yield found
+
+    def _kept(self, plan: Plan) -> Traced | MemcalcError | None:
+        """What the cache holds of a plan, or what is wrong with it."""
         if plan.command:
             return _simulated(plan)
         try:
-            source = check(plan)
+            name = self._name(plan, check(plan))
         except MemcalcError as error:
             return error
-        name = None
-        if self._use_cache and source.config is not None and code_in(plan) is None:
-            name = cache.key(canonical(plan), source.config, "trace")
-            known, events = _from_cache(name, plan), cache.load_trace(name)
-            if known is not None and events is not None:
-                return self._remembered(Traced(prediction=known, trace=events))
-        from memcalc.estimation.client import Client
+        if name is None:
+            return None
+        known, events = _from_cache(name, plan), cache.load_trace(name)
+        if known is None or events is None:
+            return None
+        return Traced(prediction=known, trace=events)
 
-        (answer,) = self._children().each([plan], Client.trace)
+    def _keep(
+        self, plan: Plan, answer: tuple[Prediction, Trace] | MemcalcError
+    ) -> Traced | MemcalcError:
         if isinstance(answer, MemcalcError):
             return answer
         prediction, trace = answer
+        name = self._name(plan, check(plan))
         if name is not None:
             cache.store(name, prediction)
             cache.store_trace(name, trace)
-        return self._remembered(Traced(prediction=prediction, trace=trace))
+        return Traced(prediction=prediction, trace=trace)
+
+    def _name(self, plan: Plan, source: models.ModelSource) -> str | None:
+        """Of a plan's answer in the cache; ``None``: it is not kept there."""
+        if not self._use_cache or source.config is None or code_in(plan) is not None:
+            return None
+        return cache.key(canonical(plan), source.config, "trace")
+
+    def clients(self, count: int) -> list[Client]:
+        """Children of this tracer, for what it does not ask itself."""
+        return self._children().clients(count)
 
     def _children(self) -> Pool:
         if self._pool is None:
             from memcalc.estimation.pool import Pool
 
-            self._pool = self._stack.enter_context(Pool(self._workers))
+            self._pool = self._stack.enter_context(Pool(self.workers))
         return self._pool
-
-    def _remembered(self, traced: Traced) -> Traced:
-        self._last = traced
-        return traced
 
     def _replayed(self, plan: Plan) -> Prediction | None:
         """The answer where the last trace is of this very run, but for the allocator's settings."""
@@ -184,7 +227,7 @@ class Tracer:
 
 
 def _as_run(plan: Plan) -> Plan:
-    return replace(canonical(plan), alloc_conf="")
+    return replace(plan, alloc_conf="")
 
 
 def _simulated(plan: Plan) -> Traced | MemcalcError:
@@ -204,13 +247,6 @@ def keep(traced: Traced) -> None:
     name = cache.key(traced.prediction.plan, {}, "simulated")
     cache.store(name, traced.prediction)
     cache.store_trace(name, traced.trace)
-
-
-def traces(plans: Iterable[Plan], *, use_cache: bool = True) -> Iterator[Traced | MemcalcError]:
-    """Trace plans in order and keep all events; a plan that fails yields its error."""
-    with Tracer(use_cache=use_cache) as tracer:
-        for plan in plans:
-            yield tracer.trace(plan)
 
 
 def check(plan: Plan) -> models.ModelSource:

@@ -44,6 +44,12 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self._parent.close()
 
+    def clients(self, count: int) -> list[Client]:
+        """So many of its children, the same ones each time."""
+        while len(self._clients) < count:
+            self._clients.append(Client(self._parent))
+        return self._clients[:count]
+
     def predictions(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
         """Trace plans; answers come in their order, each as soon as it and all before are known."""
         return self.each(plans, Client.ask)
@@ -53,15 +59,14 @@ class Pool:
     ) -> Iterator[T | MemcalcError]:
         """Ask something of every plan, those of one model of the same child as far as that goes."""
         shares = [list(share) for share in split([plan.model for plan in plans], self.workers)]
-        while len(self._clients) < len(shares):
-            self._clients.append(Client(self._parent))
+        clients = self.clients(len(shares))
         if len(shares) == 1:
             for plan in plans:
-                yield ask(self._clients[0], plan)
+                yield ask(clients[0], plan)
             return
         answers: list[Future[T | MemcalcError]] = [Future() for _ in plans]
         lock = threading.Lock()
-        for number, client in enumerate(self._clients[: len(shares)]):
+        for number, client in enumerate(clients):
             arguments = (client, number, shares, lock, plans, ask, answers)
             threading.Thread(target=_work, args=arguments, daemon=True).start()
         try:

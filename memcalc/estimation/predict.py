@@ -9,11 +9,10 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from memcalc.allocator.replay import Interval, Op, Replay, replay
-from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation.fits import device_of, judge
+from memcalc.estimation.fits import Device, device_of, judge
 from memcalc.estimation.outside import outside_span
-from memcalc.estimation.question import Asked
+from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
@@ -38,7 +37,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         state: the optimizer's state by the registry, for its table.
     """
     plan, gpu = question.plan, question.gpu
-    settings = parse_alloc_conf(plan.alloc_conf, torch=question.target.torch)
+    settings = question.settings
     more = 0 if trace.whole else MORE
     replayed = replay(tuples(trace, more), settings, UNLIMITED)
     phases = _phases(replayed, trace, more)
@@ -87,6 +86,14 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     device = device_of(gpu, plan=plan).holding(state)
     fit = judge(lambda: tuples(trace, more), settings, device, replayed.peaks)
     return replace(answer, fit=fit)
+
+
+def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
+    """The same prediction, judged by a device that need not be the plan's GPU."""
+    settings = asked(prediction.plan).settings
+    unlimited = replay(tuples(trace, MORE), settings, UNLIMITED).peaks
+    there = device.holding(prediction.optimizer_state)
+    return replace(prediction, fit=judge(lambda: tuples(trace, MORE), settings, there, unlimited))
 
 
 def _requested_only(phase: PhasePeak) -> PhasePeak:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc import registry
+from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.catalog import gpus, models
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import UsageError
@@ -27,6 +28,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     target: Target
     notes: tuple[str, ...]
     """What was assumed of the target."""
+
+    @property
+    def settings(self) -> AllocatorSettings:
+        """Of the allocator, as the plan's PyTorch reads them."""
+        return parse_alloc_conf(self.plan.alloc_conf, torch=self.target.torch)
 
 
 def canonical(plan: Plan) -> Plan:

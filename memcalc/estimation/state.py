@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc import registry
 from memcalc.estimation.question import Asked
 from memcalc.records.model import DTYPE_BYTES, OptimizerState, StateTensor
+from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Trace
 from memcalc.records.walk import alive, program_end
 from memcalc.workload import layouts
@@ -16,6 +17,11 @@ _SHARE = "this GPU's share of the state, read off the trace"
 _OF_ITS_CODE = "read off a trace of its own code; what it keeps on the host is not in it"
 
 
+def is_whole(plan: Plan) -> bool:
+    """Whether each GPU holds all weights, gradients and optimizer state of a plan."""
+    return layouts.spread(plan).layout in _WHOLE
+
+
 def state_for(question: Asked, trace: Trace) -> OptimizerState:
     """What the optimizer keeps on one GPU.
 
@@ -24,7 +30,7 @@ def state_for(question: Asked, trace: Trace) -> OptimizerState:
     counters in host memory.
     """
     choice = question.choice
-    whole = layouts.spread(question.plan).layout in _WHOLE
+    whole = is_whole(question.plan)
     if whole and (choice.closed_form or not choice.traceable):
         return registry.state_of(choice, trace.inventory.parameters, question.plan)
     held = (trace.storages[number] for number in alive(trace, program_end(trace) - 1))

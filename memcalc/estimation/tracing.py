@@ -19,10 +19,11 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.child import Speaker
 from memcalc.errors import EstimateError
 from memcalc.estimation.predict import predict
-from memcalc.estimation.question import asked
+from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.state import state_for
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
+from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
@@ -54,12 +55,17 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
     return lambda request, speaker: desk.answer(request)
 
 
+_KEPT = 2
+"""Traces that a child keeps for questions about the same run under other allocator settings."""
+
+
 class Desk:
     """Answers requests, and keeps the last program for the next one that differs in size only."""
 
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
         self._breadcrumbs = breadcrumbs
         self._program: tuple[Plan, Program] | None = None
+        self._traces: dict[Plan, tuple[Trace, OptimizerState]] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to one request.
@@ -81,12 +87,24 @@ class Desk:
     def estimate(self, plan: Plan) -> tuple[Prediction, Trace]:
         """Trace one plan in this process and predict from it."""
         question = asked(plan)
+        run = replace(plan, alloc_conf="")
+        if run not in self._traces:
+            known = self._traced(question)
+            # The one that was asked for longest ago makes room.
+            for old in list(self._traces)[: len(self._traces) - _KEPT + 1]:
+                del self._traces[old]
+            self._traces[run] = known
+        traced, state = self._traces[run]
+        return predict(question, traced, state), traced
+
+    def _traced(self, question: Asked) -> tuple[Trace, OptimizerState]:
+        plan = question.plan
         program = self._prepared(plan, question.choice)
         with in_its_words(plan.model, self._where):
             traced = trace(
                 program, question.target, notes=question.notes, breadcrumbs=self._breadcrumbs
             )
-        return predict(question, traced, state_for(question, traced)), traced
+        return traced, state_for(question, traced)
 
     def grow(self, plan: Plan) -> SymbolicTrace:
         """Learn how the trace of a plan grows.

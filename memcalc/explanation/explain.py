@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
@@ -12,10 +14,10 @@ from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.explanation.peak import moments
 from memcalc.explanation.records import Explanation
 from memcalc.records.plan import Plan
-from memcalc.remedies.records import Figures, Option, Search
-from memcalc.remedies.search import needed, search
-from memcalc.remedies.table import candidates
-from memcalc.remedies.trials import Laboratory, figures
+from memcalc.remedies.advice import advise
+from memcalc.remedies.goals import fitting, under
+from memcalc.remedies.records import figures
+from memcalc.remedies.trials import Trials
 from memcalc.units import parse_bytes
 
 
@@ -59,8 +61,15 @@ def explain(
     return explain_plan(make({"model": model, **settings}), wish)
 
 
-def explain_plan(plan: Plan, wish: Wish) -> Explanation:
+def explain_plan(
+    plan: Plan, wish: Wish, seen: Callable[[Explanation], None] = lambda so_far: None
+) -> Explanation:
     """Explain one plan.
+
+    Args:
+        plan: what is trained.
+        wish: what the explanation shall hold.
+        seen: told what is known so far, each time that there is more.
 
     Raises:
         UsageError: the question cannot be understood.
@@ -69,40 +78,30 @@ def explain_plan(plan: Plan, wish: Wish) -> Explanation:
     for name, least in (("depth", wish.depth), ("under", wish.under)):
         if least is not None and least < 1:
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
-    with Tracer(use_cache=wish.use_cache) as tracer:
+    with Tracer(use_cache=wish.use_cache, workers=None, counted=True) as tracer:
         traced = tracer.trace(plan)
         if isinstance(traced, MemcalcError):
             raise traced
-        by_phase = moments(traced.trace, plan, depth=wish.depth)
-        peak = by_phase.pop(traced.prediction.peak.phase)
-        before = figures(traced)
-        options, found = _remedies(plan, traced, before, wish, tracer)
+        found = _explained(traced, wish)
+        seen(found)
+        goal = under(wish.under, found.figures) if wish.under is not None else None
+        if goal is None and wish.remedies:
+            goal = fitting(found.figures)
+        advice = advise(
+            Trials(traced, tracer),
+            goal,
+            by_itself=wish.remedies,
+            seen=lambda options: seen(replace(found, options=options)),
+        )
+    return replace(found, options=advice.options, search=advice.search)
+
+
+def _explained(traced: Traced, wish: Wish) -> Explanation:
+    by_phase = moments(traced.trace, traced.prediction.plan, depth=wish.depth)
+    peak = by_phase.pop(traced.prediction.peak.phase)
     return Explanation(
         prediction=traced.prediction,
-        figures=before,
+        figures=figures(traced.prediction),
         peak=peak,
         others=tuple(sorted(by_phase.values(), key=lambda moment: -moment.requested)),
-        options=options,
-        search=found,
     )
-
-
-def _order(option: Option, before: Figures) -> int:
-    saved = option.trial.saved(before, "reserved" if before.peak.reserved else "requested")
-    return -saved if saved is not None else 1 << 60
-
-
-def _remedies(
-    plan: Plan, traced: Traced, before: Figures, wish: Wish, tracer: Tracer
-) -> tuple[tuple[Option, ...], Search | None]:
-    rows = candidates(plan, traced.trace)
-    laboratory = Laboratory(plan, tracer)
-    options: list[Option] = []
-    if wish.remedies:
-        options = [Option(remedy=row, trial=laboratory.try_out([row])) for row in rows]
-        options.sort(key=lambda option: _order(option, before))
-    limit = wish.under
-    if limit is None and wish.remedies and before.fit is not None:
-        limit = before.fit.capacity if needed(before) > before.fit.capacity else None
-    found = search(laboratory, before, rows, limit) if limit is not None else None
-    return tuple(options), found

@@ -12,15 +12,15 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus as catalog
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.client import Client, tracing_parent
-from memcalc.estimation.estimate import check
+from memcalc.estimation.estimate import Tracer, check
 from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED, code_in
 from memcalc.fitting import advice, search
 from memcalc.fitting.oracle import Oracle
-from memcalc.fitting.others import gpus_that_fit, settings_that_fit
+from memcalc.fitting.other_gpus import gpus_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
+from memcalc.fitting.settings import with_settings
 from memcalc.fitting.symbolic import SymbolicTraceRefutedError
 from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.plan import Plan
@@ -83,16 +83,19 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
     """Answer a question about a plan; see ``fit``."""
     source = check(plan)
     _refuse(plan, question)
-    # A client's process starts when it is first asked; only a grid asks both.
-    with tracing_parent() as parent, Client(parent) as client, Client(parent) as second:
+    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+        found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
+        if question.settings:
+            found = with_settings(found, question.memory, tracer)
+        # A client's process starts when it is first asked; only a grid asks both.
         config = source.config if code_in(plan) is None else None
-        oracle = Oracle((client, second), config, use_cache=use_cache)
+        oracle = Oracle(tracer.clients(2), config, use_cache=use_cache)
         try:
-            return _answer(plan, question, oracle)
+            return _answer(found, question, oracle)
         except SymbolicTraceRefutedError:
             # What was learnt is given up; from here on every size is traced.
             oracle.notes["sizes were traced one by one: a run on symbols was refuted"] = None
-            return _answer(plan, question, oracle)
+            return _answer(found, question, oracle)
 
 
 def _refuse(plan: Plan, question: Question) -> None:
@@ -105,24 +108,21 @@ def _refuse(plan: Plan, question: Question) -> None:
         )
     if question.memory is not None and question.memory < 1:
         raise UsageError(f"memory = {question.memory} is no memory at all: give more bytes.")
-    if plan.gpu is None and question.memory is None and not question.gpus:
+    if plan.gpu is None and question.memory is None and (question.settings or not question.gpus):
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
 
 
-def _answer(plan: Plan, question: Question, oracle: Oracle) -> FitAnswer:
-    found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
+def _answer(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
+    plan = found.plan
     if plan.gpu is not None or question.memory is not None:
         found = _on_device(found, question, oracle)
     if question.gpus:
         found = replace(found, gpus=gpus_that_fit(plan, oracle))
-    if question.settings:
-        device = _device(plan, question)
-        found = replace(found, settings=settings_that_fit(plan, device, oracle))
     return replace(
         found,
-        traces=oracle.traces,
-        assumptions=(*oracle.assumptions, *oracle.notes),
-        uncounted=(*oracle.uncounted, *UNCOUNTED),
+        traces=found.traces + oracle.traces,
+        assumptions=(*(oracle.assumptions or found.assumptions), *oracle.notes),
+        uncounted=(*(oracle.uncounted or found.uncounted), *UNCOUNTED),
     )
 
 
@@ -131,7 +131,9 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
     if question.grid:
         # A batch of one is learnt for itself; a grid holds it and larger ones.
         oracle.learn((plan, replace(plan, batch=2 if plan.batch == 1 else 1)))
-    here = oracle.probe(plan, device)
+    here = found.here
+    if here is None or question.batch or question.seq or question.grid:
+        here = oracle.probe(plan, device)
     limits, unknown = [], {}
     if question.batch:
         limits.append(_limit("batch", plan, here, device, oracle))

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from memcalc.allocator.replay import replay
-from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf, round_size
+from memcalc.allocator.settings import AllocatorSettings, round_size
 from memcalc.errors import MemcalcError
 from memcalc.estimation.client import Client
 from memcalc.estimation.fits import Device, hopeless, judge
@@ -137,7 +137,7 @@ class Oracle:
         if evaluator is None:
             return None
         point = point_of(evaluator.symbolic, plan)
-        least = _least(evaluator.stream(point, question.target), _settings(question))
+        least = _least(evaluator.stream(point, question.target), question.settings)
         fit = hopeless(least, device)
         return Probe(batch=plan.batch, seq=point.seq, fit=fit) if fit is not None else None
 
@@ -188,11 +188,7 @@ class _Traced:
 
 
 def _judged(events: _Events | _Traced, question: Asked, trace: Trace, device: Device) -> Fit:
-    settings = _settings(question)
+    settings = question.settings
     state = state_for(question, trace)
     unlimited = replay(events(), settings, UNLIMITED).peaks
     return judge(events, settings, device.holding(state), unlimited)
-
-
-def _settings(question: Asked) -> AllocatorSettings:
-    return parse_alloc_conf(question.plan.alloc_conf, torch=question.target.torch)

@@ -6,6 +6,7 @@ import msgspec
 
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.remedies.records import Figures, Option, Search
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,22 +68,6 @@ class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan with one change (or a few), really estimated."""
-
-    options: str
-    """What to type."""
-    cost: str
-    """What it costs, and the source of that."""
-    rank: int
-    """0 costs nothing, 1 time, 2 changes the arithmetic, 3 changes what is trained."""
-    fit: Fit | None
-    saved: int | None
-    """Bytes of process memory less than the plan's."""
-    reason: str = ""
-    """Why it could not be estimated."""
-
-
 class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What fits, for one plan and one device."""
 
@@ -96,7 +81,12 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...] = ()
     grid: Grid | None = None
     gpus: tuple[GpuFit, ...] = ()
-    settings: tuple[Setting, ...] = ()
+    before: Figures | None = None
+    """Of the plan itself, traced; ``None``: ``settings`` was not asked."""
+    settings: tuple[Option, ...] = ()
+    """The plan with one change each; what fits and costs least first."""
+    search: Search | None = None
+    """The cheapest changes together that fit; ``None``: the plan does, or it was not asked."""
     traces: int = 0
     """Plain traces that were made for this answer."""
     assumptions: tuple[str, ...] = ()

@@ -191,6 +191,7 @@ def _row(
         takes=(*(a for a in COMMON if a not in (*_LACKS.get(name, ()), "maximize")), *takes),
         shared=_shared(family),  # type: ignore[arg-type]
         in_8bit=in_8bit,
+        twin_8bit=f"{'paged' if paged else ''}{name.lower()}8bit" if bits != 8 else None,
         rule=rule / 4 if bits == 8 else rule,
         package="bitsandbytes",
         untraceable=_UNTRACEABLE,

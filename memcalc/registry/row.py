@@ -42,6 +42,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     shared: Callable[[bool, Args], list[Piece]] | None = None
     """State shared by all tensors; told whether any is in 8 bit."""
     in_8bit: Callable[[Parameter, Args], bool] | None = None
+    twin_8bit: str | None = None
+    """Name of the optimizer that steps the same with its states in 8 bit; ``None``: none is."""
     rule: float | None = None
     """Bytes of state per parameter by the rule of thumb."""
     package: str = "torch"

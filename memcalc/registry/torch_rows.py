@@ -119,8 +119,17 @@ ROWS = (
         8,
         defaults=_ADAM,
         aliases=("adamw_torch", "adamw_torch_xla", "adamw_torch_npu_fused"),
+        twin_8bit="adamw8bit",
     ),
-    _row("Adam", _adam, "two moments", 8, defaults=_ADAM, takes=("decoupled_weight_decay",)),
+    _row(
+        "Adam",
+        _adam,
+        "two moments",
+        8,
+        defaults=_ADAM,
+        takes=("decoupled_weight_decay",),
+        twin_8bit="adam8bit",
+    ),
     _row(
         "SGD",
         _sgd,
@@ -128,6 +137,7 @@ ROWS = (
         4,
         defaults={"momentum": 0, "nesterov": False, "fused": None},
         takes=("dampening",),
+        twin_8bit="sgd8bit",
     ),
     _row(
         "Adafactor",
@@ -143,6 +153,7 @@ ROWS = (
         4,
         defaults={"fused": None},
         takes=("lr_decay", "initial_accumulator_value"),
+        twin_8bit="adagrad8bit",
     ),
     _row(
         "Adadelta",
@@ -183,6 +194,7 @@ ROWS = (
         aliases=(),
         defaults={"momentum": 0, "centered": False, "capturable": False},
         takes=("alpha",),
+        twin_8bit="rmsprop8bit",
     ),
     _row(
         "Rprop",
@@ -226,5 +238,6 @@ ROWS = (
         summary="AdamW in one kernel; step counters on the device",
         defaults={**_ADAM, "fused": True},
         takes=COMMON,
+        twin_8bit="adamw8bit",
     ),
 )

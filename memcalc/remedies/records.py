@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, Peak, Span
+from memcalc.records.prediction import Fit, Peak, Prediction, Span
 from memcalc.records.values import Scalar
 
 Change = tuple[str, Scalar | tuple[tuple[str, Scalar], ...]]
@@ -26,6 +26,17 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Of one step; ``None``: not counted."""
 
 
+def figures(prediction: Prediction) -> Figures:
+    """What remedies are compared by."""
+    return Figures(
+        plan=prediction.plan,
+        peak=prediction.peak,
+        context=prediction.context,
+        fit=prediction.fit,
+        flops=prediction.flops,
+    )
+
+
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """A change of the plan that may need less memory, and what it costs."""
 
@@ -37,13 +48,17 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """Where the statement about the cost is from."""
     rank: int
     """Cheap ones first: 0 costs nothing, the highest trains something else."""
+    name: str = ""
+    """What it is called beside others; empty: its key."""
+    unfit: str | None = None
+    """Why it cannot be tried on this plan; ``None``: it can."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """Some remedies together, estimated in full."""
 
     remedies: tuple[str, ...]
-    """Their keys, in words a person can read where they repeat (``accumulate x4``)."""
+    """Their names."""
     figures: Figures | None
     error: str | None = None
     """Why there are no figures."""
@@ -70,12 +85,16 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """The way to a plan that needs no more than ``limit`` bytes."""
+    """The way to a plan that holds a limit."""
 
     limit: int
     rung: str
-    """The rung that was held against the limit; ``process_used`` counts the context's high end."""
+    """What was held against the limit; ``process_used`` counts the context's high end."""
     trials: tuple[Trial, ...]
     """What was estimated, in order."""
     best: Trial | None
     """The cheapest found that holds; ``None``: nothing did."""
+    remedies: tuple[Remedy, ...] = ()
+    """Those of ``best``, cheapest first."""
+    ruled_out: int = 0
+    """Plans whose weights, gradients and optimizer state alone are too large."""

@@ -1,7 +1,7 @@
 """What people do against too high a peak, as changes of a plan, and what each costs.
 
-A row says what changes and what it costs, with the source of that; what it saves is never said
-here, but estimated in full. ``rank`` orders by cost:
+A row says what changes, where it cannot be done and why, and what it costs, with the source of
+that; what it saves is never said here, but estimated in full. ``rank`` orders by cost:
 
 ====  ===================================================================================
 0     same arithmetic, no slower
@@ -16,48 +16,82 @@ here, but estimated in full. ``rank`` orders by cost:
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+
+from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.catalog import gpus
+from memcalc.catalog import gpus, models
 from memcalc.kernels.architectures import ARCHITECTURES
+from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Trace
 from memcalc.remedies.records import Change, Remedy
 from memcalc.workload import loops, tasks
+from memcalc.workload.tasks import Task
 
 CHUNKS = 8
 """Pieces of a loss; the default of torchtune's ``CEWithChunkedOutputLoss`` (0.6)."""
 
 _FUSED = "torch.optim documentation (2.13): fused is usually faster than foreach"
+_SET_TO_NONE = "torch.optim.Optimizer.zero_grad (2.13): the default since 2.0"
+_OUTPUTS = "what nothing names is freed; the Trainer keeps no outputs either (transformers 5.23)"
+_CACHE = "only generation reads it; TrainingArguments.use_cache is False (transformers 5.23)"
 _SDPA = "Dao et al. 2022, arXiv:2205.14135: exact attention, and faster"
 _AMP = "Micikevicius et al. 2018, arXiv:1710.03740: same accuracy in its trials, faster products"
 _8BIT = "Dettmers et al. 2022, arXiv:2110.02861: same accuracy in its trials"
 _PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
+_CORRECTED = "docs/optimizers.md and evidence/finetune.json of memcalc"
 _RECOMPUTE = "Chen et al. 2016, arXiv:1604.06174; operations counted in the trace"
 _IN_BACKWARD = "PyTorch's tutorial on fusing the optimizer step into the backward pass (2.13)"
 _LORA = "Hu et al. 2021, arXiv:2106.09685: adapters train, the model is frozen"
 _EXPANDABLE = "CUDA semantics in PyTorch's documentation (2.13): expandable_segments"
-_ACCUMULATE = "mean of equal micro-batches is the mean of the batch; not so for batch norm"
+_ACCUMULATE = (
+    "mean of equal micro-batches is the mean of the batch; not so for batch norm, nor for a mean "
+    "over tokens where padding leaves some micro-batches fewer of them"
+)
 _CHUNKED = "same loss up to rounding, held by memcalc's tests; operations counted in the trace"
 
+_SWITCHES = ("foreach", "fused", "capturable", "differentiable")
+"""Arguments of torch.optim that choose how a step is run, not what it computes."""
+_SETTING = re.compile(r",?expandable_segments:\w*")
+_ONE = Parameter(name="weight", shape=(4096, 4096), dtype="float32")
+"""Large enough to have whatever state an optimizer keeps."""
+_NO_GPU = "a CPU run has no CUDA allocator and no CUDA kernels"
 
-def candidates(plan: Plan, trace: Trace) -> list[Remedy]:
-    """The remedies that change this plan, cheapest first."""
-    found = [remedy for make in _ROWS for remedy in make(plan, trace)]
+
+def candidates(plan: Plan) -> list[Remedy]:
+    """The remedies of a plan, cheapest first; what it does already is left out.
+
+    Raises:
+        UsageError: the plan names a model or task that is not known.
+    """
+    task = tasks.choose(models.find(plan.model), plan.task).task
+    found = [remedy for row in _ROWS for remedy in row(plan, task)]
     return sorted(found, key=lambda remedy: remedy.rank)
 
 
 def accumulate(plan: Plan, pieces: int) -> Remedy:
-    """The same batch in so many pieces, one after the other."""
-    changes: tuple[Change, ...] = (
-        ("batch", plan.batch // pieces),
-        ("grad_accum", plan.grad_accum * pieces),
+    """The same batch in so many equal pieces, one after the other."""
+    size, count = plan.batch // pieces, plan.grad_accum * pieces
+    return Remedy(
+        key="accumulate",
+        name=f"accumulate (micro-batches of {size})",
+        title=f"micro-batches of {size}, {count} per step (--batch {size} --grad-accum {count})",
+        changes=(("batch", size), ("grad_accum", count)),
+        rank=1,
+        cost="same gradient; more and smaller kernels, slower where they leave the GPU idle",
+        source=_ACCUMULATE,
     )
-    title = f"micro-batches of {plan.batch // pieces}, {plan.grad_accum * pieces} per step"
-    cost = "same gradient; more and smaller kernels, slower where they leave the GPU idle"
-    return _remedy("accumulate", title, changes, 1, cost, _ACCUMULATE)
+
+
+def two_of(plan: Plan, pieces: int) -> Remedy:
+    """Two of those micro-batches: what all of them ask for, at a fraction of the events."""
+    whole, size = accumulate(plan, pieces), plan.batch // pieces
+    if plan.grad_accum * pieces == 2:
+        return whole
+    changes: tuple[Change, ...] = (("batch", size), ("grad_accum", 2))
+    return replace(whole, name=f"two micro-batches of {size}", changes=changes)
 
 
 def pieces_of(plan: Plan) -> list[int]:
@@ -67,155 +101,258 @@ def pieces_of(plan: Plan) -> list[int]:
     return [n for n in range(2, plan.batch + 1) if plan.batch % n == 0]
 
 
-def _remedy(
-    key: str, title: str, changes: tuple[Change, ...], rank: int, cost: str, source: str
-) -> Remedy:
-    return Remedy(key=key, title=title, changes=changes, rank=rank, cost=cost, source=source)
-
-
-def _fused(plan: Plan, trace: Trace) -> list[Remedy]:
-    choice = registry.of(plan)
-    if choice.kind != "foreach" or "fused" not in choice.row.defaults or plan.target == "cpu":
-        return []
-    settled = tuple(pair for pair in plan.optim_args if pair[0] not in ("fused", "foreach"))
-    changes: tuple[Change, ...] = (("optim_args", (*settled, ("fused", True))),)
-    return [_remedy("fused", "fused optimizer (fused=True)", changes, 0, "none known", _FUSED)]
-
-
-def _set_to_none(plan: Plan, trace: Trace) -> list[Remedy]:
-    if plan.set_to_none:
-        return []
-    source = "torch.optim.Optimizer.zero_grad (2.13): the default since 2.0"
-    title = "zero_grad(set_to_none=True)"
-    return [_remedy("set_to_none", title, (("set_to_none", True),), 0, "none known", source)]
-
-
-def _in_backward(plan: Plan, trace: Trace) -> list[Remedy]:
-    clips = loops.of(plan).clip_to(plan) is not None
-    if plan.optim_in_backward or plan.grad_accum > 1 or clips or plan.precision == "amp-fp16":
-        return []
-    title = "update inside backward (--optim-in-backward)"
-    cost = "no accumulation, no clipping; one small launch a parameter"
-    changes: tuple[Change, ...] = (("optim_in_backward", True),)
-    return [_remedy("in backward", title, changes, 3, cost, _IN_BACKWARD)]
-
-
-def _attention(plan: Plan, trace: Trace) -> list[Remedy]:
-    if plan.attention not in ("eager", "math"):
-        return []
-    changes: tuple[Change, ...] = (("attention", "auto"),)
-    return [_remedy("sdpa", "PyTorch's fused attention", changes, 0, "none known", _SDPA)]
-
-
-def _expandable(plan: Plan, trace: Trace) -> list[Remedy]:
-    if "expandable_segments" in plan.alloc_conf or plan.target == "cpu":
-        return []
-    setting = ",".join(filter(None, (plan.alloc_conf, "expandable_segments:True")))
-    title = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-    changes: tuple[Change, ...] = (("alloc_conf", setting),)
-    return [_remedy("expandable", title, changes, 0, "none known", _EXPANDABLE)]
-
-
-def _accumulate(plan: Plan, trace: Trace) -> list[Remedy]:
-    return [accumulate(plan, pieces) for pieces in pieces_of(plan)[:1]]
-
-
-def _half(plan: Plan) -> str:
+def half_of(plan: Plan) -> str:
     """The half precision the GPU computes in."""
     if plan.gpu is not None and not ARCHITECTURES[gpus.find(plan.gpu).capability].bf16:
         return "fp16"
     return "bf16"
 
 
-def _amp(plan: Plan, trace: Trace) -> list[Remedy]:
-    if plan.precision not in ("fp32", "tf32"):
-        return []
-    half = _half(plan)
-    title = f"autocast to {half} (--precision amp-{half})"
-    cost = f"products in {half}; the update stays fp32"
-    return [_remedy("amp", title, (("precision", f"amp-{half}"),), 2, cost, _AMP)]
+def _fused(plan: Plan, task: Task) -> Iterator[Remedy]:
+    choice = registry.of(plan)
+    if choice.kind not in ("foreach", "for-loop"):
+        return
+    settled = tuple(pair for pair in plan.optim_args if pair[0] not in ("fused", "foreach"))
+    none = f"{choice.row.name} has no fused step" if "fused" not in choice.row.defaults else None
+    yield Remedy(
+        key="fused",
+        title="fused optimizer (--optim-arg fused=true)",
+        changes=(("optim_args", (*settled, ("fused", True))),),
+        rank=0,
+        cost="none known",
+        source=_FUSED,
+        unfit=_NO_GPU if plan.target == "cpu" else none,
+    )
 
 
-def _chunked(plan: Plan, trace: Trace) -> list[Remedy]:
-    if not tasks.find(trace.inventory.task).loss_in_pieces or plan.loss_chunks > 1:
-        return []
-    changes: tuple[Change, ...] = (("loss_chunks", CHUNKS),)
-    title = f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})"
-    return [_remedy("chunked loss", title, changes, 3, "output head runs twice", _CHUNKED)]
+def _set_to_none(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if not plan.set_to_none:
+        yield Remedy(
+            key="set_to_none",
+            title="zero_grad(set_to_none=True)",
+            changes=(("set_to_none", True),),
+            rank=0,
+            cost="none known",
+            source=_SET_TO_NONE,
+        )
 
 
-def _checkpointing(plan: Plan, trace: Trace) -> list[Remedy]:
-    if plan.checkpointing and plan.checkpoint_every == 1:
-        return []
-    every: tuple[Change, ...] = (("checkpointing", True), ("checkpoint_every", 1))
-    title = "checkpoint every layer (--checkpointing)"
-    whole = _remedy("checkpointing", title, every, 4, "layers run twice forward", _RECOMPUTE)
-    if plan.checkpointing:
-        return [whole]
-    second: tuple[Change, ...] = (("checkpointing", True), ("checkpoint_every", 2))
-    title = "checkpoint every second layer (--checkpointing --checkpoint-every 2)"
-    cost = "half the layers run twice forward"
-    return [_remedy("checkpointing/2", title, second, 3, cost, _RECOMPUTE), whole]
+def _outputs(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if loops.of(plan).keep_outputs(plan):
+        yield Remedy(
+            key="outputs",
+            title="drop the outputs: loss = model(**batch).loss (--no-keep-outputs)",
+            changes=(("keep_outputs", False),),
+            rank=0,
+            cost="none, where nothing reads them after the loss",
+            source=_OUTPUTS,
+        )
 
 
-_IN_8BIT = {
-    "adamw": "adamw8bit",
-    "adamw_torch_fused": "adamw8bit",
-    "bitsandbytes.adamw": "adamw8bit",
-    "adamw32bit": "adamw8bit",
-    "adam": "adam8bit",
-    "bitsandbytes.adam": "adam8bit",
-    "adam32bit": "adam8bit",
-    "lion": "lion8bit",
-    "lion32bit": "lion8bit",
-    "ademamix": "ademamix8bit",
-    "adagrad": "adagrad8bit",
-    "rmsprop": "rmsprop8bit",
-}
-_SHARED = ("lr", "betas", "eps", "weight_decay")
-"""Arguments that both optimizers take, under the same names."""
+def _kv_cache(plan: Plan, task: Task) -> Iterator[Remedy]:
+    config = models.find(plan.model).config or {}
+    off = config.get("use_cache") is False or plan.checkpointing or plan.loop == "trainer"
+    if plan.kv_cache is False or (plan.kv_cache is None and off):
+        return
+    yield Remedy(
+        key="kv cache",
+        title="return no keys and values: use_cache=False (--no-kv-cache)",
+        changes=(("kv_cache", False),),
+        rank=0,
+        cost="none: training does not read them",
+        source=_CACHE,
+    )
 
 
-def _8bit(plan: Plan, trace: Trace) -> list[Remedy]:
-    name = registry.of(plan).row.name
-    if name not in _IN_8BIT or plan.target == "cpu":
-        return []
-    changes = _optimizer(plan, _IN_8BIT[name])
-    title = f"8-bit optimizer states (--optim {_IN_8BIT[name]})"
-    return [_remedy("8-bit states", title, changes, 5, "states in 8 bit", _8BIT)]
+def _attention(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if plan.attention in ("eager", "math"):
+        yield Remedy(
+            key="sdpa",
+            title="PyTorch's fused attention (--attention auto)",
+            changes=(("attention", "auto"),),
+            rank=0,
+            cost="none known",
+            source=_SDPA,
+        )
+
+
+def _expandable(plan: Plan, task: Task) -> Iterator[Remedy]:
+    packed = "".join(plan.alloc_conf.split())
+    if "expandable_segments:true" in packed.lower():
+        return
+    kept = _SETTING.sub("", packed).strip(",")
+    setting = ",".join(filter(None, (kept, "expandable_segments:True")))
+    yield Remedy(
+        key="expandable",
+        title="PYTORCH_ALLOC_CONF=expandable_segments:True",
+        changes=(("alloc_conf", setting),),
+        rank=0,
+        cost="none known",
+        source=_EXPANDABLE,
+        unfit=_NO_GPU if plan.target == "cpu" else None,
+    )
+
+
+def _accumulate(plan: Plan, task: Task) -> Iterator[Remedy]:
+    pieces = pieces_of(plan)
+    reason = None
+    if plan.inputs:
+        reason = "the batch is part of --input's description"
+    elif not pieces:
+        reason = "a batch of one cannot be cut"
+    elif task.in_batch:
+        reason = "its loss compares the samples of a batch, so pieces have another gradient"
+    remedy = accumulate(plan, pieces[0] if pieces else 1)
+    yield remedy if reason is None else _refused(remedy, reason, title="smaller micro-batches")
+
+
+def _amp(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if plan.precision in ("fp32", "tf32"):
+        half = half_of(plan)
+        yield Remedy(
+            key="amp",
+            title=f"autocast to {half} (--precision amp-{half})",
+            changes=(("precision", f"amp-{half}"),),
+            rank=2,
+            cost=f"products in {half}; the update stays fp32",
+            source=_AMP,
+        )
+
+
+def _chunked(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if plan.loss_chunks == 1:
+        yield Remedy(
+            key="chunked loss",
+            title=f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})",
+            changes=(("loss_chunks", CHUNKS),),
+            rank=3,
+            cost="output head runs twice",
+            source=_CHUNKED,
+            unfit=None if task.loss_in_pieces else "only a causal language model's loss is cut",
+        )
+
+
+def _in_backward(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if plan.optim_in_backward or registry.of(plan).row.in_backward:
+        return
+    # What PyTorch itself cannot run together is refused where the changed plan is made.
+    clips = plan.max_grad_norm is None and loops.of(plan).clip_to(plan) is not None
+    yield Remedy(
+        key="in backward",
+        title="update inside backward (--optim-in-backward)",
+        changes=(("optim_in_backward", True),),
+        rank=3,
+        cost="no accumulation, no clipping; one small launch a parameter",
+        source=_IN_BACKWARD,
+        unfit=f"the {plan.loop} loop clips gradients: all must be known" if clips else None,
+    )
+
+
+def _checkpointing(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if not plan.checkpointing:
+        yield Remedy(
+            key="checkpointing/2",
+            title="checkpoint every second layer (--checkpointing --checkpoint-every 2)",
+            changes=(("checkpointing", True), ("checkpoint_every", 2)),
+            rank=3,
+            cost="half the layers run twice forward",
+            source=_RECOMPUTE,
+        )
+    if not plan.checkpointing or plan.checkpoint_every > 1:
+        yield Remedy(
+            key="checkpointing",
+            title="checkpoint every layer (--checkpointing)",
+            changes=(("checkpointing", True), ("checkpoint_every", 1)),
+            rank=4,
+            cost="layers run twice forward",
+            source=_RECOMPUTE,
+        )
+
+
+def _8bit(plan: Plan, task: Task) -> Iterator[Remedy]:
+    choice = registry.of(plan)
+    if choice.args.get("optim_bits") == 8:
+        return
+    twin = choice.row.twin_8bit
+    reason = f"no {choice.row.name} with 8-bit states is known" if twin is None else None
+    if choice.closed_form and not choice.state([_ONE]).tensors:
+        reason = f"{choice.row.name} keeps no state as it is set"
+    lost = _lost(plan, twin) if twin is not None else None
+    cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
+    yield Remedy(
+        key="8-bit states",
+        title=f"8-bit optimizer states{f' (--optim {twin})' if twin else ''}",
+        changes=_optimizer(plan, twin) if twin is not None else (),
+        rank=5,
+        cost="states in 8 bit",
+        source=_8BIT,
+        unfit=reason or lost or cpu,
+    )
+
+
+def _pure(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if plan.precision in ("bf16", "fp16"):
+        return
+    slow = ", which this GPU computes slowly" if half_of(plan) != "bf16" else ""
+    yield Remedy(
+        key="bf16",
+        title="everything in bf16 (--precision bf16)",
+        changes=(("precision", "bf16"),),
+        rank=6,
+        cost=f"weights in bf16{slow}: small updates are lost",
+        source=_PURE,
+    )
+    if registry.of(plan).implementation != "torch.optim.AdamW":
+        return
+    name = "memcalc.adamw_bf16"
+    yield Remedy(
+        key="bf16, corrected",
+        title=f"bf16 with a correction term (--precision bf16 --optim {name})",
+        changes=(("precision", "bf16"), *_optimizer(plan, name)),
+        rank=6,
+        cost=f"weights in bf16{slow}; a third state carries what rounding loses",
+        source=_CORRECTED,
+        unfit=_lost(plan, name),
+    )
+
+
+def _lora(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if plan.lora is None:
+        spec = "r=16,target=all-linear"
+        yield Remedy(
+            key="LoRA",
+            title=f"LoRA (--lora {spec})",
+            changes=(("lora", spec),),
+            rank=7,
+            cost="adapters train, the model itself does not",
+            source=_LORA,
+        )
 
 
 def _optimizer(plan: Plan, name: str) -> tuple[Change, ...]:
-    args = tuple(pair for pair in plan.optim_args if pair[0] in _SHARED)
-    return (("optim", name), ("optim_args", args))
+    """The change to another optimizer, with the arguments that it takes too."""
+    takes = _takes(name)
+    kept = tuple(pair for pair in plan.optim_args if pair[0] in takes)
+    return ("optim", name), ("optim_args", kept)
 
 
-def _pure(plan: Plan, trace: Trace) -> list[Remedy]:
-    if plan.precision in ("bf16", "fp16"):
-        return []
-    half = "bf16"
-    slow = ", which this GPU computes slowly" if _half(plan) != half else ""
-    title = f"everything in {half} (--precision {half})"
-    cost = f"weights in {half}{slow}: small updates are lost"
-    found = [_remedy("bf16", title, (("precision", half),), 6, cost, _PURE)]
-    if registry.of(plan).row.name in ("adamw", "adamw_torch_fused"):
-        changes = (("precision", half), *_optimizer(plan, "memcalc.adamw_bf16"))
-        title = f"{half} with a correction term (--precision {half} --optim memcalc.adamw_bf16)"
-        cost = f"weights in {half}{slow}; a third state carries what rounding loses"
-        source = "docs/optimizers.md and evidence/finetune.json of memcalc"
-        found.append(_remedy("bf16, corrected", title, changes, 6, cost, source))
-    return found
+def _lost(plan: Plan, name: str) -> str | None:
+    """What of the plan's arguments another optimizer cannot be told; ``None``: nothing of note."""
+    takes = (*_takes(name), *_SWITCHES)
+    lost = [key for key, value in plan.optim_args if value and key not in takes]
+    return f"{name} has no {', '.join(lost)}" if lost else None
 
 
-def _lora(plan: Plan, trace: Trace) -> list[Remedy]:
-    if plan.lora is not None or plan.inputs or importlib.util.find_spec("peft") is None:
-        return []
-    spec = "r=16,target=all-linear"
-    cost = "adapters train, the model itself does not"
-    return [_remedy("LoRA", f"LoRA (--lora {spec})", (("lora", spec),), 7, cost, _LORA)]
+def _takes(name: str) -> tuple[str, ...]:
+    row = registry.find(name, {}).row
+    return (*row.defaults, *row.takes)
 
 
-_ROWS: tuple[Callable[[Plan, Trace], list[Remedy]], ...] = (
-    *(_fused, _set_to_none, _attention, _expandable, _accumulate, _amp, _chunked),
-    *(_in_backward, _checkpointing, _8bit, _pure, _lora),
+def _refused(remedy: Remedy, reason: str, *, title: str) -> Remedy:
+    return replace(remedy, unfit=reason, title=title, changes=())
+
+
+_ROWS: tuple[Callable[[Plan, Task], Iterator[Remedy]], ...] = (
+    *(_fused, _set_to_none, _outputs, _kv_cache, _attention, _expandable, _accumulate, _amp),
+    *(_chunked, _in_backward, _checkpointing, _8bit, _pure, _lora),
 )

@@ -2,54 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.fits import device_of
+from memcalc.estimation.pool import room
+from memcalc.estimation.predict import on_device
 from memcalc.records.plan import Plan
-from memcalc.remedies.records import Figures, Remedy, Trial
+from memcalc.records.prediction import Prediction
+from memcalc.remedies.records import Option, Remedy, Trial, figures
 
 
-class Laboratory:
-    """Tries remedies on one plan; asks the same child process for all of them."""
+class Trials:
+    """Tries remedies on one plan, all in the same child processes."""
 
-    def __init__(self, plan: Plan, tracer: Tracer) -> None:
-        self.plan = plan
-        self.tracer = tracer
-        self._known: dict[Plan, Figures | str] = {}
+    def __init__(self, base: Traced, tracer: Tracer, memory: int | None = None) -> None:
+        """Try nothing yet.
 
-    def try_out(self, remedies: Sequence[Remedy]) -> Trial:
+        Args:
+            base: the plan as it is, traced.
+            tracer: estimates, as many plans side by side as it has workers.
+            memory: bytes of the device to fit, in place of the GPU's own.
+        """
+        self.plan = base.prediction.plan
+        self.side_by_side = tracer.workers or room()
+        self._tracer = tracer
+        self._memory = memory
+        self._known: dict[Plan, Prediction | MemcalcError] = {}
+        self.base = self._on_device(base)
+        self._known[self.plan] = self.base.prediction
+        self.before = figures(self.base.prediction)
+
+    def saving(self, option: Option) -> int:
+        """What options are sorted by; what has no figures comes last."""
+        rung = "reserved" if self.before.peak.reserved is not None else "requested"
+        saved = option.trial.saved(self.before, rung)
+        return -saved if saved is not None else 1 << 60
+
+    def options(self, remedies: Sequence[Remedy]) -> Iterator[Option]:
+        """Try each remedy by itself; yields in their order, as soon as it is known."""
+        answers = self.each([[remedy] for remedy in remedies])
+        return (Option(remedy=r, trial=t) for r, t in zip(remedies, answers, strict=True))
+
+    def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
+        """Estimate the plan with each of these sets of changes."""
+        plans = [self._changed(stage) for stage in stages]
+        fresh = [plan for plan in plans if isinstance(plan, Plan) and plan not in self._known]
+        asked = list(dict.fromkeys(fresh))
+        answers = zip(asked, self._answers(asked), strict=True)
+        for stage, plan in zip(stages, plans, strict=True):
+            names = tuple(remedy.name or remedy.key for remedy in stage)
+            if isinstance(plan, str):
+                yield Trial(remedies=names, figures=None, error=plan)
+                continue
+            while plan not in self._known:
+                known, answer = next(answers)
+                self._known[known] = answer
+            found = self._known[plan]
+            if isinstance(found, MemcalcError):
+                yield Trial(remedies=names, figures=None, error=str(found))
+            else:
+                yield Trial(remedies=names, figures=figures(found))
+
+    def one(self, remedies: Sequence[Remedy]) -> Trial:
         """Estimate the plan with these changes, made in this order."""
-        names = tuple(_name(remedy) for remedy in remedies)
+        return next(self.each([remedies]))
+
+    def prediction(self, plan: Plan) -> Prediction:
+        """The whole of an estimate whose figures a trial has."""
+        found = self._known[plan]
+        assert isinstance(found, Prediction)
+        return found
+
+    def _answers(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+        if self._memory is None:
+            yield from self._tracer.answers(plans)
+            return
+        for found in self._tracer.traces(plans):
+            yield found if isinstance(found, MemcalcError) else self._on_device(found).prediction
+
+    def _on_device(self, traced: Traced) -> Traced:
+        if self._memory is None:
+            return traced
+        gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
+        device = device_of(gpu, self._memory, traced.prediction.plan)
+        return replace(traced, prediction=on_device(traced.prediction, traced.trace, device))
+
+    def _changed(self, remedies: Sequence[Remedy]) -> Plan | str:
+        """The changed plan, or why there is none."""
+        refused = next((remedy.unfit for remedy in remedies if remedy.unfit is not None), None)
+        if refused is not None:
+            return refused
         try:
-            changed = apply(self.plan, remedies)
+            return apply(self.plan, remedies)
         except UsageError as error:
-            return Trial(remedies=names, figures=None, error=str(error))
-        if changed not in self._known:
-            self._known[changed] = self._estimate(changed)
-        found = self._known[changed]
-        if isinstance(found, str):
-            return Trial(remedies=names, figures=None, error=found)
-        return Trial(remedies=names, figures=found)
-
-    def _estimate(self, plan: Plan) -> Figures | str:
-        answer = self.tracer.trace(plan)
-        return str(answer) if isinstance(answer, MemcalcError) else figures(answer)
-
-
-def figures(traced: Traced) -> Figures:
-    """What remedies are compared by."""
-    prediction = traced.prediction
-    return Figures(
-        plan=prediction.plan,
-        peak=prediction.peak,
-        context=prediction.context,
-        fit=prediction.fit,
-        flops=traced.trace.flops,
-    )
+            return str(error)
 
 
 def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
@@ -62,10 +115,3 @@ def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
     for remedy in remedies:
         settings.update(remedy.changes)
     return make(settings)
-
-
-def _name(remedy: Remedy) -> str:
-    if remedy.key != "accumulate":
-        return remedy.key
-    batch = dict(remedy.changes)["batch"]
-    return f"{remedy.key} (micro-batches of {batch})"

@@ -8,7 +8,7 @@ from memcalc.explanation.command import options
 from memcalc.explanation.records import Explanation, Group, PeakContents
 from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.remedies.records import Option, Search
+from memcalc.remedies.records import Figures, Option, Search
 from memcalc.report import predictions, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import COMPONENT_WORDS
@@ -71,7 +71,7 @@ def remedies(explanation: Explanation) -> Iterator[Block]:
         if option.trial.error is not None:
             yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
     if explanation.search is not None:
-        yield from _search_lines(explanation, explanation.search)
+        yield from search_lines(explanation.search, explanation.figures)
     sources: dict[str, list[str]] = {}
     for option in tried:
         sources.setdefault(option.remedy.source, []).append(option.remedy.key)
@@ -130,13 +130,15 @@ def _option(explanation: Explanation, option: Option, compared: tuple[str, ...])
     return option.remedy.title, *saved, _flops(trial.more_flops(before)), option.remedy.cost
 
 
-def _search_lines(explanation: Explanation, search: Search) -> list[Line]:
+def search_lines(search: Search, before: Figures) -> list[Line]:
     """The plan that holds, what it needs, and how to type it."""
-    from memcalc.remedies.search import needed
+    from memcalc.remedies.goals import needed
 
     rung = search.rung.replace("_", " ")
     high = " (with the high end of the context)" if search.rung == "process_used" else ""
     count = f"{len(search.trials)} plans estimated"
+    if search.ruled_out:
+        count += f", {search.ruled_out} ruled out by weights, gradients and optimizer state alone"
     limit = f"{format_bytes(search.limit)} of {rung}{high}"
     best = search.best
     if best is None or best.figures is None:
@@ -145,7 +147,7 @@ def _search_lines(explanation: Explanation, search: Search) -> list[Line]:
     size = format_bytes(needed(best.figures))
     if not best.remedies:
         return [Line(f"Under {limit}: the plan holds as it is, with {size}.", Kind.SUMMARY)]
-    more = best.more_flops(explanation.figures)
+    more = best.more_flops(before)
     flops = f", FLOPs {_flops(more)}"
     return [
         Line(f"Under {limit}, cheapest first: {', '.join(best.remedies)}", Kind.SUMMARY),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from memcalc.files.artifact import document, encode
-from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe, Setting
+from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe
 from memcalc.records.prediction import Fit, FitVerdict
+from memcalc.remedies.records import Option
 from memcalc.report.blocks import Block, Kind, Line, Table
+from memcalc.report.explained import search_lines
 from memcalc.report.rows import described, fit_words
 from memcalc.units import GIB, format_bytes
 
@@ -19,6 +21,7 @@ def blocks(answer: FitAnswer) -> list[Block]:
         Line(f"{answer.plan.model}: {described(answer.plan, seq)}", Kind.HEADING),
         *map(Line, sentences(answer)),
         *tables(answer),
+        *_search(answer),
         *(Line(note, Kind.NOTE) for note in notes(answer)),
     ]
 
@@ -81,6 +84,13 @@ def _does(probe: Probe) -> str:
     return "is too close to call" if verdict is FitVerdict.TOO_CLOSE else _verdict(probe.fit)
 
 
+def _search(answer: FitAnswer) -> list[Line]:
+    """The cheapest changes together that fit."""
+    if answer.search is None or answer.before is None:
+        return []
+    return search_lines(answer.search, answer.before)
+
+
 def tables(answer: FitAnswer) -> list[Table]:
     """Grid, GPUs and settings, as far as they were asked."""
     found: list[Table] = []
@@ -93,7 +103,7 @@ def tables(answer: FitAnswer) -> list[Table]:
     if answer.settings:
         head = ("change", "saves", "to spare", "verdict", "costs")
         title = "One change to the plan, what fits and costs least first"
-        body = [_setting(row) for row in answer.settings]
+        body = [_setting(row, answer) for row in answer.settings]
         found.append(Table(title=title, head=head, rows=body, words=(0, 3, 4)))
     return found
 
@@ -133,10 +143,18 @@ def _gpu(row: GpuFit) -> tuple[str, ...]:
     return row.name, format_bytes(row.capacity), used, _spare(row.fit), _verdict(row.fit)
 
 
-def _setting(row: Setting) -> tuple[str, ...]:
-    if row.fit is None or row.saved is None:
-        return row.options, "n/a", "n/a", row.reason, row.cost
-    return row.options, format_bytes(row.saved), _spare(row.fit), _verdict(row.fit), row.cost
+def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
+    remedy, figures = row.remedy, row.trial.figures
+    if figures is None or figures.fit is None or answer.before is None:
+        return remedy.title, "n/a", "n/a", row.trial.error or "n/a", remedy.cost
+    saved = row.trial.saved(answer.before, "reserved")
+    return (
+        remedy.title,
+        format_bytes(saved) if saved is not None else "n/a",
+        _spare(figures.fit),
+        _verdict(figures.fit),
+        remedy.cost,
+    )
 
 
 def notes(answer: FitAnswer) -> list[str]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Traced, traces
+from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.files.trace_file import DamagedTraceError, unpack, write
 from memcalc.records.model import Inventory, Parameter
 from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
@@ -57,8 +57,9 @@ def test_a_file_cut_short_is_damaged(tmp_path, keep):
 
 def test_a_kept_trace_says_what_its_prediction_says(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
-    plans = [make({"model": "distilbert-base-cased", "batch": 1, "seq": 8, "optim": "sgd"})]
-    fresh, again = (next(iter(traces(plans))) for _ in range(2))
+    plan = make({"model": "distilbert-base-cased", "batch": 1, "seq": 8, "optim": "sgd"})
+    with Tracer() as tracer:
+        fresh, again = tracer.trace(plan), tracer.trace(plan)
     assert isinstance(fresh, Traced)
     assert fresh == again
     living = dict.fromkeys(range(len(fresh.trace.storages)), 0)

@@ -11,12 +11,14 @@ from memcalc.estimation.fits import device_of
 from memcalc.fitting import ask
 from memcalc.fitting.ask import Question
 from memcalc.fitting.oracle import Oracle
+from memcalc.fitting.records import FitAnswer
 from memcalc.records.model import Inventory
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
 from memcalc.symbolic.records import Kind, Point, SymbolicTrace, code
 
 PLAN = make({"model": "made-up", "batch": 4, "seq": 64, "gpu": "t4"})
+NOTHING = FitAnswer(plan=PLAN, device=None, capacity=None, context=None, here=None)
 KIB = 1 << 10
 
 
@@ -76,9 +78,9 @@ def answered(symbolic):
     oracle = Oracle([client], None, use_cache=False)
     question = Question(seq=False)
     try:
-        found = ask._answer(PLAN, question, oracle)
+        found = ask._answer(NOTHING, question, oracle)
     except ask.SymbolicTraceRefutedError:
-        found = ask._answer(PLAN, question, oracle)
+        found = ask._answer(NOTHING, question, oracle)
     return found, client, oracle
 
 

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
+from memcalc.estimation.analytic import least
 from memcalc.estimation.estimate import answers
 from memcalc.explanation.command import options as typed
 from memcalc.explanation.records import Explanation
@@ -14,8 +15,9 @@ from memcalc.files import artifact
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Peak
 from memcalc.records.trace import Phase
+from memcalc.remedies.goals import needed, under
 from memcalc.remedies.records import Figures, Remedy, Trial
-from memcalc.remedies.search import needed, search, stages
+from memcalc.remedies.search import search, stages
 from memcalc.remedies.table import candidates
 from memcalc.remedies.trials import apply
 from memcalc.report import explained as report
@@ -36,7 +38,7 @@ def test_every_saving_is_the_difference_of_two_full_estimates(explained, again):
     keys = {option.remedy.key for option in explained.options}
     assert keys >= {"fused", "expandable", "accumulate", "amp", "chunked loss", "checkpointing",
                     "checkpointing/2", "8-bit states", "bf16", "bf16, corrected", "LoRA",
-                    "in backward"}  # fmt: skip
+                    "in backward", "outputs", "kv cache"}  # fmt: skip
     for option, other in zip(explained.options, others, strict=True):
         assert option.trial.error is None, option
         for rung in ALLOCATOR_RUNGS:
@@ -91,8 +93,13 @@ def _words(text):
     return shlex.split(text)
 
 
+def offered(**settings):
+    plan = make({"model": "gpt2", "batch": 4, **settings})
+    return plan, {remedy.key: remedy for remedy in candidates(plan)}
+
+
 @pytest.mark.parametrize(
-    ("change", "key", "offered"),
+    ("change", "key", "there"),
     [
         ({"set_to_none": False}, "set_to_none", True),
         ({}, "set_to_none", False),
@@ -101,44 +108,108 @@ def _words(text):
         ({"optim": "adamw_torch_fused"}, "fused", False),
         ({"optim": "adam8bit"}, "8-bit states", False),
         ({"lora": "r=8"}, "LoRA", False),
-        ({"batch": 1}, "accumulate", False),
+        ({"freeze": ["*wte*"]}, "LoRA", True),
         ({"checkpointing": True}, "checkpointing", False),
         ({"checkpointing": True, "checkpoint_every": 2}, "checkpointing", True),
-        ({"loop": "trainer"}, "in backward", False),
         ({"gpu": "a100-40gb", "precision": "amp-bf16"}, "amp", False),
+        ({}, "outputs", True),
+        ({"keep_outputs": False}, "outputs", False),
+        ({"loop": "trainer"}, "outputs", False),
+        ({}, "kv cache", True),
+        ({"kv_cache": False}, "kv cache", False),
+        ({"checkpointing": True}, "kv cache", False),
+        ({"alloc_conf": "expandable_segments: true"}, "expandable", False),
     ],
 )
-def test_a_remedy_is_offered_where_it_changes_something(traced, change, key, offered):
-    plan = make({"model": "gpt2", "batch": 4, **change})
-    found = {remedy.key for remedy in candidates(plan, traced.trace)}
-    assert (key in found) is offered
+def test_a_remedy_is_there_unless_the_plan_has_it_already(change, key, there):
+    assert (key in offered(**change)[1]) is there
 
 
-def test_a_gpu_without_bf16_is_offered_fp16(traced):
-    def precision(gpu):
-        plan = make({"model": "gpt2", "gpu": gpu})
-        found = {remedy.key: remedy for remedy in candidates(plan, traced.trace)}
-        return dict(found["amp"].changes)["precision"]
+@pytest.mark.parametrize(
+    ("change", "key", "reason"),
+    [
+        ({"batch": 1}, "accumulate", "a batch of one"),
+        ({"loop": "trainer"}, "in backward", "clips"),
+        ({"optim": "adafactor"}, "8-bit states", "no adafactor with 8-bit states"),
+        ({"optim": "sgd"}, "8-bit states", "keeps no state"),
+        ({"optim": "adamw", "optim_args": {"maximize": True}}, "8-bit states", "no maximize"),
+        ({"optim": "adafactor"}, "fused", "no fused step"),
+        ({"target": "cpu"}, "expandable", "CPU"),
+        ({"model": "distilbert-base-cased"}, "chunked loss", "causal language model"),
+        ({"model": "openai/clip-vit-base-patch32"}, "accumulate", "compares the samples"),
+    ],
+)
+def test_what_cannot_be_tried_is_listed_with_its_reason(change, key, reason):
+    assert reason in offered(**change)[1][key].unfit
 
-    assert precision("t4") == "amp-fp16"
-    assert precision("l4") == "amp-bf16"
+
+@pytest.mark.parametrize(
+    ("optim", "twin"),
+    [
+        ("adamw", "adamw8bit"),
+        ("adamw_torch_fused", "adamw8bit"),
+        ("adam", "adam8bit"),
+        ("lion", "lion8bit"),
+        ("pagedlion", "pagedlion8bit"),
+        ("bitsandbytes.adamw", "adamw8bit"),
+        ("rmsprop", "rmsprop8bit"),
+        ("adagrad", "adagrad8bit"),
+    ],
+)
+def test_8_bit_states_are_those_of_the_same_optimizer(optim, twin):
+    plan, found = offered(optim=optim, optim_args={"lr": 0.01})
+    changed = apply(plan, [found["8-bit states"]])
+    assert (changed.optim, changed.optim_args) == (twin, (("lr", 0.01),))
+
+
+@given(batch=st.integers(2, 64), accum=st.integers(1, 4))
+def test_smaller_micro_batches_hold_exactly_the_samples_of_the_step(batch, accum):
+    plan, found = offered(batch=batch, grad_accum=accum)
+    changed = apply(plan, [found["accumulate"]])
+    assert changed.batch * changed.grad_accum == batch * accum
+    assert changed.batch < batch
+
+
+def test_expandable_segments_replace_what_the_plan_says_of_them():
+    plan, found = offered(alloc_conf="expandable_segments:False,max_split_size_mb:128")
+    changed = apply(plan, [found["expandable"]])
+    assert changed.alloc_conf == "max_split_size_mb:128,expandable_segments:True"
+
+
+def test_a_gpu_without_bf16_is_offered_fp16():
+    assert dict(offered(gpu="t4")[1]["amp"].changes)["precision"] == "amp-fp16"
+    assert dict(offered(gpu="l4")[1]["amp"].changes)["precision"] == "amp-bf16"
 
 
 class Scales:
-    """A laboratory with made-up figures: each remedy takes its share off, each piece its own."""
+    """Trials with made-up figures: each remedy takes its share off, each piece its own.
 
-    def __init__(self, plan, shares):
+    A whole step needs ``more`` than two of its micro-batches; what is ``broken`` has no figures.
+    """
+
+    side_by_side = 2
+
+    def __init__(self, plan, shares, *, more=1.0, broken=()):
         self.plan = plan
         self.shares = shares
-        self.asked = []
+        self.more = more
+        self.broken = broken
 
-    def try_out(self, remedies):
+    def each(self, stages):
+        return map(self.one, stages)
+
+    def one(self, remedies):
+        names = tuple(remedy.name or remedy.key for remedy in remedies)
+        if any(remedy.key in self.broken for remedy in remedies):
+            return Trial(remedies=names, figures=None, error="it cannot run")
         size = 1 << 20
         for remedy in remedies:
             size = int(size * self.shares.get(remedy.key, 1.0))
-            size //= dict(remedy.changes).get("grad_accum", 1)
-        self.asked.append(tuple(remedies))
-        return Trial(remedies=tuple(r.key for r in remedies), figures=_figures(self.plan, size))
+            if remedy.key == "accumulate":
+                changes = dict(remedy.changes)
+                size = size * changes["batch"] // self.plan.batch
+                size = int(size * self.more) if changes["grad_accum"] > 2 else size
+        return Trial(remedies=names, figures=_figures(self.plan, size))
 
 
 def _figures(plan, size):
@@ -148,32 +219,77 @@ def _figures(plan, size):
     return Figures(plan=plan, peak=peak, context=None, fit=None, flops=None)
 
 
-def _remedy(key, rank):
-    return Remedy(key=key, title=key, changes=(), cost="", source="", rank=rank)
+def _remedy(key, rank, *fields):
+    changes = tuple((field, True) for field in fields)
+    return Remedy(key=key, title=key, changes=changes, cost="", source="", rank=rank)
 
 
 REMEDIES = [
-    *(_remedy("fused", 0), _remedy("expandable", 0), _remedy("amp", 2)),
-    *(_remedy("checkpointing/2", 3), _remedy("checkpointing", 4), _remedy("LoRA", 7)),
+    *(_remedy("fused", 0, "optim_args"), _remedy("expandable", 0, "alloc_conf")),
+    *(_remedy("accumulate", 1, "batch", "grad_accum"), _remedy("amp", 2, "precision")),
+    _remedy("checkpointing/2", 3, "checkpointing", "checkpoint_every"),
+    _remedy("checkpointing", 4, "checkpointing", "checkpoint_every"),
+    _remedy("LoRA", 7, "lora"),
 ]
-SHARES = st.fixed_dictionaries({r.key: st.floats(0.1, 1.2) for r in REMEDIES})
+SHARES = st.fixed_dictionaries(
+    {r.key: st.floats(0.1, 1.2) for r in REMEDIES if r.key != "accumulate"}
+)
+BATCHES = st.sampled_from((1, 2, 6, 7, 12))
 
 
-@given(SHARES, st.sampled_from((1, 2, 6, 7, 12)), st.integers(1 << 10, 1 << 20))
-def test_what_the_search_returns_holds_and_needs_each_of_its_remedies(shares, batch, limit):
-    laboratory = Scales(Plan(model="m", batch=batch), shares)
-    found = search(laboratory, _figures(laboratory.plan, 1 << 20), REMEDIES, limit)
+@given(SHARES, BATCHES, st.integers(1 << 10, 1 << 20), st.sampled_from((1.0, 1.05)))
+def test_what_the_search_returns_holds_and_needs_each_of_its_remedies(shares, batch, limit, more):
+    scales = Scales(Plan(model="m", batch=batch), shares, more=more)
+    before = _figures(scales.plan, 1 << 20)
+    found = search(scales, before, REMEDIES, under(limit, before))
     if found.best is None:
         return
     assert needed(found.best.figures) <= limit
-    by_key = {remedy.key: remedy for remedy in REMEDIES}
-    last = laboratory.asked[-1] if laboratory.asked else ()
-    for remedy in last:
-        if remedy.key in by_key:
-            fewer = [one for one in last if one is not remedy]
-            assert remedy.rank == 0 or needed(laboratory.try_out(fewer).figures) > limit or (
-                shares[remedy.key] > 1
-            )  # fmt: skip
+    assert found.best.remedies == tuple(one.name or one.key for one in found.remedies)
+    for remedy in found.remedies:
+        # Two of its micro-batches never stand for a step in the end.
+        if remedy.key == "accumulate":
+            changes = dict(remedy.changes)
+            assert changes["batch"] * changes["grad_accum"] == batch
+        elif remedy.rank and shares[remedy.key] <= 1:
+            fewer = [one for one in found.remedies if one is not remedy]
+            assert needed(scales.one(fewer).figures) > limit
+
+
+@given(st.sets(st.sampled_from([r.key for r in REMEDIES if r.key != "accumulate"])))
+def test_what_cannot_run_does_not_keep_the_others_from_being_found(broken):
+    shares = {r.key: 0.5 for r in REMEDIES if r.key != "accumulate"}
+    scales = Scales(Plan(model="m", batch=1), shares, broken=broken)
+    before = _figures(scales.plan, 1 << 20)
+    working = {key for key in shares if key not in broken}
+    # checkpointing replaces checkpointing/2
+    most = len(working - ({"checkpointing/2"} if "checkpointing" in working else set()))
+    found = search(scales, before, REMEDIES, under((1 << 20) >> most, before))
+    assert found.best is not None
+    assert broken.isdisjoint(found.best.remedies)
+
+
+def test_plans_that_weights_and_state_rule_out_are_not_estimated(traced, explained):
+    before = explained.figures
+    inventory = traced.trace.inventory
+    goal = under(before.context.low + inventory.numel * 4, before)
+    asked = []
+
+    class Watched(Scales):
+        def each(self, stages):
+            asked.extend(stages)
+            return super().each(stages)
+
+    rows = [r for r in candidates(before.plan) if r.key in ("amp", "checkpointing")]
+    found = search(Watched(before.plan, {}), before, rows, goal, inventory)
+    assert (found.best, asked) == (None, [])
+    assert found.ruled_out == 3  # as it is, with amp, with both
+
+
+def test_what_is_ruled_out_by_is_below_every_real_peak(explained, traced):
+    for option in explained.options:
+        plan = option.trial.figures.plan
+        assert least(plan, traced.trace.inventory) <= option.trial.figures.peak.requested
 
 
 def test_stages_grow_by_cost_and_replace_what_changes_the_same():
@@ -189,7 +305,7 @@ def test_stages_grow_by_cost_and_replace_what_changes_the_same():
 
 def test_a_plan_that_holds_already_is_left_as_it_is(explained):
     before = explained.figures
-    found = search(Scales(before.plan, {}), before, REMEDIES, needed(before))
+    found = search(Scales(before.plan, {}), before, REMEDIES, under(needed(before), before))
     assert found.best.remedies == ()
     assert found.trials == ()
 

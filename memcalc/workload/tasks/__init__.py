@@ -66,6 +66,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Batches are packed by default: no padding and no attention mask."""
     vocabulary: bool = False
     """The head scores the whole vocabulary at every token."""
+    in_batch: bool = False
+    """The loss compares the samples of a batch: that of its pieces is another."""
     loss_in_pieces: bool = False
     """The loss can be made piece by piece (``workload/chunked.py``)."""
     by_last_token: bool = False

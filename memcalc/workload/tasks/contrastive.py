@@ -6,4 +6,5 @@ TASK = Task(
     name="contrastive",
     heads="MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     chosen=((30, "contrastive"),),
+    in_batch=True,
 )
