@@ -1,8 +1,11 @@
-"""Wall time and memory of whole commands against what cannot be avoided.
+"""How long whole commands take against what cannot be avoided, and whether that is within bounds.
 
-    python benchmarks/startup.py [RUNS]
+    python benchmarks/startup.py [ROUNDS]
 
-Each command runs RUNS times (default 5) in turn with its yardstick; medians are printed.
+In every round (default 5) each command runs once, in turn, so that a machine that is busy for a
+while is busy for all of them. Ratios are those of medians: of the wall clock, and of the processor
+time of the command and its children, which other work on the machine disturbs less. The wall clock
+of an idle machine is what the bounds are for.
 """
 
 import os
@@ -11,25 +14,52 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import NamedTuple
 
 PYTHON = sys.executable
-IMPORTS = "import torch; from transformers import DistilBertForSequenceClassification"
+LIBRARIES = "import typer, rich.table"
+MODEL = "import torch; from transformers import DistilBertForSequenceClassification"
 MAIN = [PYTHON, "-m", "memcalc", "estimate", "distilbert-base-cased", "--optim", "adam8bit"]
 LARGE = [PYTHON, "-m", "memcalc", "estimate", "meta-llama/Llama-3.1-405B", "--precision", "bf16"]
-CASES = {
-    "python -c pass": [PYTHON, "-c", "pass"],
+COMMANDS = {
+    "python -c 'import typer, rich.table'": [PYTHON, "-c", LIBRARIES],
     "memcalc --help": [PYTHON, "-m", "memcalc", "--help"],
-    "memcalc list optimizers": [PYTHON, "-m", "memcalc", "list", "optimizers"],
-    "estimate --method analytic": [*MAIN, "--method", "analytic", "--no-cache"],
     "estimate, answered from the cache": MAIN,
-    "python -c (torch and the model class)": [PYTHON, "-c", IMPORTS],
+    "estimate --method analytic": [*MAIN, "--method", "analytic", "--no-cache"],
+    "python -c (torch and the model class)": [PYTHON, "-c", MODEL],
     "estimate distilbert-base-cased, cold": [*MAIN, "--no-cache"],
     "estimate Llama-3.1-405B, cold": [*LARGE, "--no-cache"],
 }
+BARE, HELP, CACHED, ANALYTIC, IMPORTS, COLD, LARGEST = COMMANDS
 
 
-def once(command: list[str], environment: dict[str, str]) -> tuple[float, int]:
-    """Seconds and the peak of resident bytes of the command's own process."""
+class Bound(NamedTuple):
+    """A command may take so many times as long as its yardstick."""
+
+    command: str
+    yardstick: str
+    most: float
+
+
+BOUNDS = (
+    Bound(HELP, BARE, 1.5),
+    Bound(CACHED, BARE, 2.5),
+    Bound(ANALYTIC, BARE, 2.5),
+    Bound(COLD, IMPORTS, 1.15),
+    Bound(LARGEST, COLD, 1.25),
+)
+
+
+class Cost(NamedTuple):
+    """What one run took."""
+
+    wall: float
+    cpu: float
+    peak: float
+    """Largest resident set of one process, in MiB."""
+
+
+def once(command: list[str], environment: dict[str, str]) -> Cost:
     started = time.perf_counter()
     pid = os.posix_spawn(
         command[0],
@@ -39,26 +69,38 @@ def once(command: list[str], environment: dict[str, str]) -> tuple[float, int]:
     )
     _, status, usage = os.wait4(pid, 0)
     assert status == 0, command
-    return time.perf_counter() - started, usage.ru_maxrss * 1024
+    wall = time.perf_counter() - started
+    return Cost(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
-def main() -> None:
-    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+def medians(rounds: int) -> dict[str, Cost]:
+    seen: dict[str, list[Cost]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MEMCALC_CACHE": folder}
         subprocess.run(MAIN, check=True, capture_output=True, env=environment)
-        seen: dict[str, list[tuple[float, int]]] = {name: [] for name in CASES}
-        for _ in range(runs):
-            for name, command in CASES.items():
+        for _ in range(rounds):
+            for name, command in COMMANDS.items():
                 seen[name].append(once(command, environment))
-    medians = {name: statistics.median(t for t, _ in values) for name, values in seen.items()}
-    for name, values in seen.items():
-        rss = statistics.median(size for _, size in values) / (1 << 20)
-        print(f"{name:40} {medians[name]:6.3f} s {rss:8.1f} MiB (its own process)")
-    base = medians["python -c (torch and the model class)"]
-    cold = medians["estimate distilbert-base-cased, cold"]
-    print(f"cold estimate / bare imports: {cold / base:.2f}")
-    print(f"405B / DistilBERT: {medians['estimate Llama-3.1-405B, cold'] / cold:.2f}")
+    return {
+        name: Cost(*map(statistics.median, zip(*costs, strict=True)))
+        for name, costs in seen.items()
+    }
+
+
+def main() -> None:
+    found = medians(int(sys.argv[1]) if len(sys.argv) > 1 else 5)
+    print(f"{'':40} {'wall':>8} {'cpu':>8} {'peak of a process':>20}")
+    for name, cost in found.items():
+        print(f"{name:40} {cost.wall:6.3f} s {cost.cpu:6.3f} s {cost.peak:16.1f} MiB")
+    print()
+    for bound in BOUNDS:
+        one, other = found[bound.command], found[bound.yardstick]
+        wall, cpu = one.wall / other.wall, one.cpu / other.cpu
+        verdict = "within" if wall <= bound.most else "above"
+        print(
+            f"{bound.command:38} / {bound.yardstick:38} {wall:5.2f} of wall, {cpu:5.2f} of cpu: "
+            f"{verdict} {bound.most}"
+        )
 
 
 if __name__ == "__main__":
