@@ -185,7 +185,11 @@ def _packages() -> Iterator[Fact]:
 
 def _folders() -> Iterator[Fact]:
     for name, folder, use in (
-        ("cache", cache.folder(), "answers are kept here; $MEMCALC_CACHE names another place"),
+        (
+            "cache",
+            cache.folder(),
+            "answers are kept here; $MEMCALC_CACHE and $MEMCALC_CACHE_SIZE change that",
+        ),
         ("results", Path.cwd(), "where --output FILE lands unless it names a folder"),
     ):
         place = next((p for p in (folder, *folder.parents) if p.exists()), folder)
