@@ -6,11 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-)
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.script import place, transfers
@@ -20,7 +15,7 @@ from memcalc.script.labels import HOST_COPY
 from memcalc.trace.operators import attention
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
-from memcalc.trace.torch_private import has_kernel, without_dispatch
+from memcalc.trace.torch_private import FakeTensor, has_kernel, without_dispatch
 from memcalc.trace.values import UnansweredError
 
 _aten = torch.ops.aten
@@ -80,10 +75,7 @@ class ScriptRecorder(TraceRecorder):
             kwargs = {**kwargs, "generator": None} if self._on_device(args, kwargs) else kwargs
         if kwargs.get("device") is not None:
             self._check(torch.device(kwargs["device"]))
-        try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        except (DynamicOutputShapeException, DataDependentOutputException):
-            return self._by_values(func, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fake(args) or is_fake(kwargs.values()):
@@ -176,17 +168,6 @@ class ScriptRecorder(TraceRecorder):
 
     def _note_read(self) -> None:
         self._reads[place.line() or self._place()] = None
-
-    def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator whose output's size depends on values."""
-        self._note_read()
-        made = self._values.run(func, args, kwargs)
-        with self:
-            outs = [
-                torch.empty(item.shape, dtype=item.dtype, device="cuda")
-                for item in (made if isinstance(made, tuple | list) else (made,))
-            ]
-        return outs[0] if isinstance(made, torch.Tensor) else type(made)(outs)
 
 
 _composed: dict[Any, bool] = {}

@@ -110,7 +110,7 @@ class Session:
         """
         recorder = self.recorder
         last = recorder.position.step
-        raw = recorder.ledger.tagged_trace(recorder.flops[last])
+        raw = recorder.ledger.tagged_trace(recorder.flops_of(last))
         return Trace(
             storages=tuple(raw.storages),
             events=tuple(raw.events),
@@ -118,7 +118,11 @@ class Session:
             inventory=self.labels.inventory(name),
             steps=last + 1,
             flops=raw.flops or None,
-            assumptions=(*recorder.assumptions, *recorder.said_of_reads()),
+            assumptions=(
+                *recorder.assumptions,
+                *recorder.said_of_reads(),
+                *recorder.said_of_flops(),
+            ),
             uncounted=tuple(self._kernels.uncounted),
             whole=True,
             asides=tuple(self.memory.asides),

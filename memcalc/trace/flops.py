@@ -15,13 +15,19 @@ from torch.utils.flop_counter import flop_registry
 _aten = torch.ops.aten
 
 
-def of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Operations of one call; 0 for operators that do not count, and where sizes are symbols."""
+def of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:
+    """Operations of one call; 0 for operators that do not count, and where sizes are symbols.
+
+    ``None`` where PyTorch's count fails: what it cannot count ends no estimate.
+    """
     count = _COUNTS.get(func._overloadpacket)
     if count is None or any(_has_symbols(arg) for arg in args):
         # A symbol must not be settled by counting.
         return 0
-    return int(count(*args, **kwargs, out_val=out))
+    try:
+        return int(count(*args, **kwargs, out_val=out))
+    except Exception:
+        return None
 
 
 def _has_symbols(arg: Any) -> bool:

@@ -286,7 +286,7 @@ class Ledger:
             bucket = self.wrapped and not entry.module and entry.op in _PLAIN
             entry.component = Component.COMMUNICATION if bucket else component
 
-    def tagged_trace(self, flops: int) -> TaggedTrace:
+    def tagged_trace(self, flops: int | None) -> TaggedTrace:
         """Everything seen so far, beside the operations that were counted."""
         event_tags = self._settled_tags()
         return TaggedTrace(

@@ -38,6 +38,9 @@ from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private import (
     NO_BACKWARD,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
     TorchDispatchMode,
     current_backward,
     current_node,
@@ -91,6 +94,8 @@ class TraceRecorder(TorchDispatchMode):
         """Convolutions are cuDNN's."""
         self.flops: Counter[int] = Counter()
         """Floating-point operations by step."""
+        self.uncounted_flops: dict[str, None] = {}
+        """Operators whose floating-point operations PyTorch could not count."""
         self._breadcrumbs = breadcrumbs
         self._values = Values()
         self._threads: set[tuple[str, int]] = set()
@@ -182,9 +187,12 @@ class TraceRecorder(TorchDispatchMode):
         name = _name(func)
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, name)
-        out = self._instead.get(func, func)(*args, **kwargs)
+        try:
+            out = self._instead.get(func, func)(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return self._by_values(func, args, kwargs)
         self._values.remember(func, args, kwargs, out)
-        self.flops[self.position.step] += flops.of(func, args, kwargs, out)
+        self._count(func, args, kwargs, out)
         reader = READERS.get(name)
         call = reader(args, out) if reader is not None and self._kernel_memory is not None else None
         if name in PROBES:
@@ -200,8 +208,14 @@ class TraceRecorder(TorchDispatchMode):
         return out
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if func in _SCALARS and isinstance(args[0], FakeTensor):
+            return self._read(args[0])
         with without_modes():
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+        if isinstance(out, FakeTensor):
+            # A copy of the device's, whose values nobody has either.
+            self._values.remember(func, args, kwargs, out)
+        return out
 
     def _replaced(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what stands for an operator; its allocations come back as operators of their own."""
@@ -214,8 +228,27 @@ class TraceRecorder(TorchDispatchMode):
             self.assumptions[f"in {self._place()} {assumed}"] = None
         if func in VALUE_RECIPES:
             self._values.remember(VALUE_RECIPES[func], args, kwargs, out)
-        self.flops[self.position.step] += flops.of(func, args, kwargs, out)
+        self._count(func, args, kwargs, out)
         return out
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Add up floating-point operations, or say which operator's are not known."""
+        operations = flops.of(func, args, kwargs, out)
+        if operations is None:
+            self.uncounted_flops[_name(func)] = None
+        else:
+            self.flops[self.position.step] += operations
+
+    def flops_of(self, step: int) -> int | None:
+        """Floating-point operations of a step; ``None`` where some could not be counted."""
+        return None if self.uncounted_flops else self.flops[step]
+
+    def said_of_flops(self) -> tuple[str, ...]:
+        """Why floating-point operations are not known; nothing where they are."""
+        if not self.uncounted_flops:
+            return ()
+        names = ", ".join(self.uncounted_flops)
+        return (f"floating-point operations are not known: PyTorch cannot count {names}",)
 
     def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
         """CUDA runs this operator, with these arguments, in several steps."""
@@ -334,10 +367,32 @@ class TraceRecorder(TorchDispatchMode):
         """The value, the same wherever symbols stand for."""
         if self._symbols is None:
             return self._values.read(tensor)
-        first, *others = (self._values.read(tensor, at) for at in self._symbols.numbers)
+        first, *others = (
+            self._values.read(tensor, at, which) for which, at in enumerate(self._symbols.numbers)
+        )
         if any(other != first for other in others):
             raise EstimateError("the program decides by a value that depends on its sizes")
         return first
+
+    def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator whose result, or its size, depends on values: as it is with those known.
+
+        Raises:
+            UnansweredError: it cannot be worked out.
+        """
+        self._note_read()
+        made = self._values.run(func, args, kwargs)
+        several = isinstance(made, list | tuple)
+        if not several and not isinstance(made, torch.Tensor):
+            return made
+        with self:
+            outs = [
+                torch.empty(item.shape, dtype=item.dtype, device=device.NAME)
+                for item in (made if several else (made,))
+            ]
+        out = tuple(outs) if several else outs[0]
+        self._values.remember(func, args, kwargs, out)
+        return out
 
     def _place(self) -> str:
         """The module at work, all of its like in one; outside of all, the phase."""

@@ -133,8 +133,10 @@ def tracer(
         shapes = None if symbols is None else symbols.env
         with placed(program, recorder, shapes, rank) as (ready, named):
             _train(ready, named, recorder)
-            tagged = recorder.ledger.tagged_trace(recorder.flops[_steps(program) - 1])
-        said.update(dict.fromkeys((*recorder.assumptions, *autocast.unread())))
+            tagged = recorder.ledger.tagged_trace(recorder.flops_of(_steps(program) - 1))
+        said.update(
+            dict.fromkeys((*recorder.assumptions, *recorder.said_of_flops(), *autocast.unread()))
+        )
         if missing is not None and isinstance(kernels, TargetKernelMemory):
             missing.update(dict.fromkeys(kernels.uncounted))
         return tagged

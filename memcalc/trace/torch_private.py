@@ -18,7 +18,12 @@ from typing import Any
 import torch
 from torch._dynamo.source import ConstantSource
 from torch._prims_common import suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._sympy.printers import PythonPrinter
@@ -28,7 +33,9 @@ from memcalc.version import NEWEST_TORCH
 
 __all__ = [
     "ConstantSource",
+    "DataDependentOutputException",
     "DimDynamic",
+    "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "PythonPrinter",

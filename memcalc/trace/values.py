@@ -23,6 +23,8 @@ LONGEST = 4096
 """Steps of a recipe that are run; a longer one is answered by zero."""
 LARGEST = 1 << 24
 """Elements of a tensor that are computed for one answer; beyond, it is answered by zero."""
+LARGEST_KEPT = 1 << 16
+"""Elements of a value that is kept once it was worked out; a larger one is worked out anew."""
 LARGEST_KNOWN = 1 << 20
 """Elements of a tensor of the host whose values are remembered when it is copied to the device."""
 
@@ -45,7 +47,7 @@ class _Unknown:
 class _Made:
     """The operator and arguments a tensor was made by; output ``index`` where there are several."""
 
-    __slots__ = ("args", "depth", "func", "index", "kwargs")
+    __slots__ = ("args", "depth", "found", "func", "index", "kwargs")
 
     def __init__(self, func: Any, args: Any, kwargs: Any, index: int | None, depth: int) -> None:
         self.func = func
@@ -53,6 +55,24 @@ class _Made:
         self.kwargs = kwargs
         self.index = index
         self.depth = depth
+        self.found: dict[int, torch.Tensor] = {}
+        """Values that were worked out, by the numbers that symbols stood for."""
+
+    def inputs(self) -> Iterator[_Made]:
+        """What it is made of, as far as that is remembered."""
+        pending = [*self.args, *self.kwargs.values()]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, _Made):
+                yield value
+            elif isinstance(value, list | tuple):
+                pending.extend(value)
+
+    def keep(self, value: torch.Tensor, which: int | None) -> None:
+        """Keep a value; without symbols nobody asks again how it came about."""
+        self.found[which or 0] = value
+        if which is None:
+            self.args, self.kwargs, self.depth = [], {}, 0
 
 
 def _host_value(tensor: torch.Tensor) -> _Made | None:
@@ -77,6 +97,8 @@ class Values:
         self._made: dict[int, tuple[weakref.ref[torch.Tensor], _Made]] = {}
         self._sharing: dict[int, set[int]] = {}
         """Of each storage: the tensors in it whose making is remembered."""
+        self._zeros: dict[Any, torch.Tensor] = {}
+        """What operators make of zeros, by operator and arguments."""
 
     def remember(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note how an operator's results came about, where a program could decide by them."""
@@ -147,12 +169,18 @@ class Values:
         found = self._made.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
-    def read(self, tensor: torch.Tensor, number: Callable[[Any], int] = int) -> bool | int | float:
+    def read(
+        self,
+        tensor: torch.Tensor,
+        number: Callable[[Any], int] = int,
+        which: int | None = None,
+    ) -> bool | int | float:
         """The value of a tensor with one element, were the device's memory zero.
 
         Args:
             tensor: on the simulated device.
             number: what a size that is a symbol shall be.
+            which: names ``number`` among others; ``None``: no size is a symbol.
 
         Raises:
             UnansweredError: how it was made is not known, or too much to run.
@@ -161,7 +189,7 @@ class Values:
         if made is None:
             raise UnansweredError
         with _alone():
-            value: bool | int | float = _run(made, {}, number).item()
+            value: bool | int | float = self._run(made, number, which).item()
             return value
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -174,7 +202,7 @@ class Values:
         if made is None:
             raise UnansweredError
         with _alone():
-            return _run(made, {}, int).clone()
+            return self._run(made, int, None).clone()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operator makes of values such as these, on the host.
@@ -184,7 +212,51 @@ class Values:
         """
         (given, named), depth = self._described(args, kwargs)
         with _alone():
-            return _call(_Made(func, given, named, None, depth), {}, int)
+            made = _Made(func, given, named, None, depth)
+            known = {id(part): self._run(part, int, None) for part in made.inputs()}
+            return _call(made, known, int)
+
+    def _run(self, wanted: _Made, number: Callable[[Any], int], which: int | None) -> torch.Tensor:
+        """Work a recipe out, each part of it once."""
+        large: dict[int, torch.Tensor] = {}
+        """Values too large to be kept beyond this."""
+        pending = [wanted]
+        while pending:
+            made = pending[-1]
+            if id(made) in large or (which or 0) in made.found:
+                pending.pop()
+                continue
+            known = {
+                id(part): part.found.get(which or 0, large.get(id(part))) for part in made.inputs()
+            }
+            missing = [part for part in made.inputs() if known[id(part)] is None]
+            if missing:
+                pending.extend(missing)
+                continue
+            value = self._of_zeros(made, known, number)
+            if value.numel() <= LARGEST_KEPT:
+                made.keep(value, which)
+            else:
+                large[id(made)] = value
+        return wanted.found.get(which or 0, large.get(id(wanted)))  # type: ignore[return-value]
+
+    def _of_zeros(
+        self, made: _Made, known: dict[int, Any], number: Callable[[Any], int]
+    ) -> torch.Tensor:
+        """The value of one operator; what it makes of the same zeros is worked out once."""
+        key = None
+        if not known:
+            with contextlib.suppress(TypeError):
+                key = made.func, made.index, _frozen([made.args, made.kwargs], number)
+                if (same := self._zeros.get(key)) is not None:
+                    return same
+        out = _call(made, known, number)
+        value = out if made.index is None else out[made.index]
+        if not isinstance(value, torch.Tensor):
+            raise UnansweredError
+        if key is not None and value.numel() <= LARGEST_KEPT:
+            self._zeros[key] = value
+        return value
 
 
 def _decides(item: Any) -> bool:
@@ -238,15 +310,22 @@ def _call(made: _Made, known: dict[int, Any], number: Callable[[Any], int]) -> A
         raise UnansweredError from error
 
 
-def _run(made: _Made, known: dict[int, Any], number: Callable[[Any], int]) -> torch.Tensor:
-    if id(made) in known:
-        return known[id(made)]  # type: ignore[no-any-return]
-    out = _call(made, known, number)
-    result = out if made.index is None else out[made.index]
-    known[id(made)] = result
-    if not isinstance(result, torch.Tensor):
-        raise UnansweredError
-    return result
+def _frozen(value: Any, number: Callable[[Any], int]) -> Any:
+    """Arguments as a key; they hold zeros and plain values only.
+
+    Raises:
+        TypeError: a value cannot be part of a key.
+    """
+    if isinstance(value, _Unknown):
+        return "zeros", tuple(number(length) for length in value.shape), value.dtype
+    if isinstance(value, torch.SymInt):
+        return int, number(value)
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item, number) for item in value)
+    if isinstance(value, dict):
+        return tuple((name, _frozen(item, number)) for name, item in value.items())
+    hash(value)
+    return type(value), value
 
 
 def _values(value: Any, known: dict[int, Any], number: Callable[[Any], int]) -> Any:
@@ -254,7 +333,7 @@ def _values(value: Any, known: dict[int, Any], number: Callable[[Any], int]) -> 
         return number(value)
     if isinstance(value, _Made):
         # An operator may write into what it is given.
-        return _run(value, known, number).clone()
+        return known[id(value)].clone()
     if isinstance(value, _Unknown):
         shape = [number(length) for length in value.shape]
         if math.prod(shape) > LARGEST:

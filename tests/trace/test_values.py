@@ -39,3 +39,76 @@ def reads():
 
 def test_what_is_read_is_what_zeroed_memory_gives(forked):
     assert any("taken to be those of zeros" in text for text in forked(reads))
+
+
+def sizes_and_truths():
+    """Operators whose result, or its size, depends on values, and how often one is worked out."""
+    import torch
+
+    from memcalc.trace import device, flops, values
+    from memcalc.trace.operators import overrides
+    from memcalc.trace.recorder import TraceRecorder
+
+    device.use("cuda")
+    overrides.install()
+    ran = []
+    call = values._call
+
+    def counted(made, *rest):
+        ran.append(made)
+        return call(made, *rest)
+
+    values._call = counted
+    recorder = TraceRecorder(None)
+    found = {}
+    with device.fake_mode(), recorder:
+        on = device.NAME
+        zeros = torch.zeros(5, dtype=torch.long, device=on)
+        twice = torch.full((5,), 2, device=on)
+        found["equal"] = [torch.equal(zeros, zeros + 0), torch.equal(zeros, twice)]
+        found["unique"] = list(torch.unique(zeros).shape)
+        found["bincount"] = list(torch.bincount(twice).shape)
+        rows = torch.zeros(5, 3, device=on)
+        found["repeated"] = list(torch.repeat_interleave(rows, twice, dim=0).shape)
+        found["truth"] = torch.is_nonzero(zeros.sum())
+        found["on the host"] = twice.cpu().sum().item()
+        packed = torch.nn.utils.rnn.pack_padded_sequence(
+            torch.zeros(4, 2, 3, device=on), torch.tensor([4, 2])
+        )
+        found["packed"] = [list(packed.data.shape), packed.batch_sizes.tolist()]
+
+        total, steps = torch.zeros((), dtype=torch.long, device=on), []
+        for _ in range(40):
+            total = total + 1
+            before = len(ran)
+            assert total.item() == len(steps) + 1
+            steps.append(len(ran) - before)
+        found["worked out at each read"] = max(steps)
+
+        far = torch.zeros((), dtype=torch.long, device=on)
+        for _ in range(2000):
+            far = far + 1
+        found["far"] = far.item()
+
+        flops._COUNTS[torch.ops.aten.mm] = lambda *_, **__: 1 / 0
+        rows @ rows.T
+    found["flops"] = [recorder.flops_of(0), *recorder.said_of_flops()]
+    return found
+
+
+def test_what_depends_on_values_is_worked_out_and_each_part_once(forked):
+    found = forked(sizes_and_truths)
+    assert found["equal"] == [True, False]
+    assert (found["unique"], found["bincount"], found["repeated"]) == ([1], [3], [10, 3])
+    assert found["truth"] is False
+    assert found["on the host"] == 10
+    assert found["packed"] == [[6, 3], [2, 2, 1, 1]]
+    # However long the sum is, a read adds what is new since the last.
+    assert found["worked out at each read"] <= 2
+    assert found["far"] == 2000
+
+
+def test_a_count_of_operations_that_fails_is_said_and_ends_nothing(forked):
+    known, said = forked(sizes_and_truths)["flops"]
+    assert known is None
+    assert said.endswith("PyTorch cannot count mm")

@@ -64,10 +64,11 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: i
             cut_to(length + 2)
         ):
             raise CannotUnfoldError("two repetitions more are not what one more foretells")
-    each = one_more.flops - base.flops
     whole = unfold(base, stacks, stacks[0].repeats, increments, length)
-    flops = base.flops + each * (stacks[0].repeats - length)
-    return replace(whole, flops=flops)
+    if base.flops is None or one_more.flops is None:
+        return replace(whole, flops=None)
+    each = one_more.flops - base.flops
+    return replace(whole, flops=base.flops + each * (stacks[0].repeats - length))
 
 
 def _increments(foretold: TaggedTrace, real: TaggedTrace) -> dict[int, int]:

@@ -30,8 +30,8 @@ class TaggedTrace(msgspec.Struct, frozen=True, kw_only=True):
     event_tags: list[int]
     """The tag of each event."""
     marks: list[Mark]
-    flops: int = 0
-    """Of the last step."""
+    flops: int | None = 0
+    """Of the last step; ``None`` where some could not be counted."""
     origins: list[int] | None = None
     """In an unfolded trace: the storage of the base trace that each is, or is a copy of."""
 

@@ -63,6 +63,27 @@ def roll(tensor: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) 
     return torch.roll(first, list(shifts[1:]), list(dims[1:]))
 
 
+def pack_padded_sequence(
+    tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(T, B, *) or (B, T, *) to the rows of all steps, and the samples in each, on the host.
+
+    Source: aten/src/ATen/native/PackedSequence.cpp, ``_pack_padded_sequence`` (2.13).
+    """
+    steps = tensor.transpose(0, 1) if batch_first else tensor
+    pieces, sizes, done = [], [], 0
+    for left, length in zip(range(len(lengths), 0, -1), reversed(lengths.tolist()), strict=True):
+        if length > done:
+            pieces.append(steps[done:length, :left].contiguous().view(-1, *steps.shape[2:]))
+            sizes += [left] * (length - done)
+            done = length
+    rows = torch.cat(pieces)
+    while pieces:
+        # C++ frees a vector from its front.
+        del pieces[0]
+    return rows, torch.tensor(sizes, dtype=torch.long, device="cpu")
+
+
 def im2col(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
     """The output is made like the input, then again in its own size.
 

@@ -107,6 +107,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.smooth_l1_loss.default: (decompositions.mean_squares, ""),
     _aten.huber_loss.default: (decompositions.huber, ""),
     _aten.roll.default: (decompositions.roll, ""),
+    _aten._pack_padded_sequence.default: (decompositions.pack_padded_sequence, ""),
     _aten.im2col.default: (decompositions.im2col, ""),
     _aten.col2im.default: (decompositions.col2im, ""),
     _aten._ctc_loss.default: (ctc.forward, ""),
