@@ -1,7 +1,8 @@
 """A colour and a hatch for each component, told apart without colour vision as well.
 
 Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/ (eight
-colours); grey is added for the ninth, and the two of several GPUs share another's colour.
+colours); grey, and two of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the
+others.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ STYLES = {
     Component.INPUTS: Style(color="#000000", hatch=""),
     Component.ACTIVATIONS: Style(color="#E69F00", hatch=""),
     Component.TEMPORARIES: Style(color="#F0E442", hatch=".."),
-    Component.UNSHARDED: Style(color="#56B4E9", hatch="oo"),
-    Component.COMMUNICATION: Style(color="#999999", hatch="**"),
+    Component.UNSHARDED: Style(color="#332288", hatch="oo"),
+    Component.COMMUNICATION: Style(color="#882255", hatch="**"),
     Component.WORKSPACES: Style(color="#009E73", hatch="||"),
 }
 """In the order bands are stacked: what is always there lies at the bottom."""
