@@ -203,7 +203,10 @@ def test_a_parent_that_cannot_start_is_one_sentence(monkeypatch, tmp_path):
 
 
 ASKER = f"""
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 from memcalc.children.ask import Parent
 from memcalc.errors import EstimateError
 parent = Parent(EstimateError, {{**os.environ, "MEMCALC_WARM": ""}})

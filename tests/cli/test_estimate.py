@@ -193,7 +193,7 @@ def exits(): sys.exit(0)
 def leaves(): os._exit(0)
 """
 FAILING = {
-    "Mismatched": "The simulated run stopped, at mm: RuntimeError: a and b must have",
+    "Mismatched": "a and b must have same reduction dim",
     "Exits": "its code called sys.exit(0)",
     "Leaves": "ended without an answer (exit code 0)",
     "Crashes": "was ended by SIGSEGV in inner, at",

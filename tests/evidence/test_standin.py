@@ -70,7 +70,8 @@ def test_recordings_cover_what_they_claim():
     assert len({plan["model"] for plan in plans}) >= 15
     assert {"fp32", "amp-fp16", "amp-bf16", "bf16", "fp16"} <= {p["precision"] for p in plans}
     assert {True, False} == {plan["checkpointing"] for plan in plans}
-    assert {"plain", "trainer"} == {plan["loop"] for plan in plans}
+    # The Trainer and accelerate are recorded apart, by their own code.
+    assert {"plain"} == {plan["loop"] for plan in plans}
 
 
 def test_the_optimizer_state_that_was_recorded_is_the_registrys():

@@ -103,12 +103,12 @@ def test_files_of_results_outrank_what_was_published(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("there", [False, True])
 def test_the_file_of_measured_readings_is_read_where_there_is_one(there, tmp_path, monkeypatch):
-    shipped = contexts.configs() / "contexts.toml"
+    shipped = contexts.shipped.configs() / "contexts.toml"
     (tmp_path / "contexts.toml").write_text(shipped.read_text())
     if there:
         made = list(readings([measured()], "h200.json"))
         lines = json.dumps([artifact.encode(r) for r in made])
         (tmp_path / contexts.MEASURED).write_text(lines)
-    monkeypatch.setattr(contexts, "configs", lambda: tmp_path)
+    monkeypatch.setattr(contexts.shipped, "configs", lambda: tmp_path)
     found = contexts.table.__wrapped__()
     assert [r.gpu for r in found if r.measured] == ["H200", "H200"] * there

@@ -31,7 +31,7 @@ def plan_of(folder):
 def test_the_weights_are_those_of_the_folder(folder):
     path, saved = folder
     loaded, task = load(plan_of(path))
-    assert task == "sequence-classification"
+    assert task.name == "sequence-classification"
     for name, tensor in saved.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor)
     measured = measure(plan_of(path), Options(device="cpu", steps=2, weights=True))

@@ -10,6 +10,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.records.prediction import Prediction
 from memcalc.units import GIB
+from memcalc.workload import layouts
 
 SUITES = pathlib.Path(__file__).parent.parent.parent / "configs" / "suites"
 
@@ -19,7 +20,11 @@ def test_every_run_of_a_suite_can_be_estimated(path):
     plans = load(path)
     assert len({repr(plan) for plan in plans}) == len(plans)
     for plan, answer in zip(plans, answers(plans, method="analytic"), strict=True):
-        assert isinstance(answer, Prediction), (plan, answer)
+        if layouts.spread(plan).world > 1:
+            # Closed forms say nothing of several GPUs, but the layout is understood.
+            assert "closed forms" in str(answer), (plan, answer)
+        else:
+            assert isinstance(answer, Prediction), (plan, answer)
 
 
 def test_the_evidence_spans_what_it_promises():

@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.tracing import Desk
+from memcalc.estimation.estimate import Tracer
 
 MAKES = {
     "native_layer_norm_backward": ("layer_norm", "LayerNorm"),
@@ -15,7 +15,8 @@ MAKES = {
 @pytest.fixture(scope="module")
 def storages():
     settings = {"model": "distilbert-base-cased", "batch": 1, "seq": 16}
-    return Desk().estimate(make(settings))[1].storages
+    with Tracer(use_cache=False) as tracer:
+        return tracer.trace(make(settings)).trace.storages
 
 
 @pytest.mark.parametrize("op", MAKES)
