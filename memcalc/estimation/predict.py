@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from memcalc.allocator.replay import Interval, Op, Replay, replay
+from memcalc.allocator.counter import Levels
+from memcalc.allocator.replay import Op, Replay, replay
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.fits import Device, device_of, judge
 from memcalc.estimation.outside import outside_span
@@ -200,23 +201,23 @@ def replayable(
 
 
 def _phases(replayed: Replay, trace: Trace, more: int) -> tuple[PhasePeak, ...]:
-    """Peaks of the parts that count; beside them the first step's."""
-    first: dict[Phase, Interval] = {}
-    steady: dict[Phase, Interval] = {}
+    """Peaks of the parts that count, rung by rung; beside them the first step's."""
+    first: dict[Phase, list[Levels]] = {}
+    steady: dict[Phase, list[Levels]] = {}
     for interval in replayed.intervals:
         step, phase = cast(tuple[int, Phase], interval.name)
-        wanted = counts(trace, phase, step, more)
-        for group, inside in ((first, step == 0), (steady, wanted)):
-            known = group.get(phase)
-            if inside and (known is None or known.peaks.allocated < interval.peaks.allocated):
-                group[phase] = interval
+        for group, inside in ((first, step == 0), (steady, counts(trace, phase, step, more))):
+            if inside:
+                group.setdefault(phase, []).append(interval.peaks)
     return tuple(
         PhasePeak(
             phase=phase,
-            requested=steady[phase].peaks.requested,
-            allocated=steady[phase].peaks.allocated,
-            reserved=steady[phase].peaks.reserved,
-            first_step_allocated=first[phase].peaks.allocated if phase in first else None,
+            requested=max(peaks.requested for peaks in steady[phase]),
+            allocated=max(peaks.allocated for peaks in steady[phase]),
+            reserved=max(peaks.reserved for peaks in steady[phase]),
+            first_step_allocated=max(peaks.allocated for peaks in first[phase])
+            if phase in first
+            else None,
         )
         for phase in Phase
         if phase in steady

@@ -48,11 +48,15 @@ class GpuMemory(Ledger):
         super().log(event)
 
     def _allocate(self, number: int) -> Any:
-        entry = self.entries[number]
+        entry, given_back = self.entries[number], self._allocator.retries
         try:
             return self._allocator.allocate(entry.bytes, entry.stream)
         except DeviceOutOfMemoryError as error:
             raise torch.OutOfMemoryError(_words(error.why, self.total, self.outside)) from None
+        finally:
+            if self._allocator.retries > given_back:
+                # Where there was no room, the allocator has emptied its cache by itself.
+                self.asides.append(Aside(index=len(self.events), what="empty_cache"))
 
     def used_by(self, tensor: torch.Tensor, stream: int) -> None:
         """Another stream uses a tensor (``Tensor.record_stream``)."""

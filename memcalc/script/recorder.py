@@ -13,7 +13,7 @@ from memcalc.script.cuda import ordinal
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.trace.operators import attention
-from memcalc.trace.recorder import TraceRecorder
+from memcalc.trace.recorder import TraceRecorder, compared_with_zeros
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.torch_private import FakeTensor, has_kernel, without_dispatch
 from memcalc.trace.values import UnansweredError
@@ -48,6 +48,7 @@ class ScriptRecorder(TraceRecorder):
             _aten.item.default: self._item,
             _aten.is_nonzero.default: self._is_nonzero,
             _aten.equal.default: self._equal,
+            _aten.nonzero.default: self._nonzero,
             _aten.is_pinned.default: lambda *_, **__: False,
             _aten._pin_memory.default: lambda tensor, *_, **__: tensor,
         }
@@ -129,7 +130,7 @@ class ScriptRecorder(TraceRecorder):
         """A tensor of the device as one of the host."""
         self._note_read()
         value = None
-        if tensor.numel() <= transfers.WORTH_READING:
+        if tensor.numel() <= transfers.WORTH_READING and not compared_with_zeros():
             try:
                 value = self._values.whole(tensor)
             except UnansweredError:
@@ -157,6 +158,24 @@ class ScriptRecorder(TraceRecorder):
             return NotImplemented
         self._note_read()
         return one.shape == other.shape
+
+    def _nonzero(self, tensor: torch.Tensor) -> Any:
+        """As many places as the known values have; of unknown ones all, as in every trace."""
+        if not _on_cuda(tensor):
+            return NotImplemented
+        if compared_with_zeros():
+            known = torch.zeros(0, tensor.dim(), dtype=torch.long, device="cpu")
+        else:
+            try:
+                with without_dispatch():
+                    known = self._values.whole(tensor).nonzero()
+            except UnansweredError:
+                return NotImplemented
+        self._note_read()
+        with self:
+            out = torch.empty(known.shape, dtype=torch.long, device="cuda")
+        self._values.know(out, known)
+        return out
 
     def said_of_reads(self) -> tuple[str, ...]:
         """By which rule values were read, and where."""

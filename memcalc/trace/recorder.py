@@ -348,8 +348,7 @@ class TraceRecorder(TorchDispatchMode):
     def _read(self, tensor: torch.Tensor) -> bool | int | float:
         """A value that the program reads from the device."""
         try:
-            if os.environ.get("MEMCALC_READS") == "zeros":
-                # The stand-in driver runs no kernels: whatever is read there is zero.
+            if compared_with_zeros():
                 raise UnansweredError
             value = self._value(tensor)
             if device.NAME == "cpu" and tensor.dtype.is_floating_point:
@@ -397,6 +396,11 @@ class TraceRecorder(TorchDispatchMode):
     def _place(self) -> str:
         """The module at work, all of its like in one; outside of all, the phase."""
         return re.sub(r"\.\d+", ".*", self.position.module) or self.position.phase.value
+
+
+def compared_with_zeros() -> bool:
+    """The stand-in driver runs no kernels: to compare with it, all that is read is zero."""
+    return os.environ.get("MEMCALC_READS") == "zeros"
 
 
 def _is_simulated(arg: Any) -> bool:

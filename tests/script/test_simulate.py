@@ -109,3 +109,16 @@ def test_a_large_model_takes_no_memory_of_the_host(run):
         """
     )
     assert found.ending.code == 0
+
+
+def test_places_that_are_not_zero_are_counted_where_the_script_put_the_numbers(run):
+    found = run(
+        """
+        import torch
+        labels = torch.tensor([1, -100, 2, -100, 3]).cuda()
+        assert (labels != -100).nonzero().shape == (3, 1)
+        assert labels[labels != -100].shape == (3,)
+        assert (labels != -100).sum().item() == 3
+        """
+    )
+    assert found.ending.code == 0

@@ -1,0 +1,54 @@
+"""Training scripts of many kinds, against PyTorch's CUDA build over the stand-in driver."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from memcalc.script.simulate import plan_of, simulate
+
+ROOT = Path(__file__).parents[2]
+RECORDED = json.loads((ROOT / "evidence/standin/scripts-torch2.13-cc90.json").read_text())
+ALWAYS = ("amp_scaler", "gan_spectral", "ema_eval", "prefetch_stream", "clip_two_towers")
+"""Autocast and a scaler, two optimizers, copies, streams, attention; the rest at night."""
+NEEDED = {"trl": "trl", "diffusers": "diffusers", "accelerate": "accelerate"}
+
+
+def cases():
+    for name in RECORDED["scripts"]:
+        needed = next((n for start, n in NEEDED.items() if name.startswith(start)), None)
+        missing = needed is not None and importlib.util.find_spec(needed) is None
+        marks = [pytest.mark.skipif(missing, reason=f"{needed} is not installed")]
+        yield pytest.param(name, marks=marks if name in ALWAYS else [*marks, pytest.mark.nightly])
+
+
+@pytest.fixture
+def as_recorded(monkeypatch, tmp_path):
+    """Nothing is computed over the driver: all values are zero, and there is no cuDNN."""
+    monkeypatch.setenv("MEMCALC_READS", "zeros")
+    monkeypatch.setenv("MEMCALC_NO_CUDNN", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def peaks(name, parent=None):
+    script = ROOT / "benchmarks" / "scripts" / f"{name}.py"
+    plan = plan_of(
+        ["python", str(script)], steps=0, gpu=RECORDED["gpu"], torch="2.13", cudnn_attention=False
+    )
+    found = simulate(plan, parent)
+    assert found.ending.code == 0
+    phases = found.traced.prediction.phases
+    return {
+        rung: max(getattr(phase, rung) for phase in phases)
+        for rung in ("requested", "allocated", "reserved")
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+def test_a_script_takes_what_it_took_over_the_driver(as_recorded, name):
+    # A parent of its own: the environment above is settled when it starts.
+    found, recorded = peaks(name), RECORDED["scripts"][name]
+    assert found["allocated"] == recorded["allocated"]
+    assert found["reserved"] == pytest.approx(recorded["reserved"], rel=0.03)
