@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 
 NEWEST_TORCH = (2, 13)
 """Its allocator, operators and private names were read and compared with recorded runs."""
+PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao")
+"""Those whose code an answer depends on."""
 _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info")
 
 

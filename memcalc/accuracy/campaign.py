@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import answers, check
+from memcalc.estimation.estimate import answers
 from memcalc.estimation.question import code_in
+from memcalc.estimation.understand import check
 from memcalc.files.results import Run
 from memcalc.measure.runs.runner import Request, Runner
 from memcalc.records.measurement import Measurement, PhaseReading

@@ -23,10 +23,9 @@ from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
-from memcalc.version import __version__, installed
+from memcalc.version import PACKAGES, __version__, installed
 
 SCHEMA = 1
-_PACKAGES = ("torch", "transformers", "bitsandbytes", "peft", "torchao")
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -109,13 +108,13 @@ def versions_of(found: Sequence[Evidence]) -> dict[str, str]:
     Builds of one version for different devices (``+cpu``, ``+cu130``) count as that version.
     """
     versions = {"memcalc": __version__}
-    for package in _PACKAGES:
+    for package in PACKAGES:
         if (version := installed(package)) is not None:
             versions[package] = version
     for evidence in found:
         said = evidence.measurement or evidence.prediction
         if said is not None:
-            versions |= {k: v for k, v in said.versions.items() if k in (*_PACKAGES, "memcalc")}
+            versions |= {k: v for k, v in said.versions.items() if k in (*PACKAGES, "memcalc")}
     return {name: known.split("+")[0] for name, known in sorted(versions.items())}
 
 

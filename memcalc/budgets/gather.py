@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
-from memcalc import registry
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.catalog import gpus, models
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.estimation.estimate import answers
+from memcalc.estimation.understand import check_names
 from memcalc.files import artifact
 from memcalc.files.results import Run, load, predictions
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.workload import tasks
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,55 +32,44 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = 600.0
 
 
-def understand(runs: Sequence[BudgetedRun], file: str, *, models_too: bool = True) -> None:
-    """Find everything the runs of a file name.
+def understand(runs: Sequence[BudgetedRun]) -> None:
+    """Find what the runs of a file name, all but their models: those fail one by one.
 
     Raises:
-        UsageError: an unknown model, task, optimizer or GPU, with its line.
+        UsageError: something is unknown, with its line.
     """
     for run in runs:
-        plan = run.plan
-        key = "model"
         try:
-            if models_too:
-                source = models.find(plan.model)
-                key = "task"
-                tasks.choose(source, plan.task)
-            key = "optim"
-            registry.of(plan)
-            key = "gpu"
-            if plan.gpu is not None:
-                gpus.find(plan.gpu)
-        except MemcalcError as error:
-            raise UsageError(f"{file}:{_line(run, key)}: {error}") from None
-        except (OSError, TypeError, ValueError) as error:
-            value = str(getattr(plan, key))[:40]
-            message = f"{key} = {value!r} is not understood: {error}."
-            raise UsageError(f"{file}:{_line(run, key)}: {message}") from None
+            check_names(run.plan)
+        except SettingError as error:
+            raise UsageError(_with_line(error, run)) from None
 
 
-def _line(run: BudgetedRun, key: str) -> int:
-    return run.lines.get(key, run.where.line)
+def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
+    """What went wrong, behind the line of the setting that is to blame."""
+    if not isinstance(error, SettingError):
+        return str(error)
+    return f"{run.where.file}:{run.lines.get(error.setting, run.where.line)}: {error}"
 
 
 def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     """Estimate every run; runs with the same plan are estimated once."""
-    found: dict[tuple[str, str], Evidence] = {}
+    found: dict[tuple[str, str], Prediction | MemcalcError] = {}
     for method in dict.fromkeys(run.method for run in runs):
         plans = {_key(run.plan): run.plan for run in runs if run.method == method}
         asked = list(plans.values())
         said = answers(asked, method=method, use_cache=effort.use_cache, workers=effort.workers)
-        for key, answer in zip(plans, said, strict=True):
-            found[method, key] = _evidence(answer, method)
-    return [found[run.method, _key(run.plan)] for run in runs]
+        found |= {(method, key): answer for key, answer in zip(plans, said, strict=True)}
+    return [_evidence(found[run.method, _key(run.plan)], run) for run in runs]
 
 
-def _evidence(answer: Prediction | MemcalcError, method: str) -> Evidence:
+def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
     if isinstance(answer, MemcalcError):
-        return Evidence(error=str(answer))
-    if answer.method != method:
+        return Evidence(error=_with_line(answer, run))
+    if answer.method != run.method:
         # A figure of another kind, not this one.
-        return Evidence(error=f"no answer by {method}: the one that was saved is {answer.method}")
+        error = f"no answer by {run.method}: the one that was saved is {answer.method}"
+        return Evidence(error=error)
     return Evidence(prediction=answer)
 
 
@@ -125,11 +114,36 @@ def saved(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
 def _saved(run: BudgetedRun, result: Run | None, others: Sequence[Run], names: str) -> Evidence:
     if result is None:
         return _absent(run.plan, [other.plan for other in others], names)
-    if result.measurement is None and result.prediction is not None:
-        return _evidence(result.prediction, run.method)
-    if result.measurement is None:
+    answer = result.measurement or result.prediction
+    if answer is None:
         return Evidence(error=result.error or f"{names} says nothing about this run")
-    return Evidence(prediction=result.prediction, measurement=result.measurement)
+    stale, doubt = _compared(run, answer.config, names)
+    if stale:
+        return Evidence(error=stale)
+    if result.measurement is None and result.prediction is not None:
+        return replace(_evidence(result.prediction, run), doubt=doubt)
+    return Evidence(prediction=result.prediction, measurement=result.measurement, doubt=doubt)
+
+
+def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
+    """Whether a result is of the model as it is now: why it is not, and what could not be seen."""
+    name = run.plan.name
+    code = f"{names}: {name} is code; that it is still as it was is not checked"
+    if run.plan.command is not None:
+        return "", code
+    try:
+        now = models.find(run.plan.model)
+    except MemcalcError as error:
+        if then is None or models.is_local(run.plan.model):
+            return str(error), ""
+        return "", f"{names}: that {name} is still as it was is not checked: {error}"
+    if now.digest is None:
+        return "", code
+    if then is None:
+        return f"{names} does not say which config of {name} it is of: write it anew", ""
+    if then != now.digest:
+        return f"{names} is of another config of {name}, which has changed: write it anew", ""
+    return "", ""
 
 
 def _results(file: Path) -> list[Run]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.budgets.metrics import COMPONENTS, METRICS, PER_PARAMETER
+from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
 from memcalc.budgets.records import Budget, Evidence, Known, Rule
 from memcalc.records.fields import FIELDS
 from memcalc.records.prediction import Prediction
@@ -88,6 +88,3 @@ def _words(name: str) -> str:
 
 def _plain(value: object) -> str:
     return "default" if value in (None, "", [], ()) else str(value)
-
-
-assert set(COMPONENTS) <= set(METRICS)

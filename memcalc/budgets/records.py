@@ -117,6 +117,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction | None = None
     measurement: Measurement | None = None
     error: str | None = None
+    doubt: str = ""
+    """What could not be seen of it; it is judged all the same."""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,13 +53,13 @@ def check(files: Sequence[BudgetFile], question: Question) -> CheckResult:
         UsageError: a file names something unknown, or a result or baseline cannot be read.
     """
     for file in files:
-        gather.understand(file.runs, file.path, models_too=not question.saved)
+        gather.understand(file.runs)
     known = [_known(file, question) for file in files]
     runs = tuple(run for file in files for run in file.runs)
     evidence = tuple(_find_out(runs, question))
     versions = baseline.versions_of(evidence)
     verdicts: list[Verdict] = []
-    warnings: list[str] = []
+    warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
     notes = [*_understood(runs), *_measured(evidence)]
     at = 0
     for file, before in zip(files, known, strict=True):

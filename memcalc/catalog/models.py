@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import os
 import re
 from pathlib import Path
@@ -38,6 +40,14 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """The model that was named, where this one is what it was tuned from."""
 
     @property
+    def digest(self) -> str | None:
+        """Tells whether the config is still the one an answer was made from."""
+        if self.config is None:
+            return None
+        text = json.dumps(self.config, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
     def model_type(self) -> str:
         """The architecture, such as ``distilbert``; empty for a callable."""
         return str(self.config["model_type"]) if self.config is not None else ""
@@ -63,21 +73,21 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     """
     if is_named(name):
         return ModelSource(name=name, origin="callable", factory=name)
-    file = None if _looks_local(name) else _bundled_file(name)
+    file = None if is_local(name) else _bundled_file(name)
     if file is not None:
-        return ModelSource(name=_name_of(file), origin="bundled", config=_read(file))
+        return ModelSource(name=_name_of(file), origin="bundled", config=_shipped(file))
     path = Path(os.path.expanduser(name))
-    if _looks_local(name) or os.path.exists(path):
+    if is_local(name) or os.path.exists(path):
         return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
     base = _base_of(name)
     if base is not None:
-        return ModelSource(name=_name_of(base), origin="bundled", config=_read(base), tuned=name)
+        return ModelSource(name=_name_of(base), origin="bundled", config=_shipped(base), tuned=name)
     return _checked(name, "hub", _from_hub(name), trust_remote_code)
 
 
 def canonical(name: str) -> str:
     """The one spelling of a bundled model's name; any other name as it is."""
-    if is_named(name) or _looks_local(name):
+    if is_named(name) or is_local(name):
         return name
     file = _bundled_file(name)
     return _name_of(file) if file is not None else name
@@ -96,7 +106,8 @@ def notes(name: str) -> tuple[str, ...]:
     return (f"the config is that of {_name_of(base)}, which {name} was tuned from",)
 
 
-def _looks_local(name: str) -> bool:
+def is_local(name: str) -> bool:
+    """Whether a name can only be that of a file or folder."""
     return name.startswith((".", "/", "~")) or name.endswith(".json")
 
 
@@ -111,7 +122,7 @@ def _base_of(name: str) -> Path | None:
     for a Mistral-7B-v0.1.
     """
     bare = _TUNED.sub("", name, count=1)
-    if bare == name or _looks_local(name):
+    if bare == name or is_local(name):
         return None
     return _bundled_file(bare) or _bundled_file(f"{bare}-pt")
 
@@ -131,6 +142,11 @@ def _bundled_file(name: str) -> Path | None:
 
 def _config_file(path: Path) -> Path:
     return path / "config.json" if os.path.isdir(path) else path
+
+
+@functools.cache
+def _shipped(path: Path) -> Any:
+    return _read(path)
 
 
 def _read(path: Path) -> Any:

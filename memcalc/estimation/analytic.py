@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.models import ModelSource
+from memcalc.catalog.positions import lengths
 from memcalc.errors import UsageError
 from memcalc.estimation.activations import (
     NO_FORM,
@@ -31,9 +32,7 @@ from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
 from memcalc.workload import loops, tasks
 
-WEIGHT_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 4, "amp-bf16": 4, "bf16": 2, "fp16": 2}
-_COMPUTE_BYTES = {**WEIGHT_BYTES, "amp-fp16": 2, "amp-bf16": 2}
-DEFAULT_SEQ = 512
+_COMPUTE_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "bf16": 2, "fp16": 2}
 _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
 
@@ -51,26 +50,25 @@ def estimate(
     Args:
         plan: what to train.
         source: its config tells the sizes of the blocks.
-        inventory: every tensor, in fp32.
+        inventory: every tensor, as planned.
         state: of the optimizer, for tensors of the plan's precision.
         choice: the optimizer.
         gpu: where it should fit; ``None``: nowhere in particular.
     """
-    element = WEIGHT_BYTES[plan.precision]
-    weights = sum(p.numel * element for p in inventory.parameters)
+    weights = sum(p.bytes for p in inventory.parameters)
     buffers = sum(t.bytes for t in inventory.tensors if t.buffer)
     # Updated inside backward, no two parameters' gradients are held together.
     in_backward = plan.optim_in_backward or choice.row.in_backward
     together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None
     updated = together or list(inventory.trainable)
-    gradients = sum(p.numel * element for p in updated)
+    gradients = sum(p.bytes for p in updated)
     states = state.total(Place.DEVICE)
     live = _live(plan, source, inventory)
     levels, parts = _phases(
         plan,
         live,
         kept=Kept(weights=weights, buffers=buffers, states=states, gradients=gradients),
-        scratch=_step_temporaries(choice, updated, element),
+        scratch=_step_temporaries(choice, updated),
     )
     top = max(levels, key=lambda phase: levels[phase])
     reason = "the analytic method does not replay the allocator; use --method trace"
@@ -83,6 +81,7 @@ def estimate(
     return Prediction(
         plan=plan,
         head=inventory.head,
+        config=source.digest,
         task=inventory.task,
         seq=live.seq,
         parameters=inventory.numel,
@@ -178,9 +177,7 @@ def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
     blocks = read_blocks(config) if plan.lora is None else None
     if blocks is None:
         return Live(seq=plan.seq, unknown=NO_FORM if plan.lora is None else NO_FORM_ADAPTERS)
-    longest = config.get("max_position_embeddings") or config.get("n_positions")
-    limit = longest if isinstance(longest, int) else DEFAULT_SEQ
-    seq = plan.seq if plan.seq is not None else min(DEFAULT_SEQ, limit)
+    seq = plan.seq if plan.seq is not None else lengths(config).default
     setting = Setting(
         batch=plan.batch,
         seq=seq,
@@ -207,9 +204,9 @@ def _half_copies(inventory: Inventory) -> int:
     return sum(2 * p.numel for p in inventory.trainable if p.module in ("Linear", "Conv1D"))
 
 
-def _step_temporaries(choice: Choice, updated: Sequence[Parameter], element: int) -> int:
+def _step_temporaries(choice: Choice, updated: Sequence[Parameter]) -> int:
     """Source: torch/optim/*.py, 2.13: foreach copies whole lists, the for-loop single tensors."""
-    sizes = [p.numel * element for p in updated]
+    sizes = [p.bytes for p in updated]
     if choice.kind == "foreach":
         if choice.row.name == "sgd":
             return 0
@@ -267,10 +264,13 @@ def least(plan: Plan, inventory: Inventory) -> int:
 def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
     """The inventory in the plan's precision, with what it freezes; buffers change dtype too.
 
+    That of a model with adapters is in its precision already: peft widens some of them.
+
     Raises:
         UsageError: a pattern matches no parameter, or nothing is left to train.
     """
-    dtype = {"bf16": "bfloat16", "fp16": "float16"}.get(plan.precision, "float32")
+    whole = {"bf16": "bfloat16", "fp16": "float16"}.get(plan.precision, "float32")
+    dtype = whole if plan.lora is None else None
     for pattern in plan.freeze:
         if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):
             raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
@@ -282,13 +282,10 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
     return planned
 
 
-def _planned(tensor: Parameter, dtype: str, plan: Plan) -> Parameter:
+def _planned(tensor: Parameter, dtype: str | None, plan: Plan) -> Parameter:
     frozen = any(fnmatch.fnmatch(tensor.name, pattern) for pattern in plan.freeze)
     floating = tensor.dtype in ("float32", "float16", "bfloat16")
-    if (dtype == tensor.dtype or not floating) and not frozen:
+    wanted = dtype if dtype is not None and floating else tensor.dtype
+    if wanted == tensor.dtype and not frozen:
         return tensor
-    return replace(
-        tensor,
-        dtype=dtype if floating else tensor.dtype,
-        trainable=tensor.trainable and not frozen,
-    )
+    return replace(tensor, dtype=wanted, trainable=tensor.trainable and not frozen)

@@ -104,7 +104,7 @@ class Client:
         return replace(decode(SymbolicTrace, answer["growth"]), trace=trace)
 
     def inventory(self, plan: Plan) -> Inventory | MemcalcError:
-        """The tensors of a plan's model as it is built, before anything of the plan changes it."""
+        """The tensors of a plan's model, and of its adapters where it has some."""
         answer = self._answer(plan, inventory=True)
         if isinstance(answer, MemcalcError):
             return answer

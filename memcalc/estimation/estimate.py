@@ -10,17 +10,18 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.catalog import gpus, inventory, models
+from memcalc.catalog import gpus, inventory, models, positions
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.question import canonical, code_in
+from memcalc.estimation.understand import check
 from memcalc.files import cache
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
 from memcalc.records.values import checked
-from memcalc.workload import layouts, loops, tasks
+from memcalc.workload import layouts, tasks
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
@@ -124,6 +125,7 @@ class Tracer:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
         known: dict[int, Answer] = {}
         names: dict[int, str] = {}
+        notes: dict[int, tuple[str, ...]] = {}
         for index, plan in enumerate(plans):
             replayed = self._replayed(plan)
             if replayed is not None:
@@ -135,6 +137,7 @@ class Tracer:
             except MemcalcError as error:
                 known[index] = error
                 continue
+            notes[index] = positions.notes(source.config, plan.seq)
             if name is not None and source.config is not None:
                 names[index] = name
                 found = _from_cache(name, plan)
@@ -148,7 +151,7 @@ class Tracer:
             answer = known[index] if index in known else next(traced)
             if index not in known and isinstance(answer, Prediction) and index in names:
                 cache.store(names[index], answer)
-            yield answer
+            yield _noted(answer, notes.get(index, ()))
 
     def trace(self, plan: Plan) -> Traced | MemcalcError:
         """Trace one plan and keep its events, or find them in the cache."""
@@ -226,6 +229,13 @@ class Tracer:
         return predict(asked(plan), known.trace, known.prediction.optimizer_state)
 
 
+def _noted(answer: Answer, notes: tuple[str, ...]) -> Answer:
+    """The answer with what only this spelling of the question makes worth saying."""
+    if not notes or isinstance(answer, MemcalcError):
+        return answer
+    return replace(answer, assumptions=(*notes, *answer.assumptions))
+
+
 def _as_run(plan: Plan) -> Plan:
     return replace(plan, alloc_conf="")
 
@@ -247,38 +257,6 @@ def keep(traced: Traced) -> None:
     name = cache.key(traced.prediction.plan, {}, "simulated")
     cache.store(name, traced.prediction)
     cache.store_trace(name, traced.trace)
-
-
-def check(plan: Plan) -> models.ModelSource:
-    """Find everything a plan names before anything heavy runs.
-
-    Raises:
-        UsageError: an unknown model, task, optimizer or GPU, or a config or settings that make no
-            sense.
-    """
-    source = models.find(plan.model)
-    tasks.choose(source, plan.task)
-    loops.of(plan)
-    registry.check_precision(registry.of(plan), plan)
-    _check_layout(plan)
-    if plan.gpu is not None:
-        gpus.find(plan.gpu)
-    return source
-
-
-def _check_layout(plan: Plan) -> None:
-    layouts.of(plan)
-    layouts.checked_rank(plan)
-    world = layouts.spread(plan).world
-    if world > 1 and plan.loop != "plain":
-        raise UsageError(
-            f"Several GPUs are answered for the plain loop so far, and the plan has {plan.loop}: "
-            "leave --loop out."
-        )
-    if world > 1 and (plan.eval or plan.resume):
-        raise UsageError("Several GPUs are answered without --eval and --resume so far.")
-    if world > 1 and plan.target == "cpu":
-        raise UsageError("Several processes on the CPU are not answered so far: leave --target.")
 
 
 def _from_cache(name: str, plan: Plan) -> Prediction | None:
@@ -314,7 +292,8 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
     state = registry.state_of(choice, tensors.parameters, plan)
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     answer = analytic_estimate(plan, source, tensors, state, choice, gpu)
-    return replace(answer, assumptions=(*models.notes(plan.model), *answer.assumptions))
+    notes = (*models.notes(plan.model), *positions.notes(source.config, plan.seq))
+    return replace(answer, assumptions=(*notes, *answer.assumptions))
 
 
 class _Inventories:
@@ -323,7 +302,7 @@ class _Inventories:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._client: Client | None = None
-        self._known: dict[tuple[str, str], Inventory] = {}
+        self._known: dict[tuple[str, ...], Inventory] = {}
 
     def __enter__(self) -> _Inventories:
         return self
@@ -338,9 +317,12 @@ class _Inventories:
             MemcalcError: the model cannot be built.
         """
         head = tasks.choose(source, plan.task)
-        key = (source.name, head.name)
+        # Adapters are added by peft's own code, in the precision that it gives them.
+        adapted = (plan.lora, plan.precision) if plan.lora is not None else ()
+        key = (source.name, head.name, *adapted)
         if key not in self._known:
-            self._known[key] = inventory.load(source, head.name) or self._built(plan)
+            shipped = inventory.load(source, head.name) if not adapted else None
+            self._known[key] = shipped or self._built(plan)
         return self._known[key]
 
     def _built(self, plan: Plan) -> Inventory:

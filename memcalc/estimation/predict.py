@@ -49,6 +49,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     answer = Prediction(
         plan=plan,
         head=inventory.head,
+        config=inventory.config,
         task=inventory.task,
         seq=trace.seq,
         parameters=inventory.numel,

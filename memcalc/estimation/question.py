@@ -85,7 +85,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     Raises:
         UsageError: the PyTorch version is not of the form 2.13.
     """
-    version = _version(plan.torch)
+    version = version_of(plan.torch)
     notes = newer_than_known(version)
     target = replace(
         ASSUMED, torch=version, cudnn_attention=plan.cudnn_attention, cudnn=cudnn_enabled()
@@ -102,7 +102,12 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     return target, notes
 
 
-def _version(text: str | None) -> tuple[int, int]:
+def version_of(text: str | None) -> tuple[int, int]:
+    """The version of PyTorch that will run, (major, minor); ``None``: the installed one.
+
+    Raises:
+        UsageError: it is no version.
+    """
     parts = (text or installed("torch") or "").split("+")[0].split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         raise UsageError(f"--torch {text!r} is not a version: write it like --torch 2.13.")

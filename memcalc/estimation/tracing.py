@@ -76,7 +76,7 @@ class Desk:
         plan = decode(Plan, request["plan"])
         if request.get("inventory"):
             source = models.find(plan.model)
-            return {"inventory": encode(whole(source, tasks.choose(source, plan.task)))}
+            return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         if request.get("grow"):
             growth = self.grow(plan)
             return {"growth": encode(growth.without_events), "trace": pack(growth.trace)}

@@ -28,11 +28,10 @@ from memcalc.files.shipped import configs
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.units import GIB, parse_bytes
-from memcalc.version import __version__, installed
+from memcalc.version import PACKAGES, __version__, installed
 
 DEFAULT_SIZE = GIB
 """Room for some hundreds of traces of large models, or for all answers anybody asks for."""
-_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "torchao")
 _OURS = re.compile(r"(?P<name>[0-9a-f]{32}(-\d+)?)\.(json|trace)|\.memcalc-[0-9a-f]{12}")
 """What ``store`` writes, and what a process leaves that dies while it does; nothing else is ours
 to delete in a folder that somebody has named."""
@@ -81,7 +80,7 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
         "plan": encode(plan),
         "config": config,
         "memcalc": [__version__, SCHEMA, _own_code()],
-        "packages": {name: installed(name) for name in _PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
     }
     text = json.dumps(question, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

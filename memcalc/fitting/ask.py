@@ -10,12 +10,14 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog import gpus as catalog
+from memcalc.catalog import positions
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Tracer, check
+from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED, code_in
+from memcalc.estimation.understand import check
 from memcalc.fitting import advice, search
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.other_gpus import gpus_that_fit
@@ -91,11 +93,14 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
         config = source.config if code_in(plan) is None else None
         oracle = Oracle(tracer.clients(2), config, use_cache=use_cache)
         try:
-            return _answer(found, question, oracle)
+            told = _answer(found, question, oracle)
         except SymbolicTraceRefutedError:
             # What was learnt is given up; from here on every size is traced.
             oracle.notes["sizes were traced one by one: a run on symbols was refuted"] = None
-            return _answer(found, question, oracle)
+            told = _answer(found, question, oracle)
+    longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
+    notes = positions.notes(source.config, longest)
+    return replace(told, assumptions=(*told.assumptions, *notes))
 
 
 def _refuse(plan: Plan, question: Question) -> None:

@@ -164,6 +164,8 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = msgspec.field(default_factory=dict)
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment that changes memory, such as ``PYTORCH_ALLOC_CONF``."""
+    config: str | None = None
+    """Digest of the model's config.json; ``None``: it has none, or nobody knows it."""
 
     @property
     def device_total(self) -> int | None:

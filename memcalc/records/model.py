@@ -55,6 +55,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     head: str
     """Class that was built, such as ``DistilBertForSequenceClassification``."""
     tensors: tuple[Parameter, ...]
+    config: str | None = None
+    """Digest of the config.json that it was built from; ``None``: code of somebody's built it."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

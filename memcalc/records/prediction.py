@@ -141,6 +141,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
     """Why a figure is ``None``, by its name."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)
+    config: str | None = None
+    """Digest of the model's config.json; ``None``: it has none, or an older memcalc wrote this."""
 
     def _repr_html_(self) -> str | None:
         return display.html(self)

@@ -14,7 +14,8 @@ import torch
 
 from memcalc.errors import UsageError
 from memcalc.imports import is_named, line, load
-from memcalc.registry.choice import Choice
+from memcalc.registry.choice import Choice, pair
+from memcalc.registry.row import NUMBERS
 
 LEARNING_RATE = 1e-4
 _SETTLED = ("is_paged", "optim_bits", "percentile_clipping")
@@ -94,7 +95,7 @@ def _class(choice: Choice) -> Any:
 
 
 def _arguments(choice: Choice) -> dict[str, Any]:
-    arguments = {
+    arguments: dict[str, Any] = {
         key: value
         for key, value in choice.given.items()
         # Said again what the class's name says already: its constructor may not take it.
@@ -105,6 +106,8 @@ def _arguments(choice: Choice) -> dict[str, Any]:
     for key, value in arguments.items():
         if key.endswith("_dtype"):
             arguments[key] = getattr(torch, str(value))
+        elif key in NUMBERS and isinstance(value, str):
+            arguments[key] = pair(value)
     if choice.args.get("fused") and choice.row.package == "torch":
         arguments["fused"] = True
     if choice.row.package == "bitsandbytes" and "momentum" in choice.row.defaults:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +15,9 @@ from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.imports import is_named
 from memcalc.records.model import OptimizerState, Parameter, Place, StateTensor
 from memcalc.records.plan import Plan
-from memcalc.records.values import Scalar
+from memcalc.records.values import Scalar, scalar
 from memcalc.registry import bitsandbytes_rows, extra_rows, own_rows, torch_rows
-from memcalc.registry.row import Row
+from memcalc.registry.row import NUMBERS, SWITCHES, Row
 
 _DOTTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
@@ -269,10 +270,23 @@ def _check(row: Row, name: str, key: str, value: Scalar) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, int) and not isinstance(default, bool) and not number:
         raise UsageError(f"{name}: {key} = {value!r} is not a number.")
-    if isinstance(default, bool) and not isinstance(value, bool):
+    switch = isinstance(default, bool) or (key in SWITCHES and value is not None)
+    if switch and not isinstance(value, bool):
         raise UsageError(f"{name}: {key} = {value!r} is not true or false.")
     if key == "optim_bits" and value not in (8, 32):
         raise UsageError(f"{name}: optim_bits is 8 or 32, not {value!r}.")
+    if key in NUMBERS and value is not None:
+        parts = pair(value) if isinstance(value, str) else (value,) if number else ()
+        if not parts or min(parts) < 0 or (key == "betas" and (len(parts) < 2 or max(parts) >= 1)):
+            wanted = "two numbers below 1, as 0.9,0.95" if key == "betas" else "a positive number"
+            raise UsageError(f"{name}: {key} = {value!r} is not {wanted}.")
+
+
+def pair(text: str) -> tuple[float, ...]:
+    """The numbers of a text such as ``0.9,0.95``; empty: it is another text."""
+    numbers = [scalar(part) for part in text.split(",")]
+    found = [float(n) for n in numbers if isinstance(n, int | float) and math.isfinite(n)]
+    return tuple(found) if len(found) == len(numbers) else ()
 
 
 def _foreign(name: str) -> Row:

@@ -17,7 +17,9 @@ Refusal = Callable[[Args], str | None]
 OnCuda = Callable[[Parameter, Args], str | None]
 """Why one parameter's update cannot run on a GPU; ``None`` where it can."""
 
-COMMON = ("lr", "betas", "eps", "weight_decay", "maximize")
+NUMBERS = ("lr", "betas", "eps", "weight_decay")
+SWITCHES = ("maximize", "foreach", "fused", "differentiable", "capturable")
+COMMON = (*NUMBERS, "maximize")
 """Arguments that change no byte and that nearly every optimizer takes."""
 
 

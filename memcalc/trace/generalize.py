@@ -57,7 +57,7 @@ class _SymbolicRun:
     ) -> None:
         self.point = Point(batch=program.plan.batch, seq=program.seq)
         assert program.inputs is not None
-        self.symbols = Symbols(self.point, fixed=program.inputs.exact)
+        self.symbols = Symbols(self.point, fixed=program.inputs.lengths.exact)
         self.program = program
         self.assumptions = known.assumptions
         resized = program.resized(self.symbols.batch, self.symbols.seq)
@@ -75,8 +75,8 @@ class _SymbolicRun:
             calls=symbols.calls,
             choices=symbols.choices,
             conditions=symbols.conditions(),
-            default_seq=inputs.default_seq if tokens else None,
-            longest=inputs.longest if tokens else None,
+            default_seq=inputs.lengths.default if tokens else None,
+            longest=inputs.lengths.longest if tokens else None,
         )
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from memcalc.errors import UsageError
+from memcalc.catalog.positions import lengths
+from memcalc.errors import SettingError, UsageError
 from memcalc.records.texts import input_of
 from memcalc.workload.tasks import Task
 
 Batch = dict[str, torch.Tensor]
-
-DEFAULT_SEQ = 512
 
 
 class Inputs:
@@ -48,27 +47,11 @@ class Inputs:
             self.has_tokens and bool(media) and task.of_text and kind not in _NEED_MEDIA
         )
         """The model also takes images or sound, and trains on text without them."""
-        self.exact = _exactly(self.config)
-        """The only length there is, for models that take one."""
-        self.longest = self.exact or _longest(self.config)
-        """The longest that learned positions allow; ``None`` where there is no limit."""
-        self.seq = self._length(seq)
-
-    def _length(self, seq: int | None) -> int:
-        name, exact, longest = type(self.model).__name__, self.exact, self.longest
-        if exact is not None and seq not in (None, exact):
-            raise UsageError(f"{name} takes exactly {exact} tokens: type --seq {exact}.")
-        if seq is not None and longest is not None and seq > longest:
-            raise UsageError(
-                f"{name} takes at most {longest} tokens and --seq is {seq}: "
-                f"type --seq {longest} or less."
-            )
-        return exact or seq or self.default_seq
-
-    @property
-    def default_seq(self) -> int:
-        """Tokens per sample where nobody names a number."""
-        return self.exact or min(DEFAULT_SEQ, self.longest or DEFAULT_SEQ)
+        self.lengths = lengths(_as_json(self.config))
+        refusal = self.lengths.refusal(type(model).__name__, seq)
+        if refusal is not None:
+            raise SettingError("seq", refusal)
+        self.seq = self.lengths.exact or seq or self.lengths.default
 
     def resized(self, batch: Any, seq: Any) -> Inputs:
         """Batches of another size; whole numbers or symbols."""
@@ -216,41 +199,7 @@ def _mask(batch: int, seq: int, device: Any) -> torch.Tensor:
     return mask
 
 
-def _exactly(config: Any) -> int | None:
-    """The only length that a model can be trained on; ``None`` where there are others."""
-    kind = getattr(config, "model_type", "")
-    if kind == "reformer" and config.axial_pos_embds:
-        rows, columns = config.axial_pos_shape
-        return int(rows * columns)
-    if kind == "perceiver":
-        # Its decoder answers for every position there is.
-        return int(config.max_position_embeddings)
-    return None
-
-
-def _longest(config: Any) -> int | None:
-    """The longest sequence that learned positions allow; ``None`` where there is no limit."""
-    config = getattr(config, "text_config", None) or config
-    for key in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
-        value = getattr(config, key, None)
-        if isinstance(value, int) and value > 0:
-            # RoBERTa's first positions are taken by its padding index.
-            offset = config.pad_token_id + 1 if _offsets_positions(config) else 0
-            return value - offset
-    return None
-
-
-def _offsets_positions(config: Any) -> bool:
-    return getattr(config, "model_type", "") in (
-        "roberta",
-        "xlm-roberta",
-        "camembert",
-        "roberta-prelayernorm",
-        "longformer",
-        "data2vec-text",
-        "xmod",
-        "xlm-roberta-xl",
-        "ibert",
-        "mpnet",
-        "luke",
-    )
+def _as_json(config: Any) -> dict[str, Any]:
+    """A config of transformers as its config.json; empty for a model that has none."""
+    written: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return written

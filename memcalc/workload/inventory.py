@@ -9,7 +9,10 @@ import torch
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory, Parameter
+from memcalc.records.plan import Plan
+from memcalc.workload.lora import attach
 from memcalc.workload.model import build
+from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.tasks import Head
 
 
@@ -37,14 +40,22 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
     return Inventory(model=name, task=task, head=type(model).__name__, tensors=tuple(tensors))
 
 
-def whole(source: ModelSource, head: Head) -> Inventory:
+def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventory:
     """The inventory of a model that is built on the meta device for it.
 
+    Args:
+        source: what to build.
+        head: for what it is trained.
+        plan: its adapters are added, with the model in its precision.
+
     Raises:
-        UsageError: the model cannot be built.
+        UsageError: the model cannot be built or adapted.
     """
     with torch.device("meta"):
-        return take(build(source, head), source.name, head.name)
+        if plan is None or plan.lora is None:
+            return take(build(source, head), source.name, head.name)
+        model = build(source, head, dtype=PRECISIONS[plan.precision].weights)
+        return take(attach(model, plan.lora), source.name, head.name)
 
 
 def _owners(model: torch.nn.Module) -> dict[int, str]:

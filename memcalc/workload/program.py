@@ -123,7 +123,8 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     attention = "eager" if plan.attention == "eager" else None
     with torch.device(device):
         model = build(source, head, attention=attention, dtype=precision.weights)
-    return program_of(plan, choice, model, head.task, name=source.name)
+    program = program_of(plan, choice, model, head.task, name=source.name)
+    return replace(program, inventory=replace(program.inventory, config=source.digest))
 
 
 def program_of(

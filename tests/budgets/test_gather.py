@@ -1,5 +1,7 @@
 """Evidence: estimated, or looked up in what was saved; and who shares a worker."""
 
+from json import dumps
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,9 @@ from msgspec.structs import replace
 
 from memcalc.budgets import gather
 from memcalc.budgets.read import read
-from memcalc.budgets.records import Evidence
+from memcalc.budgets.records import Evidence, Status
+from memcalc.budgets.run import Question, check, exit_code
+from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation import pool
@@ -81,12 +85,80 @@ def test_a_file_without_results_is_refused(runs, tmp_path, text):
         ('optim = "adamx"\n', 6),
         ('task = "poetry"\n', 6),
         ('gpu = "t44"\n', 6),
+        ('alloc_conf = "max_split:3"\n', 6),
+        ('optim_args = { lr = "fast" }\n', 1),
     ],
 )
 def test_an_unknown_name_has_its_line(runs, more, line):
     with pytest.raises(UsageError) as caught:
-        gather.understand(runs(more), "memcalc.toml")
+        gather.understand(runs(more))
     assert str(caught.value).startswith(f"memcalc.toml:{line}: ")
+
+
+def test_a_model_that_is_not_found_fails_its_own_budgets_only(write, small, effort):
+    text = small() + small(name="gone").replace("distilbert-base-cased", "./gone")
+    text += small(name="long").replace("seq = 32", "seq = 4096")
+    file = read(write(text))
+    result = check([file], Question(effort=effort))
+    found = {verdict.budget.run: verdict for verdict in result.report.verdicts}
+    assert {name: verdict.status for name, verdict in found.items()} == {
+        "small": Status.HOLDS,
+        "gone": Status.UNKNOWN,
+        "long": Status.UNKNOWN,
+    }
+    assert found["gone"].reason.startswith("memcalc.toml:10: Cannot read")
+    assert found["long"].reason.startswith("memcalc.toml:21: ")
+    assert "at most 512 tokens" in found["long"].reason
+    assert exit_code(result.report) == 3
+
+
+@pytest.fixture
+def local(runs, tmp_path):
+    """A run of a model whose config.json is in the folder; and a way to let the config grow."""
+    source = models.find("distilbert-base-cased")
+
+    def write_config(**more: int) -> None:
+        (tmp_path / "config.json").write_text(dumps({**source.config, **more}))
+
+    write_config()
+    (run,) = runs()
+    return replace(run, plan=replace(run.plan, model="./config.json")), write_config
+
+
+def test_results_of_a_config_that_has_grown_are_no_answer(local, effort, tmp_path):
+    run, write_config = local
+    known = gather.estimate([run], effort)
+    save(tmp_path / "saved.json", gather.keep([run], known))
+    assert gather.saved([run], [tmp_path / "saved.json"]) == known
+    write_config(n_layers=12)
+    (evidence,) = gather.saved([run], [tmp_path / "saved.json"])
+    assert "another config of ./config.json" in evidence.error
+    write_config()
+    assert gather.saved([run], [tmp_path / "saved.json"]) == known
+    (tmp_path / "config.json").unlink()
+    (evidence,) = gather.saved([run], [tmp_path / "saved.json"])
+    assert "Cannot read" in evidence.error
+
+
+def test_results_that_do_not_name_their_config_are_no_answer(runs, effort, tmp_path):
+    (run,) = runs()
+    (known,) = gather.estimate([run], effort)
+    older = replace(known.prediction, config=None)
+    save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=older)])
+    (evidence,) = gather.saved([run], [tmp_path / "saved.json"])
+    assert "does not say which config" in evidence.error
+
+
+def test_what_cannot_be_compared_is_said(runs, effort, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (run,) = runs()
+    (known,) = gather.estimate([run], effort)
+    for name, word in (("zoo:small", "is code"), ("nobody/has-this", "is not checked")):
+        plan = replace(run.plan, model=name)
+        save(tmp_path / "saved.json", [Run(plan=plan, prediction=known.prediction)])
+        (evidence,) = gather.saved([replace(run, plan=plan)], [tmp_path / "saved.json"])
+        assert evidence.prediction == known.prediction
+        assert word in evidence.doubt
 
 
 MODELS = st.lists(st.sampled_from("abcdef"), max_size=30)

@@ -77,6 +77,17 @@ def test_exact_parts_are_those_of_the_trace(once, model, optim):
     assert max(traced.phases, key=lambda p: p.requested).requested < 2 * GIB * 8
 
 
+def test_adapters_are_counted_by_closed_forms_as_by_the_trace():
+    plan = {"lora": "r=4,target=q_lin+v_lin", "precision": "bf16", "batch": 1, "seq": 16}
+    traced = estimate("distilbert-base-cased", **plan)
+    closed = estimate("distilbert-base-cased", **plan, method="analytic")
+    # Two matrices of rank 4 beside two weights of 768 x 768 in each of six layers, and the head.
+    assert 6 * 2 * 2 * 4 * 768 <= closed.trainable < 0.01 * closed.parameters
+    assert (closed.trainable, closed.gradients) == (traced.trainable, traced.gradients)
+    for part in (Component.WEIGHTS, Component.OPTIMIZER_STATE):
+        assert traced.components[part] == closed.components[part]
+
+
 BLAS_WORKSPACES = 17 * MIB
 """cuBLAS's share of what a trace has and no closed form counts (8.1 to 16.2 MiB here)."""
 SHORT = [

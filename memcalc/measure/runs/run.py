@@ -210,6 +210,7 @@ def _measurement(
         plan=program.plan,
         device=torch.cuda.get_device_name() if cuda else "cpu",
         head=inventory.head,
+        config=inventory.config,
         seq=program.seq,
         parameters=inventory.numel,
         weights=found.get("weights"),

@@ -1,0 +1,105 @@
+"""How many tokens a model takes, read from its config (configs/positions.json).
+
+Learned and sinusoidal positions are looked up in a table, which ends. Rotary and relative positions
+go on: such a model trains on sequences of any length.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from memcalc.files.shipped import configs
+
+DEFAULT_SEQ = 512
+KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "max_sequence_length",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
+"""What configs call their number of positions."""
+
+
+class Lengths(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per sample that a model takes."""
+
+    exact: int | None = None
+    """The only length there is; ``None``: there are others."""
+    longest: int | None = None
+    """Where its positions end; ``None``: nowhere."""
+    named: int | None = None
+    """Positions that the config names, whether they end there or not."""
+
+    @property
+    def default(self) -> int:
+        """Tokens per sample where nobody names a number."""
+        return self.exact or min(DEFAULT_SEQ, self.longest or DEFAULT_SEQ)
+
+    def refusal(self, name: str, seq: int | None) -> str | None:
+        """Why a model does not take such sequences, in a sentence; ``None``: it does."""
+        if seq is None:
+            return None
+        if self.exact is not None and seq != self.exact:
+            return f"{name} takes exactly {self.exact} tokens: type --seq {self.exact}."
+        if self.longest is not None and seq > self.longest:
+            return (
+                f"{name} takes at most {self.longest} tokens and --seq is {seq}: "
+                f"type --seq {self.longest} or less."
+            )
+        return None
+
+
+def lengths(config: Mapping[str, Any]) -> Lengths:
+    """What a config.json says of the lengths a model takes."""
+    exact = _exact(config)
+    part = config.get("text_config")
+    part = part if isinstance(part, Mapping) else config
+    row = _table().get(str(part.get("model_type"))) or _table().get(str(config.get("model_type")))
+    named = _named(part) or (row["default"] if row is not None else None)
+    longest = named
+    if row is None:
+        longest = None
+    elif "padding" in row and named is not None:
+        # The first positions are taken by the number of the padding token and those below it.
+        padding = part.get("pad_token_id")
+        longest = named - (padding if isinstance(padding, int) else row["padding"]) - 1
+    return Lengths(exact=exact, longest=exact or longest, named=named)
+
+
+def notes(config: Mapping[str, Any] | None, seq: int | None) -> tuple[str, ...]:
+    """What an answer for such sequences has to say."""
+    named = lengths(config).named if config is not None else None
+    if seq is None or named is None or seq <= named:
+        return ()
+    return (f"its config names {named} positions; the model takes longer sequences as well",)
+
+
+def _named(config: Mapping[str, Any]) -> int | None:
+    found = [config.get(key) for key in KEYS]
+    return min((n for n in found if isinstance(n, int) and n > 0), default=None)
+
+
+def _exact(config: Mapping[str, Any]) -> int | None:
+    kind = config.get("model_type")
+    if kind == "reformer" and config.get("axial_pos_embds", True):
+        rows, columns = config.get("axial_pos_shape") or (64, 64)
+        return int(rows * columns)
+    if kind == "perceiver":
+        # Its decoder answers for every position there is.
+        return int(config.get("max_position_embeddings", 2048))
+    return None
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, int]]:
+    """``{model_type: {"default": positions, "padding": token}}`` of all whose positions end."""
+    data = json.loads((configs() / "positions.json").read_text(encoding="utf-8"))
+    types: dict[str, dict[str, int]] = data["types"]
+    return types

@@ -1,0 +1,117 @@
+"""Finds everything that a plan names, and refuses what cannot be run, before anything heavy is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from memcalc import registry
+from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.catalog import gpus, inventory, models, positions
+from memcalc.errors import SettingError, UsageError
+from memcalc.estimation.analytic import as_planned
+from memcalc.estimation.question import version_of
+from memcalc.records.model import Inventory
+from memcalc.records.plan import Plan
+from memcalc.records.texts import adapter
+from memcalc.workload import layouts, loops, tasks
+
+
+def check(plan: Plan) -> models.ModelSource:
+    """Find everything a plan names, and see that it goes together.
+
+    Raises:
+        SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
+            another setting does not allow.
+    """
+    check_names(plan)
+    if plan.command is not None:
+        told = f"A command runs as it is: type memcalc simulate -- {plan.command}"
+        raise SettingError("command", told)
+    with _blamed_on("model"):
+        source = models.find(plan.model)
+    with _blamed_on("task"):
+        head = tasks.choose(source, plan.task)
+    if source.config is not None:
+        refusal = positions.lengths(source.config).refusal(source.name, plan.seq)
+        if refusal is not None:
+            raise SettingError("seq", refusal)
+    shipped = inventory.load(source, head.name) if plan.freeze or plan.lora else None
+    if shipped is not None:
+        _check_parameters(plan, shipped)
+    return source
+
+
+def check_names(plan: Plan) -> None:
+    """Find what a plan names without looking for its model.
+
+    Raises:
+        SettingError: something is unknown, or has no meaning.
+    """
+    with _blamed_on("task"):
+        if plan.task != "auto":
+            tasks.find(plan.task)
+    with _blamed_on("loop"):
+        loops.of(plan)
+    with _blamed_on("optim"):
+        registry.check_precision(registry.of(plan), plan)
+    _check_layout(plan)
+    with _blamed_on("gpu"):
+        if plan.gpu is not None:
+            gpus.find(plan.gpu)
+    with _blamed_on("torch"):
+        version = version_of(plan.torch)
+    with _blamed_on("alloc_conf"):
+        parse_alloc_conf(plan.alloc_conf, torch=version)
+
+
+def _check_layout(plan: Plan) -> None:
+    with _blamed_on("parallel"):
+        layouts.of(plan)
+        layouts.checked_rank(plan)
+        world = layouts.spread(plan).world
+    if world > 1 and plan.loop != "plain":
+        raise SettingError(
+            "loop",
+            f"Several GPUs are answered for the plain loop so far, and the plan has {plan.loop}: "
+            "leave --loop out.",
+        )
+    if world > 1 and (plan.eval or plan.resume):
+        setting = "eval" if plan.eval else "resume"
+        raise SettingError(setting, "Several GPUs are answered without --eval and --resume so far.")
+    if world > 1 and plan.target == "cpu":
+        raise SettingError(
+            "target", "Several processes on the CPU are not answered so far: leave --target."
+        )
+
+
+def _check_parameters(plan: Plan, shipped: Inventory) -> None:
+    """Hold patterns and targets against the parameters there are."""
+    if plan.lora is None:
+        with _blamed_on("freeze"):
+            as_planned(shipped, plan)
+        return
+    targets = adapter(plan.lora).target
+    owners = {parameter.name.rpartition(".")[0] for parameter in shipped.parameters}
+    if isinstance(targets, tuple) and not any(
+        f".{owner}".endswith(f".{target}") for owner in owners for target in targets
+    ):
+        known = sorted({owner.rpartition(".")[2] for owner in owners} - {""})
+        named = ", ".join(name for name in known if not name.isdigit())
+        raise SettingError(
+            "lora", f"{shipped.model} has no module called {' or '.join(targets)}: name of {named}."
+        )
+
+
+@contextlib.contextmanager
+def _blamed_on(setting: str) -> Iterator[None]:
+    """Say which setting an error is about, so that a file's line can be named."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except UsageError as error:
+        raise SettingError(setting, str(error)) from None
+    except (OSError, TypeError, ValueError) as error:
+        # Names that no file system takes.
+        raise SettingError(setting, f"{setting} is not understood: {error}.") from None
