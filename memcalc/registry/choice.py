@@ -70,6 +70,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         *,
         own_maps: bool = False,
         reloaded: bool = False,
+        paged: bool = True,
     ) -> OptimizerState:
         """All state after the first step, in the order it is allocated, each storage once.
 
@@ -77,6 +78,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             parameters: of the model; those that are frozen, and buffers, have no state.
             loop: ``trainer`` keeps embeddings of bitsandbytes' 8-bit optimizers in 32 bit, as
                 transformers' Trainer does (trainer.py, 5.23).
+            paged: there is managed memory; on the CPU there is none, and states are plain.
             own_maps: every parameter has an optimizer, and so the shared state, of its own.
             reloaded: loaded from a checkpoint. bitsandbytes then copies its code maps for every
                 tensor and brings paged state back as plain device memory
@@ -100,7 +102,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             )
         copies = reloaded and self.row.package == "bitsandbytes"
         tensors[:0] = self._shared(trained, args, each=own_maps or copies)
-        if copies:
+        if copies or not paged:
             tensors = [
                 replace(t, place=Place.DEVICE) if t.place is Place.MANAGED else t for t in tensors
             ]
@@ -164,6 +166,7 @@ def state_of(choice: Choice, parameters: Sequence[Parameter], plan: Plan) -> Opt
         "plain" if in_backward else plan.loop,
         own_maps=in_backward,
         reloaded=plan.resume,
+        paged=plan.target == "cuda",
     )
 
 

@@ -89,6 +89,8 @@ class TraceRecorder(TorchDispatchMode):
         self.unpacks: frozenset[type] = frozenset()
         """Types of tensors that hold other tensors."""
         self.assumptions: dict[str, None] = {}
+        self.in_python: dict[Any, Callable[..., None]] = {}
+        """Operators that are Python on the device: run step by step."""
         self._kernel_memory = kernel_memory
         self.cudnn = cudnn_enabled()
         """Convolutions are cuDNN's."""
@@ -160,6 +162,9 @@ class TraceRecorder(TorchDispatchMode):
             return self._on_host(func, args, kwargs)
         if func in _SCALARS:
             return self._read(args[0])
+        if func in self.in_python:
+            with self:
+                return self.in_python[func](*args, **kwargs)
         if func in BOOLEAN_INDEXED and has_mask(args[1]):
             with self:
                 return BOOLEAN_INDEXED[func](*args, **kwargs)

@@ -21,6 +21,7 @@ from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators import attention, autocast, overrides
+from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.make import make as optimizer_for
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
 from memcalc.trace.placing import Named, fold_length, placed, ranks
@@ -187,7 +188,9 @@ def _units(model: torch.nn.Module, stacks: Sequence[Stack], repeats: int) -> dic
 
 def _train(program: Program, named: Named, recorder: TraceRecorder) -> None:
     model = program.model.train()
-    with recorder.follow(named):
+    here = program.plan.target == "cpu"
+    kernels = on_cpu.installed(program.choice, recorder) if here else contextlib.nullcontext()
+    with recorder.follow(named), kernels:
         recorder.ledger.go_by_parameter()
         optimizer = optimizer_for(program, model, recorder.ledger)
         job = _job(program, optimizer, recorder)

@@ -258,3 +258,18 @@ def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
             module = importlib.import_module(f"torch.distributed.fsdp.{name}")
             stack.enter_context(replaced(module, "_no_dispatch_record_stream", record_stream))
         yield
+
+
+def on_cpu_of_bitsandbytes() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Bitsandbytes' updates on the CPU, of 32-bit and of 8-bit states (read in 0.50.2)."""
+    path = "bitsandbytes.backends.cpu.ops"
+    try:
+        return (
+            pkgutil.resolve_name(f"{path}:_optimizer_update_32bit_cpu"),
+            pkgutil.resolve_name(f"{path}:_optimizer_update_8bit_blockwise_cpu"),
+        )
+    except (ImportError, AttributeError):
+        raise EstimateError(
+            "This bitsandbytes has another update on the CPU than 0.50.2, which was read: "
+            "install that one, or leave the CPU out."
+        ) from None

@@ -87,7 +87,8 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
         if not oom.ran_out(error):
             raise
         found["out_of_memory"] = oom.read(error, watch.at, noticed)
-    watch.close()
+    finally:
+        watch.close()
     found["seconds"] = time.perf_counter() - started
     measurement = _measurement(program, watch, options, found)
     del program

@@ -7,6 +7,7 @@ import torch
 from memcalc.records.trace import Component
 from memcalc.registry import state_of
 from memcalc.trace.ledger import Ledger
+from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer, bitsandbytes_update
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
@@ -40,9 +41,13 @@ def _one(
     *,
     only: torch.nn.Parameter | None = None,
 ) -> torch.optim.Optimizer:
+    if program.plan.target == "cpu" and on_cpu.runs(program.choice):
+        optimizer = make_real(program, model, only=only)
+        on_cpu.settle(optimizer)
+        return optimizer
     if program.choice.traceable:
         return make_real(program, model, only=only)
     inventory = take(model, program.inventory.model, program.inventory.task)
     state = state_of(program.choice, inventory.parameters, program.plan)
-    bitsandbytes = program.choice.row.package == "bitsandbytes" and program.plan.target == "cuda"
+    bitsandbytes = program.choice.row.package == "bitsandbytes"
     return StateOnlyOptimizer(state, parameters, bitsandbytes_update if bitsandbytes else None)
