@@ -55,7 +55,7 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
     return lambda request, speaker: desk.answer(request)
 
 
-_KEPT = 2
+_KEPT = 8
 """Traces that a child keeps for questions about the same run under other allocator settings."""
 
 
