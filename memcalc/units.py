@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from memcalc.errors import UsageError
 
@@ -70,3 +71,21 @@ def format_bytes(count: int) -> str:
 def format_mib(count: int) -> str:
     """Write a byte count in MiB with one decimal, so that a column can be compared by eye."""
     return f"{count / MIB:,.1f} MiB"
+
+
+class Unit(NamedTuple):
+    """What the figures of one table are written in."""
+
+    name: str
+    bytes: int
+
+    def number(self, count: int) -> str:
+        """A byte count in this unit, without its name; what is there at all is not 0.0."""
+        if 0 < count < self.bytes / 20:
+            return "<0.1"
+        return f"{count / self.bytes:,.1f}"
+
+
+def unit_for(largest: int) -> Unit:
+    """One unit for figures up to the largest of them: GiB from 10 GiB on, MiB below."""
+    return Unit("GiB", GIB) if largest >= 10 * GIB else Unit("MiB", MIB)

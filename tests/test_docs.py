@@ -1,10 +1,9 @@
 """What the docs show is what the program says."""
 
-import os
 import pathlib
 import runpy
-import subprocess
-import sys
+
+import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -14,17 +13,22 @@ def test_the_command_line_reference_is_up_to_date():
     assert (ROOT / "docs" / "cli.md").read_text() == made
 
 
-def test_the_readme_shows_what_the_main_job_prints():
-    command = [sys.executable, "-m", "memcalc", "estimate", "distilbert-base-cased"]
-    done = subprocess.run(
-        [*command, "--optim", "adam8bit"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "100"},
-    )
-    shown = (ROOT / "README.md").read_text()
-    assert "\n".join(line.rstrip() for line in done.stdout.strip().splitlines()) in shown
+SLOW = ("explain", "fit", "suggest", "measure", "check")
+"""Verbs whose examples take long: they are printed again in the nightly profile."""
+
+
+def _examples():
+    script = runpy.run_path(str(ROOT / "scripts" / "make_examples.py"))
+    for page in script["pages"]():
+        for command, shown in script["boxes"](page.read_text()):
+            slow = any(f"memcalc {verb} " in command for verb in SLOW)
+            marks = [pytest.mark.nightly] if slow else []
+            yield pytest.param(script["output"], command, shown, marks=marks, id=command)
+
+
+@pytest.mark.parametrize(("output", "command", "shown"), _examples())
+def test_an_example_in_the_docs_is_what_its_command_prints(output, command, shown):
+    assert output(command) == shown
 
 
 def test_every_command_the_readme_and_the_tutorial_name_exists():
@@ -34,30 +38,6 @@ def test_every_command_the_readme_and_the_tutorial_name_exists():
     lines = [line for page in pages for line in (ROOT / page).read_text().splitlines()]
     used = {line.split()[1] for line in lines if line.startswith("memcalc ")}
     assert used <= set(VERBS)
-
-
-def test_the_tutorial_shows_what_its_commands_print():
-    script = runpy.run_path(str(ROOT / "scripts" / "make_tutorial.py"))
-    page = (ROOT / "docs" / "tutorial.md").read_text()
-    # The remedies, which take long, are estimates of their own and are tested as such.
-    explained = script["output"](f"{script['EXPLAIN']} --no-remedies")
-    body = explained.split("```text\n")[1].removesuffix("\n```")
-    assert body in page
-    for command in script["QUICK"]:
-        assert script["output"](command) in page
-    fixed = script["QUICK"][1].removeprefix("memcalc estimate ")
-    assert f"memcalc estimate {_as_suggested(fixed)}" in page
-
-
-def _as_suggested(options):
-    from memcalc.catalog.plan import make
-    from memcalc.explanation.command import options as typed
-
-    words = options.split()
-    named = dict(zip(words[1::2], words[2::2], strict=True))
-    settings = {name.removeprefix("--").replace("-", "_"): value for name, value in named.items()}
-    counts = {name: int(v) if v.isdigit() else v for name, v in settings.items()}
-    return typed(make({"model": words[0], **counts}))
 
 
 def test_the_page_of_architectures_is_what_was_traced():

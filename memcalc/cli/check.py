@@ -19,7 +19,8 @@ from memcalc.budgets.records import Report
 from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
-from memcalc.cli.output import colored, progress, put
+from memcalc.cli.output import colored, put
+from memcalc.cli.progress import progress
 from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.errors import UsageError, sentence
 from memcalc.files import artifact

@@ -7,7 +7,8 @@ from typing import Any
 
 from memcalc.cli.command import exit_with, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, deliver_predictions, format_option, progress
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
+from memcalc.cli.progress import progress
 from memcalc.cli.values import METHOD
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
@@ -24,17 +25,25 @@ from memcalc.records.prediction import Prediction
 )
 @format_option("predictions")
 @OUTPUT
+@VERBOSE
 @option("--cache/--no-cache", default=True, help="Keep and reuse answers on disk.")
 def command(
-    settings: dict[str, Any], method: str, format: str | None, output: Path | None, cache: bool
+    settings: dict[str, Any],
+    method: str,
+    format: str | None,
+    output: Path | None,
+    verbose: bool,
+    cache: bool,
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
     name = chosen("predictions", format, output)
     plans = plans_of(settings)
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
-    with progress(f"estimating {plans[0].model}"):
-        for plan, answer in zip(plans, answers(plans, method=method, use_cache=cache), strict=True):
+    with progress(f"estimating {plans[0].model}") as steps:
+        known = answers(plans, method=method, use_cache=cache)
+        for number, (plan, answer) in enumerate(zip(plans, known, strict=True), start=1):
+            steps.at(number, len(plans))
             if isinstance(answer, Prediction):
                 found.append(answer)
             else:
@@ -43,7 +52,7 @@ def command(
                     say(f"{plan.optim}: {failed[-1]}")
     if not found:
         raise failed[0]
-    deliver_predictions(found, name, output)
+    deliver_predictions(found, name, output, verbose=verbose)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
         failed = [error for error in failed if not isinstance(error, UsageError)]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.cli.command import exit_with, option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, deliver_explanation, format_option, progress, put
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver_explanation, format_option, put
+from memcalc.cli.progress import Steps, progress
 from memcalc.cli.values import SIZE, counted
 from memcalc.errors import UsageError
 from memcalc.explanation.explain import Wish, explain_plan
 from memcalc.files.extras import require
 from memcalc.files.formats import chosen
+
+if TYPE_CHECKING:
+    from memcalc.explanation.records import Explanation
 
 
 @with_plan
@@ -28,6 +33,7 @@ from memcalc.files.formats import chosen
 @option("--plot", is_flag=True, help="Draw the step's timeline.")
 @format_option("explanation")
 @OUTPUT
+@VERBOSE
 @option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
 def command(
     settings: dict[str, Any],
@@ -38,6 +44,7 @@ def command(
     plot: bool,
     format: str | None,
     output: Path | None,
+    verbose: bool,
     cache: bool,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
@@ -48,9 +55,9 @@ def command(
     if plot:
         require("plotext")
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=cache)
-    with progress(f"explaining {plans[0].model}"):
-        found = explain_plan(plans[0], wish)
-    deliver_explanation(found, name, output, top)
+    with progress(f"explaining {plans[0].model}") as steps:
+        found = explain_plan(plans[0], wish, _teller(steps))
+    deliver_explanation(found, name, output, top, verbose=verbose)
     if plot:
         from memcalc.cli.drawing import drawn
 
@@ -58,3 +65,20 @@ def command(
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise exit_with(1)
+
+
+def _teller(steps: Steps) -> Callable[[Explanation], None]:
+    """What shows a remedy's saving as soon as it is known."""
+    told: set[str] = set()
+
+    def tell(so_far: Explanation) -> None:
+        from memcalc.remedies.table import candidates
+        from memcalc.report.explained import option_words
+
+        for one in so_far.options:
+            if one.remedy.key not in told:
+                told.add(one.remedy.key)
+                steps.row(option_words(one, so_far))
+        steps.at(len(told), len(candidates(so_far.prediction.plan)))
+
+    return tell

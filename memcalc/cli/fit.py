@@ -7,7 +7,8 @@ from typing import Any
 
 from memcalc.cli.command import option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, deliver, format_option, progress
+from memcalc.cli.output import OUTPUT, deliver, format_option
+from memcalc.cli.progress import progress
 from memcalc.cli.values import SIZE
 from memcalc.errors import UsageError
 from memcalc.files.formats import chosen

@@ -15,7 +15,7 @@ from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
 from memcalc.cli.command import FILE, option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import progress
+from memcalc.cli.progress import progress
 from memcalc.cli.values import METHOD
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers

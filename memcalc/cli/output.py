@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc import foreign
 from memcalc.cli.command import FILE, option
 from memcalc.files import artifact
 from memcalc.files.formats import FORMATS, formats, listed
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from memcalc.report.blocks import Block
 
 OUTPUT = option("--output", "-o", type=FILE, help="Write here; format by extension.")
+VERBOSE = option("--verbose", "-v", is_flag=True, help="Print every figure, rule and source.")
 _NARROWEST, _WIDEST = 60, 140
 
 
@@ -46,6 +45,12 @@ def colored(output: Path | None) -> bool:
     return sys.stdout.isatty()
 
 
+def _plain(output: Path | None) -> bool:
+    """Whether what reads this knows no signs but ASCII's."""
+    encoding = sys.stdout.encoding or "ascii"
+    return output is None and not encoding.lower().startswith("utf")
+
+
 def width() -> int:
     """Columns that a table may take: those of the terminal or of ``$COLUMNS``, else 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
@@ -69,36 +74,28 @@ def deliver(
     elif name == "markdown":
         put(markdown(blocks), output)
     else:
-        put(terminal(blocks, width=width(), color=colored(output)), output)
+        put(terminal(blocks, width=width(), color=colored(output), plain=_plain(output)), output)
 
 
-def deliver_predictions(found: Sequence[Prediction], name: str, output: Path | None) -> None:
-    """Print or write predictions."""
+def deliver_predictions(
+    found: Sequence[Prediction], name: str, output: Path | None, *, verbose: bool = False
+) -> None:
+    """Print or write predictions; a file and Markdown always have every figure."""
     from memcalc.report import csv, json, predictions
 
-    apart = name == "markdown"
-    blocks = (
-        [b for p in found for b in predictions.blocks([p])] if apart else predictions.blocks(found)
-    )
+    if name == "markdown":
+        blocks = [b for p in found for b in predictions.blocks([p])]
+    else:
+        blocks = predictions.blocks(found, verbose=verbose or output is not None)
     deliver(name, output, blocks, json=lambda: json.render(found), csv=lambda: csv.render(found))
 
 
-def deliver_explanation(found: Explanation, name: str, output: Path | None, top: int) -> None:
-    """Print or write an explanation."""
+def deliver_explanation(
+    found: Explanation, name: str, output: Path | None, top: int, *, verbose: bool = False
+) -> None:
+    """Print or write an explanation; a file and Markdown always have every source."""
     from memcalc.report import explained
 
-    blocks = explained.blocks(found, top)
+    every = verbose or output is not None or name == "markdown"
+    blocks = explained.blocks(found, top, verbose=every)
     deliver(name, output, blocks, json=lambda: explained.as_json(found))
-
-
-@contextmanager
-def progress(what: str) -> Iterator[None]:
-    """A spinner on stderr; nothing when that is not a terminal."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    with Console(stderr=True).status(Text(foreign.line(what))):
-        yield

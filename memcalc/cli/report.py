@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.cli.command import FILE, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import progress
+from memcalc.cli.progress import progress
 from memcalc.cli.saved import explanation_in, saved
 from memcalc.cli.values import counted
 from memcalc.errors import MemcalcError, UsageError

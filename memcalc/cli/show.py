@@ -9,6 +9,7 @@ import msgspec
 from memcalc.cli.command import FILE, argument, option, verb
 from memcalc.cli.output import (
     OUTPUT,
+    VERBOSE,
     deliver,
     deliver_explanation,
     deliver_predictions,
@@ -32,6 +33,7 @@ _SNAPSHOTS = (".pickle", ".pkl")
 )
 @format_option("predictions", "explanation", "snapshot")
 @OUTPUT
+@VERBOSE
 @option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
 @option(
     "--alloc-conf",
@@ -44,6 +46,7 @@ def command(
     file: Path,
     format: str | None,
     output: Path | None,
+    verbose: bool,
     top: int,
     alloc_conf: tuple[str, ...],
     gpu: str | None,
@@ -60,12 +63,12 @@ def command(
     kind = data.get("kind")
     if kind == "explanation":
         name = chosen("explanation", format, output)
-        deliver_explanation(explanation_in(data, file), name, output, top)
+        deliver_explanation(explanation_in(data, file), name, output, top, verbose=verbose)
     elif kind == "measurements":
         _measurements(file, format, output)
     else:
         name = chosen("predictions", format, output)
-        deliver_predictions(predictions(data, file), name, output)
+        deliver_predictions(predictions(data, file), name, output, verbose=verbose)
 
 
 def _measurements(file: Path, format: str | None, output: Path | None) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from memcalc.cli.command import argument, exit_with, option, say, verb
-from memcalc.cli.output import OUTPUT, deliver_predictions, format_option
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
 from memcalc.cli.values import counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
@@ -25,6 +25,7 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @option("--alloc-conf", help="PYTORCH_ALLOC_CONF of the run.")
 @format_option("predictions")
 @OUTPUT
+@VERBOSE
 def command(
     command: tuple[str, ...],
     gpu: str | None,
@@ -33,6 +34,7 @@ def command(
     alloc_conf: str | None,
     format: str | None,
     output: Path | None,
+    verbose: bool,
 ) -> None:
     """Run your own training script, unchanged, on a GPU that is not there; nothing is computed."""
     from memcalc.script.simulate import plan_of, simulate
@@ -52,7 +54,7 @@ def command(
 
         draw(found.traced, name, output)
     else:
-        deliver_predictions([found.traced.prediction], name, output)
+        deliver_predictions([found.traced.prediction], name, output, verbose=verbose)
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise exit_with(found.ending.code)

@@ -7,6 +7,7 @@ what it would do to a medium is taken care of here and in ``memcalc.foreign``.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from enum import Enum
 
@@ -16,20 +17,29 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from memcalc import foreign
-from memcalc.units import format_bytes, format_mib
+from memcalc.units import Unit, format_bytes
 
 WIDTH = 100
+BAR = 16
+"""Columns of a bar."""
 
 
 class Size(msgspec.Struct, frozen=True):
     """Bytes: for people at a terminal in a unit, in a file exactly."""
 
     bytes: int
-    mib: bool = False
-    """A total, in the unit in which totals are compared."""
+    unit: Unit | None = None
+    """That of its column, which names it; ``None``: the largest that fits, named."""
 
 
-Cell = str | Size | tuple[str, str]
+class Share(msgspec.Struct, frozen=True):
+    """A part of a whole, drawn as a bar where that can be done."""
+
+    part: float
+    """Between 0 and 1."""
+
+
+Cell = str | Size | Share | tuple[str, str]
 """A pair is a text and, below it, what is said of it."""
 
 
@@ -88,30 +98,76 @@ class Picture(msgspec.Struct, frozen=True):
 Block = Line | Table | Picture
 
 
-def terminal(blocks: Sequence[Block], *, width: int = WIDTH, color: bool = False) -> str:
-    """For a person at a terminal, or a log."""
+def terminal(
+    blocks: Sequence[Block], *, width: int = WIDTH, color: bool = False, plain: bool = False
+) -> str:
+    """For a person at a terminal, or a log.
+
+    Args:
+        blocks: the report.
+        width: columns; no line is longer.
+        color: with escapes for colours.
+        plain: with signs of ASCII alone.
+    """
     out = io.StringIO()
     console = Console(
         file=out, width=width, force_terminal=color, no_color=not color, highlight=False
     )
     for block in blocks:
         if isinstance(block, Line):
-            whole = block.kind in (Kind.ITEM, Kind.COMMAND)
-            console.print(_text(block.text, _style(block)), soft_wrap=whole)
+            console.print(_line(block, width))
         elif isinstance(block, Table):
             console.print(_grid(block))
-    kept = "".join(f"{text.rstrip()}\n" for text in out.getvalue().split("\n")[:-1])
+    shown = out.getvalue().replace(_TIED, " ")
+    if plain:
+        shown = "".join(_PLAIN.get(sign, sign) for sign in shown)
+    kept = "".join(f"{text.rstrip()}\n" for text in shown.split("\n")[:-1])
     return foreign.lines(kept)
 
 
-def _style(line: Line) -> str:
+_TIED = "\ue000"
+"""Stands for a space at which no line ends."""
+_FIGURE = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|tokens|GPUs)\b)|(?<=\d) (?=(?:to|of|x) [\d.,]+ )")
+_PLAIN = {"✓": "+", "✗": "x", "·": "|", "█": "#", "▌": "#", "─": "-"}
+_MARKS = {"fits": ("✓", "bold green"), "too close to call": ("?", "bold yellow")}
+
+
+def _line(line: Line, width: int) -> Text:
+    if line.kind is Kind.COMMAND:
+        return Text(command(foreign.line(line.text), width), style="bold")
     if line.kind is Kind.VERDICT:
-        return "bold green" if line.text.startswith("fits") else "bold red"
-    return _STYLES.get(line.kind, "")
+        known = (mark for word, mark in _MARKS.items() if line.text.startswith(word))
+        sign, style = next(known, ("✗", "bold red"))
+        return _text(f"{sign} {line.text}", style)
+    text = _text(line.text, _STYLES.get(line.kind, ""))
+    indent = len(line.text) - len(line.text.lstrip())
+    return text if not indent else _hanging(text, indent, width)
+
+
+def _hanging(text: Text, indent: int, width: int) -> Text:
+    """Lines after the first begin below it."""
+    lines = Text(text.plain.lstrip(), text.style).wrap(Console(width=width), width - indent)
+    return Text("\n").join(Text(" " * indent).append(line) for line in lines)
+
+
+def command(text: str, width: int) -> str:
+    """A command over as many lines as it needs; a shell reads them as one."""
+    indent = len(text) - len(text.lstrip())
+    rows = [""]
+    for word in _WORD.findall(text):
+        last = rows[-1]
+        if last and indent + len(last) + len(word) + 3 > width:
+            rows.append("  ")
+        rows[-1] += word if not rows[-1].strip() else f" {word}"
+    return " \\\n".join(" " * indent + row for row in rows)
+
+
+_WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
+"""A word of a command, or an option with its value."""
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(foreign.line(text), style=style)
+    return Text(_FIGURE.sub(_TIED, foreign.line(text)), style=style)
 
 
 def _grid(table: Table) -> Grid:
@@ -128,10 +184,18 @@ def _grid(table: Table) -> Grid:
 
 def _cell(cell: Cell) -> Text:
     if isinstance(cell, Size):
-        return Text(format_mib(cell.bytes) if cell.mib else format_bytes(cell.bytes))
+        return Text(cell.unit.number(cell.bytes) if cell.unit else format_bytes(cell.bytes))
+    if isinstance(cell, Share):
+        return Text(bar(cell.part))
     if isinstance(cell, str):
         return _text(cell)
     return _text(cell[0]).append("\n  ").append(_text(cell[1], "dim"))
+
+
+def bar(part: float) -> str:
+    """A share of ``BAR`` columns; what is there at all is seen."""
+    halves = round(part * 2 * BAR)
+    return "█" * (halves // 2) + "▌" * (halves % 2) or ("▌" if part > 0 else "")
 
 
 def markdown(blocks: Sequence[Block]) -> str:
@@ -169,6 +233,8 @@ def _markdown_table(table: Table) -> str:
 def _exact(cell: Cell) -> str:
     if isinstance(cell, Size):
         return f"{cell.bytes:,}"
+    if isinstance(cell, Share):
+        return f"{cell.part:.1%}"
     if isinstance(cell, str):
         return foreign.markdown(cell)
     return "<br>".join(map(foreign.markdown, cell))

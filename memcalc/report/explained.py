@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memcalc.explanation.command import options
 from memcalc.explanation.records import Explanation, Group, PeakContents
 from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.remedies.records import Figures, Option, Search
-from memcalc.report import predictions, rows
+from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import COMPONENT_WORDS
-from memcalc.units import format_bytes, format_mib
+from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
 
-def blocks(explanation: Explanation, top: int) -> list[Block]:
-    """The ``top`` largest groups and the rest in one row; then what would need less."""
+def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[Block]:
+    """The verdict, what is alive at the peak, and what would need less.
+
+    Args:
+        explanation: what to show.
+        top: so many of the largest groups are shown, and the rest in one row.
+        verbose: where each remedy's cost is known from, as well.
+    """
     prediction = explanation.prediction
     rungs = [f"{name} {value}" for name, value in rows.ladder(prediction)]
     return [
-        Line(rows.heading(prediction), Kind.HEADING),
-        Line(f"Peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
-        *predictions.verdict(prediction),
+        answer.headline(prediction),
+        Line(f"  {rows.heading(prediction)}"),
+        Line(f"  peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
+        Line(""),
         Line("Alive at the peak", Kind.SECTION),
         contents(explanation.peak, top),
         Line("Highest moments of the other phases", Kind.SECTION),
         *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
-        *remedies(explanation),
+        Line(""),
+        *remedies(explanation, verbose=verbose),
     ]
 
 
 def contents(moment: PeakContents, top: int) -> Table:
     """Everything alive at a moment; it sums to the requested bytes."""
     whole, rest = moment.requested, moment.groups[top:]
+    unit = unit_for(whole)
     body: list[tuple[Cell, ...]] = [
         (
-            *(Size(group.bytes), _share(group.bytes, whole), str(group.count)),
+            *(Size(group.bytes, unit), _share(group.bytes, whole), str(group.count)),
             COMPONENT_WORDS[group.component],
             (_group(group), group.kept),
         )
@@ -45,38 +54,55 @@ def contents(moment: PeakContents, top: int) -> Table:
     if rest:
         size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
         more = f"{len(rest)} more kinds (--top {len(moment.groups)} shows them)"
-        body.append((Size(size), _share(size, whole), str(count), "", more))
+        body.append((Size(size, unit), _share(size, whole), str(count), "", more))
     everything = str(sum(group.count for group in moment.groups))
-    body.append((Size(whole, mib=True), "100.0%", everything, "requested", ""))
+    body.append((Size(whole, unit), "100.0%", everything, "requested", ""))
     return Table(
-        head=("bytes", "share", "n", "component", "what, and what keeps it"),
+        head=(unit.name, "share", "n", "component", "what, and what keeps it"),
         rows=body,
         words=(3, 4),
         strong=(len(body) - 1,),
     )
 
 
-def remedies(explanation: Explanation) -> Iterator[Block]:
-    """What each remedy changes, the plan that holds, and where that is from."""
+def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Block]:
+    """What each remedy changes, where its cost is known from, and the plan that holds."""
     tried = [option for option in explanation.options if option.trial.error is None]
     if explanation.options:
         yield Line("What each remedy changes by itself, estimated in full", Kind.SECTION)
         compared = _compared(explanation)
+        before = explanation.figures.peak
+        unit = unit_for(max(getattr(before, rung) or 0 for rung in compared))
         yield Table(
-            head=("remedy", *compared, "FLOPs", "cost"),
-            rows=[_option(explanation, option, compared) for option in tried],
+            head=("remedy", *(f"{rung} {unit.name}" for rung in compared), "FLOPs", "cost"),
+            rows=[_option(explanation, option, compared, unit) for option in tried],
             words=(0, len(compared) + 2),
         )
     for option in explanation.options:
         if option.trial.error is not None:
             yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
+    if verbose:
+        yield from _sources(tried)
     if explanation.search is not None:
         yield from search_lines(explanation.search, explanation.figures)
+
+
+def _sources(options: Sequence[Option]) -> Iterator[Line]:
     sources: dict[str, list[str]] = {}
-    for option in tried:
+    for option in options:
         sources.setdefault(option.remedy.source, []).append(option.remedy.key)
     for source, keys in sources.items():
         yield Line(f"source, {', '.join(keys)}: {source}", Kind.NOTE)
+
+
+def option_words(option: Option, explanation: Explanation) -> str:
+    """A remedy that was just tried, in a line."""
+    if option.trial.error is not None:
+        return f"{option.remedy.title}: not estimated: {option.trial.error}"
+    rung = _compared(explanation)[-1]
+    unit = unit_for(getattr(explanation.figures.peak, rung) or 0)
+    change = _change(option.trial.saved(explanation.figures, rung), unit)
+    return f"{option.remedy.title}: {change} {unit.name} {rung}"
 
 
 def as_json(explanation: Explanation) -> str:
@@ -123,10 +149,12 @@ def _compared(explanation: Explanation) -> tuple[str, ...]:
     return ("allocated", "reserved") if has_allocator else ("requested",)
 
 
-def _option(explanation: Explanation, option: Option, compared: tuple[str, ...]) -> tuple[str, ...]:
+def _option(
+    explanation: Explanation, option: Option, compared: tuple[str, ...], unit: Unit
+) -> tuple[str, ...]:
     """A remedy: title, savings, operations, cost."""
     before, trial = explanation.figures, option.trial
-    saved = (_change(trial.saved(before, rung)) for rung in compared)
+    saved = (_change(trial.saved(before, rung), unit) for rung in compared)
     return option.remedy.title, *saved, _flops(trial.more_flops(before)), option.remedy.cost
 
 
@@ -162,8 +190,8 @@ def _flops(more: float | None) -> str:
     return f"{more:+.1%}" if more else "same"
 
 
-def _change(saved: int | None) -> str:
+def _change(saved: int | None, unit: Unit) -> str:
     """A saving as the change of the figure: less is negative."""
     if saved is None:
         return "n/a"
-    return f"{'-' if saved > 0 else '+'}{format_mib(abs(saved))}" if saved else "0"
+    return f"{'-' if saved > 0 else '+'}{unit.number(abs(saved))}" if saved else "0"

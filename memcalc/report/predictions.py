@@ -6,21 +6,28 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.records.model import Place
 from memcalc.records.prediction import Prediction
-from memcalc.report import rows
+from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Kind, Line, Size, Table
-from memcalc.units import format_mib
+from memcalc.units import format_mib, unit_for
 
 
-def blocks(predictions: Sequence[Prediction]) -> list[Block]:
-    """What a person reads in five seconds, and below it what was assumed."""
+def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[Block]:
+    """One prediction, or several side by side.
+
+    Args:
+        predictions: at least one.
+        verbose: every figure there is; ``False``: what a person reads in five seconds.
+    """
     if len(predictions) == 1:
-        return list(_single(predictions[0]))
+        return list(_single(predictions[0]) if verbose else answer.blocks(predictions[0]))
     first = predictions[0]
     heading = rows.heading(first).replace(f" {first.plan.optim},", "")
     return [Line(heading, Kind.HEADING), comparison(predictions), *notes(first)]
 
 
 def _single(prediction: Prediction) -> Iterator[Block]:
+    if prediction.fit is not None:
+        yield from verdict(prediction)
     yield Line(rows.heading(prediction), Kind.HEADING)
     yield Line(
         f"{prediction.parameters:,} parameters in {prediction.parameter_tensors} tensors, "
@@ -34,7 +41,8 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         yield Line(rungs[-1])
     else:
         yield Line("  ".join(rungs))
-    yield from verdict(prediction)
+    if prediction.fit is None:
+        yield from verdict(prediction)
     yield Line(f"optimizer state: {rows.state_words(prediction)}")
     yield from (Line(f"  {note}") for note in prediction.optimizer_state.notes)
     for rule in prediction.rules_of_thumb:
@@ -54,13 +62,17 @@ def components(prediction: Prediction) -> Table:
     """What is held at the peak; it sums to the requested bytes."""
     each = sum(prediction.components.values()) / max(prediction.parameters, 1)
     found = rows.component_rows(prediction)
-    total = Size(sum(prediction.components.values()), mib=True)
+    whole = sum(prediction.components.values())
+    unit = unit_for(whole)
     return Table(
         title=f"At the peak, in {prediction.peak.phase.value}",
-        head=("component", "bytes", "share", "bytes/param"),
+        head=("component", unit.name, "share", "bytes/param"),
         rows=[
-            *((name, Size(size), f"{share:.1%}", f"{own:.2f}") for name, size, share, own in found),
-            ("total", total, "100.0%", f"{each:.2f}"),
+            *(
+                (name, Size(size, unit), f"{share:.1%}", f"{own:.2f}")
+                for name, size, share, own in found
+            ),
+            ("total", Size(whole, unit), "100.0%", f"{each:.2f}"),
         ],
         strong=(len(found),),
     )

@@ -6,7 +6,9 @@ from memcalc.explanation.recorded import Recorded, WhatIf
 from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
-from memcalc.units import format_mib
+from memcalc.units import MIB, Unit, format_mib
+
+_COLUMNS = tuple(f"{rung} MiB" for rung in RUNGS)
 
 
 def blocks(found: Recorded, top: int) -> list[Block]:
@@ -17,17 +19,20 @@ def blocks(found: Recorded, top: int) -> list[Block]:
         size, count = sum(site.bytes for site in rest), sum(site.count for site in rest)
         sites.append((Size(size), str(count), f"{len(rest)} more lines"))
     count = sum(site.count for site in found.held.sites)
-    sites.append((Size(found.held.levels.allocated, mib=True), str(count), "allocated"))
+    sites.append((Size(found.held.levels.allocated), str(count), "allocated"))
     settings: list[tuple[Cell, ...]] = []
     for one in found.what_ifs:
-        peaks = [Size(getattr(one.peaks, rung), mib=True) for rung in RUNGS]
+        peaks = [Size(getattr(one.peaks, rung), Unit("MiB", MIB)) for rung in RUNGS]
         settings.append((_name(found, one), *peaks, str(one.retries)))
     return [
         *map(Line, _lines(found)),
         Line("Alive at its end, by where it was made", Kind.SECTION),
         Table(head=("bytes", "n", "line"), rows=sites, words=(2,)),
         Line("Peaks of the same requests under other settings", Kind.SECTION),
-        Table(head=("PYTORCH_ALLOC_CONF", *RUNGS, "retries"), rows=settings),
+        Table(
+            head=("PYTORCH_ALLOC_CONF", *(f"{rung} MiB" for rung in RUNGS), "retries"),
+            rows=settings,
+        ),
         *(
             Line(f"{_name(found, one)}: out of memory, {one.out_of_memory}")
             for one in found.what_ifs

@@ -26,6 +26,11 @@ COMPONENT_WORDS = {
 }
 
 
+def component_word(component: Component) -> str:
+    """A component as people call it."""
+    return COMPONENT_WORDS.get(component, component.value.replace("_", " "))
+
+
 def heading(prediction: Prediction) -> str:
     """What was asked, in one line."""
     plan = prediction.plan
@@ -157,6 +162,8 @@ def _with_largest_context(fit: Fit) -> str:
     if fit.needed_high is None or fit.needed_high == fit.needed or fit.margin < 0:
         return ""
     left = fit.least_margin
+    if format_bytes(left) == format_bytes(fit.margin):
+        return ""
     short = "" if left >= 0 else " too much"
     return f" ({format_bytes(abs(left))}{short} with the largest context)"
 

@@ -35,7 +35,7 @@ def test_components_sum_to_the_peak(memcalc):
 
 
 def test_the_context_is_a_range_with_what_it_is_known_by(memcalc):
-    t4 = memcalc(*MAIN, "--gpu", "t4")
+    t4 = memcalc(*MAIN, "--gpu", "t4", "--verbose")
     assert re.search(
         r"process used 1,\d+ to \d,\d+ MiB \(context: \d+ published readings on T4\)", t4.stdout
     )
@@ -56,16 +56,20 @@ def test_the_ranges_of_all_gpus_can_be_listed(memcalc):
     assert all(re.search(r"\d+ to +\d+ .*\d+ to +\d+ .*readings", row) for row in rows)
 
 
-def test_a_table_names_the_head_the_peak_and_the_verdict(memcalc):
+def test_the_first_line_is_the_verdict_and_the_last_the_next_command(memcalc):
     done = memcalc(*MAIN, "--gpu", "t4", "--batch", "4", "--seq", "64")
-    for words in (
-        "DistilBertForSequenceClassification",
-        "At the peak",
-        "fits on T4",
-        "134,004,336",
-    ):
-        assert words in done.stdout
+    first, second, *others, _, last = done.stdout.splitlines()
+    assert re.fullmatch(r"✓ fits on T4: process used .* of 14.6 GiB, .* to spare", first)
+    assert "DistilBertForSequenceClassification" in second
+    assert any("2.04 B/param (rule: 2)" in line for line in others)
+    assert last.split()[:3] == ["memcalc", "explain", "distilbert-base-cased"]
     assert "\x1b" not in done.stdout
+
+
+def test_every_figure_is_shown_when_asked_for(memcalc):
+    done = memcalc(*MAIN, "--gpu", "t4", "--batch", "4", "--seq", "64", "-v")
+    for words in ("fits on T4", "At the peak", "134,004,336", "rule of thumb", "first step"):
+        assert words in done.stdout
 
 
 def test_several_optimizers_stand_side_by_side(memcalc):

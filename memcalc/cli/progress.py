@@ -1,0 +1,111 @@
+"""How far a command has come, on standard error: moving at a terminal, now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from memcalc import foreign
+from memcalc.cli.command import say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+EVERY = 10.0
+"""Seconds between lines where standard error is no terminal."""
+
+
+class Steps:
+    """Told by a command how far it is; says it nowhere."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.done = 0
+        self.total: int | None = None
+
+    def at(self, done: int, total: int | None = None) -> None:
+        """So many of the answers are known."""
+        self.done, self.total = done, total
+
+    def row(self, text: str) -> None:
+        """Something is known that is worth a line before all is."""
+
+
+class _Moving(Steps):
+    """At a terminal: one line that moves, and rows above it."""
+
+    def __init__(self, what: str, shown: Progress, task: TaskID) -> None:
+        super().__init__(what)
+        self._shown, self._task = shown, task
+
+    def at(self, done: int, total: int | None = None) -> None:
+        super().at(done, total)
+        self._shown.update(self._task, completed=done, total=total)
+
+    def row(self, text: str) -> None:
+        from rich.text import Text
+
+        self._shown.console.print(Text(foreign.line(text), style="dim"))
+
+
+class _Logged(Steps):
+    """In a log: a line every so often."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self._begun = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Nothing is said from now on."""
+        self._over.set()
+        self._thread.join()
+
+    def _tell(self) -> None:
+        while not self._over.wait(EVERY):
+            known = f", {self.done} of {self.total} done" if self.total else ""
+            say(f"memcalc: {self.what}: {time.monotonic() - self._begun:.0f} s{known}")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Steps]:
+    """Say what is being done for as long as the context lasts.
+
+    Args:
+        what: in a few words, such as ``estimating gpt2``.
+    """
+    if not sys.stderr.isatty():
+        logged = _Logged(what)
+        try:
+            yield logged
+        finally:
+            logged.end()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    counted = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with counted as shown:
+        yield _Moving(what, shown, shown.add_task(foreign.line(what), total=None))

@@ -1,0 +1,185 @@
+"""One prediction for a person at a terminal: the answer, why, and what to type next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.explanation.command import options
+from memcalc.records.model import Place
+from memcalc.records.prediction import Fit, FitVerdict, Prediction
+from memcalc.records.trace import Component
+from memcalc.report import rows
+from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Table
+from memcalc.units import GIB, MIB, format_bytes, unit_for
+
+_NOTES = {
+    Component.ACTIVATIONS: "saved for backward",
+    Component.TEMPORARIES: "results in passing",
+    Component.INPUTS: "the batch",
+    Component.BUFFERS: "constants of the model",
+    Component.UNSHARDED: "layers gathered while used",
+    Component.COMMUNICATION: "buffers of collectives",
+    Component.WORKSPACES: "scratch of kernels",
+}
+_PER_PARAMETER = (
+    Component.WEIGHTS,
+    Component.MASTER_WEIGHTS,
+    Component.GRADIENTS,
+    Component.OPTIMIZER_STATE,
+)
+
+
+def blocks(prediction: Prediction) -> Iterator[Block]:
+    """The verdict, the figures that lead to it, and the next command."""
+    yield headline(prediction)
+    yield Line(f"  {rows.heading(prediction)}", Kind.TEXT)
+    yield Line("")
+    yield _table(prediction)
+    yield Line("")
+    yield from _sentences(prediction)
+    if prediction.assumptions:
+        yield Line("assumed: " + "; ".join(prediction.assumptions), Kind.NOTE)
+    if prediction.uncounted:
+        yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
+    yield from _next(prediction)
+
+
+def headline(prediction: Prediction) -> Line:
+    """Fits or not, of how much, and what is left; without a GPU, how much it is."""
+    words = rows.verdict(prediction)
+    if words is not None:
+        return Line(words, Kind.VERDICT if prediction.fit is not None else Kind.HEADING)
+    peak = prediction.peak
+    name, size = next(
+        (rung, value)
+        for rung in ("process_used", "reserved", "allocated", "requested")
+        if (value := getattr(peak, rung)) is not None
+    )
+    where = f"in {peak.phase.value}"
+    return Line(f"{format_bytes(size)} {_RUNG_WORDS[name]}, at the peak {where}", Kind.HEADING)
+
+
+_RUNG_WORDS = {
+    "process_used": "used by the process",
+    "reserved": "reserved by PyTorch's allocator",
+    "allocated": "allocated",
+    "requested": "asked for by tensors",
+}
+
+
+def _table(prediction: Prediction) -> Table:
+    """Components down to what tensors ask for; then rung by rung to what the process holds."""
+    peak = prediction.peak
+    top = max(peak.requested, peak.reserved or 0, peak.process_used or 0)
+    unit = unit_for(top)
+    body: list[tuple[Cell, ...]] = []
+    strong: list[int] = []
+
+    def row(what: str, size: int, note: str = "", share: float | None = None) -> None:
+        drawn: Cell = Share(share) if share is not None else ""
+        body.append((what, unit.number(size), drawn, note))
+
+    def rung(what: str, size: int, note: str) -> None:
+        strong.append(len(body))
+        row(what, size, note)
+
+    held = sorted(prediction.components.items(), key=lambda item: -item[1])
+    for component, size in held:
+        if size:
+            share = size / max(peak.requested, 1)
+            row(rows.component_word(component), size, _note(prediction, component, size), share)
+    rung("requested", peak.requested, "what tensors ask for")
+    if peak.allocated is not None:
+        row("+ rounding", peak.allocated - peak.requested, "requests become blocks")
+        rung("allocated", peak.allocated, "max_memory_allocated()")
+    if peak.allocated is not None and peak.reserved is not None:
+        row("+ cached", peak.reserved - peak.allocated, "free blocks kept for reuse")
+        rung("reserved", peak.reserved, "max_memory_reserved()")
+    if peak.process_used is not None and peak.reserved is not None:
+        managed = prediction.optimizer_state.total(Place.MANAGED)
+        if managed:
+            row("+ managed", managed, "paged optimizer state")
+        outside = peak.process_used - peak.reserved - managed
+        row("+ outside", outside, "CUDA context and libraries")
+        rung("process used", peak.process_used, f"nvidia-smi: {_range(prediction)}")
+    return Table(
+        head=(f"at the peak, in {peak.phase.value}", unit.name, "", ""),
+        rows=body,
+        words=(0, 2, 3),
+        strong=tuple(strong),
+    )
+
+
+def _note(prediction: Prediction, component: Component, size: int) -> str:
+    if component in _PER_PARAMETER and prediction.parameters:
+        rule = _rule(prediction) if component is Component.OPTIMIZER_STATE else ""
+        return f"{size / prediction.parameters:.2f} B/param{rule}"
+    return _NOTES.get(component, "")
+
+
+def _rule(prediction: Prediction) -> str:
+    """The rule of thumb for the optimizer's state, beside the exact figure."""
+    name = f"{prediction.plan.optim} state"
+    found = [r.bytes_per_parameter for r in prediction.rules_of_thumb if r.name == name]
+    return f" (rule: {found[0]:g})" if found else ""
+
+
+def _range(prediction: Prediction) -> str:
+    context, reserved = prediction.context, prediction.peak.reserved
+    if context is None or reserved is None:
+        return "one figure"
+    bare = reserved + prediction.optimizer_state.total(Place.MANAGED)
+    low, high = bare + context.low, bare + context.high
+    unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
+    return f"{low / unit:,.2f} to {high / unit:,.2f} {name}"
+
+
+def _sentences(prediction: Prediction) -> Iterator[Line]:
+    fields = ("allocated", "requested")
+    rung = next(f for f in fields if getattr(prediction.peak, f) is not None)
+    phases = [
+        f"{p.phase.value} {format_bytes(size)}"
+        for p in prediction.phases
+        if (size := getattr(p, rung)) is not None
+    ]
+    yield Line(f"peak by phase ({rung}): {' · '.join(phases)}")
+    if prediction.peak.process_used is None and prediction.context is not None:
+        yield Line(f"process used: {rows.process_words(prediction)}")
+    for name, reason in _unknown(prediction):
+        yield Line(f"{name}: n/a ({reason})")
+    for note in prediction.optimizer_state.notes:
+        yield Line(f"optimizer state: {note}")
+
+
+def _unknown(prediction: Prediction) -> Iterator[tuple[str, str]]:
+    """Rungs that have no figure, those of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    spanned = prediction.context is not None and prediction.peak.reserved is not None
+    for rung in ("allocated", "reserved", *(() if spanned else ("process_used",))):
+        reason = prediction.unknown.get(rung)
+        if reason is not None:
+            reasons.setdefault(reason, []).append(rung.replace("_", " "))
+    for reason, names in reasons.items():
+        yield ", ".join(names), reason
+
+
+def _next(prediction: Prediction) -> Iterator[Line]:
+    """What to type next."""
+    plan, fit = prediction.plan, prediction.fit
+    if plan.command:
+        return
+    if fit is None and plan.target != "cpu":
+        yield Line(f"next: which GPUs are large enough, and what else would help; {_MORE}")
+        yield Line(f"  memcalc fit {options(plan)} --gpus", Kind.COMMAND)
+        return
+    yield Line(f"next: {_why(fit)}; {_MORE}")
+    yield Line(f"  memcalc explain {options(plan)}", Kind.COMMAND)
+
+
+_MORE = "-v shows every figure"
+
+
+def _why(fit: Fit | None) -> str:
+    if fit is not None and fit.verdict is not FitVerdict.FITS:
+        return "what is alive at the peak, and what would make it fit"
+    return "what is alive at the peak, and what would need less"
