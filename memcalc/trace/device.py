@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace import streams, torch_private
+from memcalc.trace import lost_errors, streams, torch_private
 from memcalc.trace.torch_private import FakeTensorMode
 
 SIMULATED = "simgpu"
@@ -116,7 +116,8 @@ def register() -> None:
     global _ready
     if _ready:
         return
-    torch_private.register_device(SIMULATED, _Module())
+    torch_private.register_device(SIMULATED, _Module(), lost_errors.Guard())
+    torch_private.wrap_backward(lost_errors.raised_by)
     torch_private.take_fake_tensors_for_real()
     torch_private.let_transformers_run_eagerly()
     _ready = True

@@ -67,6 +67,9 @@ _keys = _ask("torch._C:DispatchKey")
 _exclude = _ask("torch._C:_ExcludeDispatchKeyGuard")
 _registered = _ask("torch._C:_dispatch_get_registrations_for_dispatch_key")
 _set_up_device = _ask("torch.utils.backend_registration:_setup_privateuseone_for_python_backend")
+DeviceGuard: type = _ask("torch._C._acc:DeviceGuard")
+"""What the guard of a device that Python supplies is made from."""
+PRIVATE_DEVICE = _ask("torch._C._autograd:DeviceType.PrivateUse1")
 _foreach_types: list[type] = _ask("torch.optim.optimizer:_foreach_supported_types")
 
 has_kernel: Callable[[str, str], bool] = _ask("torch._C:_dispatch_has_kernel_for_dispatch_key")
@@ -143,9 +146,16 @@ def autocast_names() -> frozenset[str]:
     return frozenset(name.removeprefix("aten::") for name in _registered("AutocastCUDA"))
 
 
-def register_device(name: str, module: Any) -> None:
-    """Give PyTorch's ``PrivateUse1`` device a name and the module behind ``torch.<name>``."""
-    _set_up_device(name, backend_module=module)
+def register_device(name: str, module: Any, guard: Any) -> None:
+    """Give PyTorch's ``PrivateUse1`` device a name, the module behind ``torch.<name>``, a guard."""
+    _set_up_device(name, backend_module=module, device_guard=guard)
+
+
+def wrap_backward(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace what every backward goes through by what ``wrap`` makes of it."""
+    wrapped = wrap(_ask(f"torch.autograd.graph:{_ENGINE}"))
+    for module in ("torch.autograd", "torch.autograd.graph"):
+        setattr(importlib.import_module(module), _ENGINE, wrapped)
 
 
 def wrap_module_apply(
