@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memcalc.records.model import (
     DTYPE_BYTES,
@@ -45,7 +46,8 @@ class Labels:
 
     def meet(self, module: torch.nn.Module) -> None:
         """A module is called from outside of all others; the first model needs no prefix."""
-        if module in self._paths:
+        if module in self._paths or any(map(is_lazy, module.parameters())):
+            # Lazy modules get their parameters in their first forward.
             return
         prefix = f"{type(module).__name__}." if self._inventories else ""
         for path, part in module.named_modules():

@@ -17,6 +17,7 @@ from memcalc.script.patches import Patches
 from memcalc.trace.torch_private import without_dispatch
 
 _Parameter = torch.nn.Parameter
+_Lazy = torch.nn.UninitializedParameter
 _data: Any = torch._C.TensorBase.data
 _both: dict[type, Any] = {}
 
@@ -55,7 +56,8 @@ def _ours(data: Any) -> bool:
 
 
 def _is_parameter(cls: Any) -> bool:
-    return isinstance(cls, type) and issubclass(cls, _Parameter)
+    """A lazy one stays as it is until its first forward gives it a shape."""
+    return isinstance(cls, type) and issubclass(cls, _Parameter) and not issubclass(cls, _Lazy)
 
 
 def _fake(data: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

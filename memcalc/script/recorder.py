@@ -81,6 +81,8 @@ class ScriptRecorder(TraceRecorder):
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fake(args) or is_fake(kwargs.values()):
             return func(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
         with without_dispatch():
             return func(*args, **kwargs)
 

@@ -100,7 +100,8 @@ class TraceRecorder(TorchDispatchMode):
         """Operators whose floating-point operations PyTorch could not count."""
         self._breadcrumbs = breadcrumbs
         self._values = Values()
-        self._threads: set[tuple[str, int]] = set()
+        self._threads: set[tuple[str, int, int]] = set()
+        """What a thread has taken on a stream, once and for all."""
         self._made_by: dict[tuple[int, int], str] = {}
         """The module that made a node, by the backward it was made in, and its number there."""
         self._forward_of: dict[int, int] = {}
@@ -205,7 +206,7 @@ class TraceRecorder(TorchDispatchMode):
         if call is None:
             self._track(out, name, node, args)
             if name in blas.PRODUCTS:
-                self._workspace(name, args)
+                self._workspace(name, args, node)
             return out
         if call.name == "convolution":
             self.assumptions[PLANNED] = None
@@ -331,23 +332,27 @@ class TraceRecorder(TorchDispatchMode):
                 if number >= 0:
                     self.ledger.log(~number)
 
-    def _workspace(self, name: str, args: tuple[Any, ...]) -> None:
-        """Take cuBLAS' workspace at a thread's first product, after the output."""
+    def _workspace(self, name: str, args: tuple[Any, ...], node: Any) -> None:
+        """Take cuBLAS' workspace at the first product of a thread on a stream, after the output.
+
+        Source: aten/src/ATen/cuda/CublasHandlePool.cpp (2.13), ``getCurrentCUDABlasHandle``: one a
+        handle, of which each thread has its own, and stream.
+        """
         if self._kernel_memory is None:
             return
-        thread = threading.get_ident()
+        thread, stream = threading.get_ident(), self.ledger.streams.of(node)
         bias = name == "addmm" and args[0].dim() == 1 and min(args[2].shape) > 1
         for library in ("cublas", "cublaslt") if bias else ("cublas",):
-            if (library, thread) not in self._threads:
-                self._threads.add((library, thread))
+            if (library, thread, stream) not in self._threads:
+                self._threads.add((library, thread, stream))
                 script = self._kernel_memory.persistent(KernelCall(library))
-                self.ledger.play(script, [], f"{library} workspace", None)
+                self.ledger.play(script, [], f"{library} workspace", node)
 
     def _probe(self, name: str) -> None:
         """Take and give back what an operator does the first time that one of its kind runs."""
-        thread = 0  # a probe serves them all
-        if self._kernel_memory is not None and ("probe", thread) not in self._threads:
-            self._threads.add(("probe", thread))
+        everywhere = ("probe", 0, 0)
+        if self._kernel_memory is not None and everywhere not in self._threads:
+            self._threads.add(everywhere)
             self.ledger.play(PROBES[name], [], name, None)
 
     def _read(self, tensor: torch.Tensor) -> bool | int | float:

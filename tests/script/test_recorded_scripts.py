@@ -10,8 +10,8 @@ from memcalc.script.simulate import plan_of, simulate
 
 ROOT = Path(__file__).parents[2]
 RECORDED = json.loads((ROOT / "evidence/standin/scripts-torch2.13-cc90.json").read_text())
-ALWAYS = ("amp_scaler", "gan_spectral", "ema_eval", "prefetch_stream", "clip_two_towers")
-"""Autocast and a scaler, two optimizers, copies, streams, attention; the rest at night."""
+ALWAYS = ("amp_scaler", "ema_eval", "prefetch_stream", "clip_two_towers", "side_stream", "ppo")
+"""Autocast and a scaler, copies, streams, attention, reads; the rest at night."""
 NEEDED = {"trl": "trl", "diffusers": "diffusers", "accelerate": "accelerate"}
 
 

@@ -122,3 +122,17 @@ def test_places_that_are_not_zero_are_counted_where_the_script_put_the_numbers(r
         """
     )
     assert found.ending.code == 0
+
+
+def test_lazy_modules_and_pinned_batches_run(run):
+    found = run(
+        """
+        import torch
+        model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.LazyLinear(2))
+        model(torch.zeros(1, 16))
+        model.cuda()
+        batch = torch.randn(4, 16, pin_memory=True).to("cuda", non_blocking=True)
+        assert model(batch).shape == (4, 2)
+        """
+    )
+    assert found.ending.code == 0
