@@ -37,7 +37,7 @@ def compare(prediction: Prediction, measurement: Measurement) -> list[Difference
     """
     pairs = [
         *_state(prediction, measurement),
-        ("weights", prediction.components.get(Component.WEIGHTS), measurement.weights),
+        ("weights", _weights(prediction), measurement.weights),
         ("gradients", prediction.gradients, measurement.gradients),
         *_phases(prediction, measurement),
         ("reserved", prediction.peak.reserved, steady_peak(measurement, "reserved")),
@@ -55,6 +55,13 @@ def compare(prediction: Prediction, measurement: Measurement) -> list[Difference
 
 
 Pair = tuple[str, int | None, int | None]
+
+
+def _weights(prediction: Prediction) -> int | None:
+    """Of all parameters; a quantised one's constants are none."""
+    held = prediction.components
+    plain, quantised = held.get(Component.WEIGHTS), held.get(Component.QUANTISED_WEIGHTS)
+    return plain if plain is None else plain + (quantised or 0)
 
 
 def _state(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:

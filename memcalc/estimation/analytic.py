@@ -174,9 +174,9 @@ def _phases(
 
 def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
     config = source.config or {}
-    blocks = read_blocks(config) if plan.lora is None else None
+    blocks = read_blocks(config) if plan.adapters is None else None
     if blocks is None:
-        return Live(seq=plan.seq, unknown=NO_FORM if plan.lora is None else NO_FORM_ADAPTERS)
+        return Live(seq=plan.seq, unknown=NO_FORM if plan.adapters is None else NO_FORM_ADAPTERS)
     seq = plan.seq if plan.seq is not None else lengths(config).default
     setting = Setting(
         batch=plan.batch,
@@ -248,11 +248,11 @@ def least(plan: Plan, inventory: Inventory) -> int:
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.
     """
-    if not is_whole(plan):
+    if not is_whole(plan) or plan.quant is not None:
         return 0
     planned = as_planned(inventory, plan)
     weights = sum(parameter.bytes for parameter in planned.parameters)
-    if plan.lora is not None:
+    if plan.adapters is not None:
         return weights
     choice = registry.of(plan)
     state = registry.state_of(choice, planned.parameters, plan).total(Place.DEVICE)
@@ -270,7 +270,7 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
         UsageError: a pattern matches no parameter, or nothing is left to train.
     """
     whole = {"bf16": "bfloat16", "fp16": "float16"}.get(plan.precision, "float32")
-    dtype = whole if plan.lora is None else None
+    dtype = whole if plan.adapters is None else None
     for pattern in plan.freeze:
         if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):
             raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")

@@ -287,6 +287,10 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
     source = check(plan)
     if layouts.spread(plan).world > 1:
         raise UsageError("Of several GPUs closed forms say nothing: leave --method analytic out.")
+    if plan.quant is not None:
+        raise UsageError(
+            f"Of a base in {plan.quant} closed forms say nothing: leave --method analytic out."
+        )
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.of(plan)
     state = registry.state_of(choice, tensors.parameters, plan)
@@ -318,7 +322,7 @@ class _Inventories:
         """
         head = tasks.choose(source, plan.task)
         # Adapters are added by peft's own code, in the precision that it gives them.
-        adapted = (plan.lora, plan.precision) if plan.lora is not None else ()
+        adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
         key = (source.name, head.name, *adapted)
         if key not in self._known:
             shipped = inventory.load(source, head.name) if not adapted else None

@@ -147,7 +147,19 @@ def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
     if trace.whole:
         return _as_it_ran(trace)
     stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=more)
-    return replayable(stream, sizes, streams if any(map(any, streams)) else None)
+    events = replayable(stream, sizes, streams if any(map(any, streams)) else None)
+    return _told_early(trace, events) if trace.asides else events
+
+
+def _told_early(trace: Trace, events: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The same with what the allocator was told of before the first step."""
+    waiting, index = deque(trace.asides), 0
+    for event in events:
+        if not isinstance(event[0], Op):
+            while waiting and waiting[0].index <= index:
+                yield _told(waiting.popleft())
+            index += 1
+        yield event
 
 
 def _as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:

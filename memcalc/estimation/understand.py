@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from collections.abc import Iterator
 
 from memcalc import registry
@@ -32,11 +33,12 @@ def check(plan: Plan) -> models.ModelSource:
         source = models.find(plan.model)
     with _blamed_on("task"):
         head = tasks.choose(source, plan.task)
+    _check_quant(plan, source)
     if source.config is not None:
         refusal = positions.lengths(source.config).refusal(source.name, plan.seq)
         if refusal is not None:
             raise SettingError("seq", refusal)
-    shipped = inventory.load(source, head.name) if plan.freeze or plan.lora else None
+    shipped = inventory.load(source, head.name) if plan.freeze or plan.adapters else None
     if shipped is not None:
         _check_parameters(plan, shipped)
     return source
@@ -85,13 +87,32 @@ def _check_layout(plan: Plan) -> None:
         )
 
 
+def _check_quant(plan: Plan, source: models.ModelSource) -> None:
+    """See that a base can be loaded quantised, as far as that is answered."""
+    if plan.quant is None:
+        return
+    refusal = ""
+    if source.factory is not None:
+        refusal = f"it is for models that transformers loads, and {source.name} is a callable"
+    elif layouts.spread(plan).world > 1:
+        refusal = "of several GPUs a quantised base is not answered so far"
+    elif plan.loss_chunks > 1:
+        refusal = "a loss in pieces is not answered for a quantised base so far"
+    if refusal:
+        raise SettingError("quant", f"--quant {plan.quant}: {refusal}. Leave one of them out.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise SettingError(
+            "quant", f"--quant {plan.quant} runs bitsandbytes' own code: pip install bitsandbytes."
+        )
+
+
 def _check_parameters(plan: Plan, shipped: Inventory) -> None:
     """Hold patterns and targets against the parameters there are."""
-    if plan.lora is None:
+    if plan.adapters is None:
         with _blamed_on("freeze"):
             as_planned(shipped, plan)
         return
-    targets = adapter(plan.lora).target
+    targets = adapter(plan.adapters).target
     owners = {parameter.name.rpartition(".")[0] for parameter in shipped.parameters}
     if isinstance(targets, tuple) and not any(
         f".{owner}".endswith(f".{target}") for owner in owners for target in targets

@@ -59,6 +59,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
 
 _ALWAYS = {
     Component.WEIGHTS: "weight of the model",
+    Component.QUANTISED_WEIGHTS: "quantised weight of the model",
+    Component.QUANTISATION_CONSTANTS: "what turns a quantised weight back",
     Component.MASTER_WEIGHTS: "fp32 copy of a weight",
     Component.BUFFERS: "buffer of the model",
     Component.OPTIMIZER_STATE: "optimizer state, from the first step on",

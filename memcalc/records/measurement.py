@@ -12,7 +12,7 @@ import msgspec
 
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.records.trace import Phase
+from memcalc.records.trace import ONCE, Phase
 
 
 class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,15 +182,17 @@ def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]
     """The highest level of each known rung in each phase of the steady step.
 
     That is the last step that was finished, for by then everything is there that a step leaves
-    behind; resuming, which comes before the first, counts as a phase of it.
+    behind; what comes before the first counts as phases of it, loading only where weights change
+    on the way.
     """
     known = tuple(readings)
     last = last_finished(known)
+    prepared = any(reading.phase is Phase.PREPARE for reading in known)
     peaks: dict[Phase, dict[str, int]] = {}
     for reading in known:
-        if reading.phase is Phase.LOAD:
+        if reading.phase is Phase.LOAD and not prepared:
             continue
-        if reading.phase is not Phase.RESUME and reading.step != last:
+        if reading.phase not in (Phase.LOAD, *ONCE) and reading.step != last:
             continue
         levels = peaks.setdefault(reading.phase, {})
         for rung in ALLOCATOR_RUNGS:

@@ -35,16 +35,20 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     module: str = ""
     """Class name of the module that owns it, such as ``Embedding``."""
     buffer: bool = False
+    original: tuple[int, ...] | None = None
+    """Shape before it was quantised and packed; ``None``: it is not quantised."""
+    constant: bool = False
+    """No weight, but what turns a quantised one back: its name begins with the weight's."""
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
+        """Number of elements, of a quantised weight before it was packed."""
+        return prod(self.shape if self.original is None else self.original)
 
     @property
     def bytes(self) -> int:
         """Unrounded bytes of the storage."""
-        return self.numel * DTYPE_BYTES[self.dtype]
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,8 +64,8 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Without the buffers."""
-        return tuple(tensor for tensor in self.tensors if not tensor.buffer)
+        """Without the buffers, and the constants of quantised weights."""
+        return tuple(one for one in self.tensors if not one.buffer and not one.constant)
 
     @property
     def trainable(self) -> tuple[Parameter, ...]:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from memcalc.records.texts import Input, Lora, Text, Version
+from memcalc.records.texts import NO_LORA, USUAL_LORA, Input, Lora, Text, Version
 from memcalc.records.values import Scalar
 
 Method = Literal["trace", "analytic"]
@@ -94,8 +94,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     freeze: Annotated[
         tuple[Text, ...], about("Pattern (fnmatch) of parameter names that do not train.")
     ] = ()
+    quant: Annotated[
+        Literal["nf4", "nf4-dq", "fp4", "int8"] | None,
+        about(
+            "Load the model's linear layers quantised, by bitsandbytes; nf4-dq quantises the "
+            "constants again.",
+            otherwise="not, or as the checkpoint is",
+        ),
+    ] = None
+    kbit_prepare: Annotated[
+        bool,
+        about(
+            "With quant: cast what is not quantised to fp32 before training, as peft's "
+            "prepare_model_for_kbit_training does."
+        ),
+    ] = True
     lora: Annotated[
-        Lora | None, about("Train adapters instead of the model: r=16,target=all-linear.")
+        Lora | None,
+        about(
+            "Train adapters instead of the model: r=16,target=all-linear, or none.",
+            otherwise="none, and r=16,target=all-linear with quant",
+        ),
     ] = None
     loop: Annotated[
         Literal["plain", "accelerate", "trainer"],
@@ -172,6 +191,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=1 << 20)] | None,
         about("Of a command: optimizer steps after which it is stopped; 0: never.", option=None),
     ] = None
+
+    @property
+    def adapters(self) -> str | None:
+        """What adapters train instead of the model, as ``lora`` says it; ``None``: there are none.
+
+        On a quantised model there are some unless the plan says none.
+        """
+        if self.lora is not None:
+            return None if self.lora == NO_LORA else self.lora
+        return USUAL_LORA if self.quant is not None else None
 
     @property
     def name(self) -> str:

@@ -37,12 +37,16 @@ _LORA = {
 }
 _PART = rf" *(?:{'|'.join(f'{key}={form}' for key, form in _LORA.items())}) *"
 _TWICE = rf"(?!.*(?:^|[, ])({'|'.join(_LORA)})=.*[, ]\1=)"
+NO_LORA = "none"
+"""No adapters where there would be some."""
+USUAL_LORA = "r=16,target=all-linear"
 Lora = Annotated[
     str,
     Meta(
-        pattern=rf"{_TWICE}{whole(f'{_PART}(?:,{_PART})*')}",
+        pattern=rf"{_TWICE}{whole(f'{_PART}(?:,{_PART})*|{NO_LORA}')}",
         title="LoRA settings, such as r=16,target=all-linear (r: a rank from 1 to 9999; target: "
-        "all-linear, or modules' names joined by +; alpha: a number; dropout: from 0 to below 1)",
+        "all-linear, or modules' names joined by +; alpha: a number; dropout: from 0 to below 1), "
+        "or none",
     ),
 ]
 _SIZE = " *[1-9][0-9]{0,11} *"

@@ -13,6 +13,9 @@ class Component(StrEnum):
     """Why a storage exists. Each live storage belongs to exactly one component."""
 
     WEIGHTS = "weights"
+    QUANTISED_WEIGHTS = "quantised_weights"
+    QUANTISATION_CONSTANTS = "quantisation_constants"
+    """What turns quantised weights back: the largest value of each block, tables of codes."""
     MASTER_WEIGHTS = "master_weights"
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"
@@ -34,6 +37,8 @@ class Phase(StrEnum):
     """The parts of a training run, in the order they happen."""
 
     LOAD = "load"
+    PREPARE = "prepare"
+    """What is done to a quantised model before it trains: weights cast, adapters attached."""
     RESUME = "resume"
     """Loading the optimizer's state of a checkpoint, before the first forward."""
     FORWARD = "forward"
@@ -43,6 +48,10 @@ class Phase(StrEnum):
     ZERO_GRAD = "zero_grad"
     EVAL = "eval"
     """Evaluation after the last step, with logits kept."""
+
+
+ONCE = (Phase.PREPARE, Phase.RESUME)
+"""Phases between loading and the first step."""
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):

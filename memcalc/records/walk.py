@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
+from memcalc.records.trace import ONCE, Component, Mark, Phase, Storage, Trace
 
 
 def sections(marks: Sequence[Mark], count: int) -> Iterator[tuple[Mark, int, int]]:
@@ -42,7 +42,8 @@ def walk(trace: Trace) -> Iterator[tuple[Mark, int, Storage]]:
 def counts(trace: Trace, phase: Phase, step: int, more: int = 0) -> bool:
     """Is this part of a run among those whose peak is asked for?
 
-    Of a script all are. Else the last step stands for all others, and resuming for itself.
+    Of a script all are. Else the last step stands for all others, and resuming for itself, and so
+    do loading and preparing where weights change on the way.
 
     Args:
         trace: the run.
@@ -52,7 +53,9 @@ def counts(trace: Trace, phase: Phase, step: int, more: int = 0) -> bool:
     """
     if trace.whole:
         return True
-    return step == (0 if phase is Phase.RESUME else trace.steps - 1 + more)
+    if phase is Phase.LOAD:
+        return any(mark.phase is Phase.PREPARE for mark in trace.marks)
+    return step == (0 if phase in ONCE else trace.steps - 1 + more)
 
 
 def highest(trace: Trace) -> dict[Phase, int]:
@@ -64,8 +67,6 @@ def highest(trace: Trace) -> dict[Phase, int]:
     levels = [0, *accumulate(changes(trace.events, sizes))]
     found: dict[Phase, int] = {}
     for mark, begin, end in sections(trace.marks, len(trace.events)):
-        if mark.phase is Phase.LOAD and not trace.whole:
-            continue
         if not counts(trace, mark.phase, mark.step):
             continue
         # Among equals one inside the phase, and only then the moment at which it begins.

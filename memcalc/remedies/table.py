@@ -317,7 +317,7 @@ def _pure(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 
 def _lora(plan: Plan, task: Task) -> Iterator[Remedy]:
-    if plan.lora is None:
+    if plan.adapters is None:
         spec = "r=16,target=all-linear"
         yield Remedy(
             key="LoRA",

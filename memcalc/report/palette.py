@@ -1,7 +1,7 @@
 """A colour and a hatch for each component, told apart without colour vision as well.
 
 Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/ (eight
-colours); grey, and two of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the
+colours); grey, and four of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the
 others.
 """
 
@@ -22,6 +22,8 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
 STYLES = {
     Component.WEIGHTS: Style(color="#0072B2", hatch=""),
+    Component.QUANTISED_WEIGHTS: Style(color="#117733", hatch="++"),
+    Component.QUANTISATION_CONSTANTS: Style(color="#88CCEE", hatch="-"),
     Component.MASTER_WEIGHTS: Style(color="#56B4E9", hatch="//"),
     Component.OPTIMIZER_STATE: Style(color="#CC79A7", hatch="\\\\"),
     Component.GRADIENTS: Style(color="#D55E00", hatch="xx"),

@@ -13,6 +13,8 @@ from memcalc.workload import loops
 
 COMPONENT_WORDS = {
     Component.WEIGHTS: "weights",
+    Component.QUANTISED_WEIGHTS: "quantised weights",
+    Component.QUANTISATION_CONSTANTS: "quantisation constants",
     Component.MASTER_WEIGHTS: "master weights",
     Component.GRADIENTS: "gradients",
     Component.OPTIMIZER_STATE: "optimizer state",
@@ -45,7 +47,8 @@ def described(plan: Plan, seq: int | None) -> str:
     extras = [
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
-        f"LoRA {plan.lora}" if plan.lora else "",
+        f"{plan.quant} base" if plan.quant else "",
+        f"LoRA {plan.adapters}" if plan.adapters else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
         _loop(plan.loop),

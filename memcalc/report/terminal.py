@@ -11,6 +11,8 @@ from memcalc.units import format_bytes
 
 LETTERS = {
     Component.WEIGHTS: "W",
+    Component.QUANTISED_WEIGHTS: "Q",
+    Component.QUANTISATION_CONSTANTS: "q",
     Component.MASTER_WEIGHTS: "M",
     Component.OPTIMIZER_STATE: "O",
     Component.GRADIENTS: "G",

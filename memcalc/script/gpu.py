@@ -33,7 +33,6 @@ class GpuMemory(Ledger):
     ) -> None:
         super().__init__()
         self.total, self.outside = total, outside
-        self.asides: list[Aside] = []
         self._settings = settings
         self._device = DeviceMemory(total, available=limit)
         self._allocator = CachingAllocator(settings, self._device)

@@ -14,12 +14,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script.patches import Patches
+from memcalc.trace.subclasses import data_of, made_of, set_data
 from memcalc.trace.torch_private import without_dispatch
 
 _Parameter = torch.nn.Parameter
 _Lazy = torch.nn.UninitializedParameter
-_data: Any = torch._C.TensorBase.data
-_both: dict[type, Any] = {}
 
 
 def install(patches: Patches, mode: FakeTensorMode) -> None:
@@ -30,13 +29,13 @@ def install(patches: Patches, mode: FakeTensorMode) -> None:
             data = torch.empty(0)
         if not isinstance(data, FakeTensor) and not _ours(data):
             return original(cls, data, requires_grad)
-        return _as(cls, _fake(data, mode), requires_grad)
+        return made_of(cls, _fake(data, mode), requires_grad)
 
     def subclass(original: Any, cls: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(data, FakeTensor) and not (_is_parameter(cls) and _ours(data)):
             return original(cls, data, *args, **kwargs)
         wanted = args[0] if args else kwargs.get("require_grad", False)
-        return _as(cls, _fake(data, mode), bool(wanted))
+        return made_of(cls, _fake(data, mode), bool(wanted))
 
     patches.wrap(_Parameter, "__new__", parameter)
     made = torch.Tensor._make_subclass
@@ -45,7 +44,7 @@ def install(patches: Patches, mode: FakeTensorMode) -> None:
         "_make_subclass",
         staticmethod(lambda *args, **kw: subclass(made, *args, **kw)),
     )
-    patches.set(torch.Tensor, "data", property(lambda tensor: _data.__get__(tensor), _set_data))
+    patches.set(torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), set_data))
     patches.wrap(torch.Tensor, "__deepcopy__", _deepcopy)
     patches.wrap(torch.nn.Module, "_apply", _apply)
 
@@ -71,42 +70,6 @@ def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     with without_dispatch():
         empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         return FakeTensor(mode, empty, torch.device("cpu"))
-
-
-def both(cls: type) -> Any:
-    """A class that is ``cls`` to whoever asks, and a fake tensor to PyTorch."""
-    if cls not in _both:
-        if issubclass(cls, FakeTensor):
-            return cls
-        names = {"__torch_dispatch__": FakeTensor.__torch_dispatch__, "__module__": cls.__module__}
-        kind: Any = type(cls)
-        _both[cls] = kind(cls.__name__, (cls, FakeTensor), names)
-        from torch.optim.optimizer import _foreach_supported_types
-
-        _foreach_supported_types.append(_both[cls])
-    return _both[cls]
-
-
-def _as(cls: type, data: torch.Tensor, requires_grad: bool) -> Any:
-    data.requires_grad_(requires_grad)
-    data.__class__ = both(cls)
-    return data
-
-
-def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """``tensor.data = new``, where either may be fake."""
-    if not isinstance(new, FakeTensor):
-        _data.__set__(tensor, new)
-    elif isinstance(tensor, FakeTensor):
-        _data.__set__(tensor, new)
-        # The device is the fake tensor's own record.
-        tensor.fake_device = new.fake_device
-        tensor.constant = None
-    else:
-        fresh = _as(type(tensor), new.detach(), tensor.requires_grad)
-        tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
-        tensor.__dict__, fresh.__dict__ = {**fresh.__dict__, **tensor.__dict__}, {}
-        torch._C._swap_tensor_impl(tensor, fresh)
 
 
 def _apply(original: Any, module: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:

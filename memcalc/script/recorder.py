@@ -25,7 +25,6 @@ _READS = (
 )
 _SHOWN = 6
 """Lines of a script that are named."""
-Kernel = Callable[..., Any]
 
 
 class ScriptRecorder(TraceRecorder):
@@ -40,8 +39,6 @@ class ScriptRecorder(TraceRecorder):
         super().__init__(kernels, breadcrumbs, ledger=memory)
         self.memory = memory
         self._reads: dict[str, None] = {}
-        self.kernels_of: dict[str, Callable[[Any], Kernel | None]] = {}
-        """By namespace of packages with CUDA kernels of their own: what runs an operator."""
         self._own: dict[Any, Callable[..., Any]] = {
             _aten._to_copy.default: self._to_copy,
             _aten.copy_.default: self._copy,
@@ -62,11 +59,6 @@ class ScriptRecorder(TraceRecorder):
             out = own(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        elif func.namespace in self.kernels_of:
-            kernel = self.kernels_of[func.namespace](func)
-            if kernel is not None:
-                with self:
-                    return kernel(*args, **kwargs)
         elif torch.is_inference_mode_enabled() and _is_composed(func):
             # Without autograd's keys, operators come here before they are taken apart.
             whole = attention.run if func is _aten.scaled_dot_product_attention.default else None

@@ -76,7 +76,7 @@ class Session:
         parameters.install(patches, mode)
         loading.install(patches)
         saving.install(patches, self.say)
-        packages.install(patches, self.recorder)
+        packages.install(patches, self.recorder, self._target)
         self.phases.install(patches)
         os.environ["MEMCALC_SIMULATED"] = "1"
         self._follow_cudnn(patches)

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
+from memcalc.trace.subclasses import pointer
 
 
 def install(patches: Patches, recorder: ScriptRecorder) -> None:
@@ -23,15 +24,13 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
     for name in ("tolist", "numpy", "__array__"):
         patches.wrap(tensor, name, read)
 
-    def pointer(original: Any, self: torch.Tensor) -> int:
-        if not isinstance(self, FakeTensor):
-            return int(original(self))
-        return int(self.untyped_storage()._cdata + self.storage_offset() * self.element_size())
+    def address(original: Any, self: torch.Tensor) -> int:
+        return pointer(self) if isinstance(self, FakeTensor) else int(original(self))
 
     def storage_pointer(original: Any, self: Any) -> int:
         return int(self._cdata if self.device.type == "meta" else original(self))
 
-    patches.wrap(tensor, "data_ptr", pointer)
+    patches.wrap(tensor, "data_ptr", address)
     patches.wrap(torch.UntypedStorage, "data_ptr", storage_pointer)
 
     def cuda(

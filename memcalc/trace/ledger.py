@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from memcalc.kernels.scratch import Allocations
-from memcalc.records.trace import Component, Mark, Phase, Storage
+from memcalc.records.trace import Aside, Component, Mark, Phase, Storage
 from memcalc.trace import device
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 from memcalc.trace.streams import BackwardStreams
 from memcalc.trace.torch_private import current_node, storage_key
 
-BY_PARAMETER = (Phase.RESUME, Phase.STEP, Phase.ZERO_GRAD)
+BY_PARAMETER = (Phase.PREPARE, Phase.RESUME, Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""
 
 
@@ -96,6 +96,7 @@ class Ledger:
         self.events: list[int] = []
         self.event_tags: list[int] = []
         self.marks: list[Mark] = []
+        self.asides: list[Aside] = []
         self.position = _Position()
         self.wrapped = False
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
@@ -116,6 +117,12 @@ class Ledger:
         self.by_parameter = phase in BY_PARAMETER
         self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
         yield
+
+    def empty_cache(self) -> None:
+        """``torch.cuda.empty_cache``; a part of the present phase ends with it."""
+        here, position = len(self.events), self.position
+        self.marks.append(Mark(index=here, phase=position.phase, step=position.step))
+        self.asides.append(Aside(index=here, what="empty_cache"))
 
     def at(self, name: str) -> None:
         """Say which module is at work; between two layers it is still the first."""
@@ -310,6 +317,7 @@ class Ledger:
             events=list(self.events),
             event_tags=event_tags,
             marks=list(self.marks),
+            asides=list(self.asides),
         )
 
     def _settled_tags(self) -> list[int]:

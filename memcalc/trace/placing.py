@@ -11,13 +11,15 @@ import torch
 from msgspec.structs import replace
 
 from memcalc.records.trace import Component, Phase
-from memcalc.trace import device, streams, wrappers
+from memcalc.trace import device, streams, subclasses, wrappers
 from memcalc.trace.folding.unfold import BASE, WRAPPED_BASE
 from memcalc.trace.ledger import Ledger
+from memcalc.trace.packages import bitsandbytes, peft
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.workload import layouts
 from memcalc.workload.layouts import SINGLE, Rank
-from memcalc.workload.program import Program
+from memcalc.workload.program import Program, finished
+from memcalc.workload.quantised import constants, load, original
 
 Named = Sequence[tuple[str, torch.nn.Module]]
 """Modules by the paths they have in the model itself, without what wrappers put before them."""
@@ -55,6 +57,10 @@ def placed(
         shapes: a ``ShapeEnv`` where sizes may be symbols.
         rank: which process this is, where there are several.
     """
+    if program.plan.quant is not None:
+        with device.fake_mode(shapes), recorder, subclasses.made_of_fakes():
+            yield quantised(program, recorder)
+        return
     if layouts.spread(program.plan).layout == SINGLE:
         found = _as_found(program.model)
         with found, device.fake_mode(shapes), recorder, _moved(program.model, recorder.ledger):
@@ -79,6 +85,36 @@ def placed(
             recorder.ledger.belong(path, [tensor for tensor in own if tensor is not None])
         recorder.ledger.label_living(Phase.LOAD, Component.COMMUNICATION)
         yield replace(program, model=wrapped), named
+
+
+def quantised(program: Program, recorder: TraceRecorder) -> tuple[Program, Named]:
+    """The program over a copy of its model that is loaded quantised, layer by layer.
+
+    Call it inside the fake mode and the recorder. Paths are those in the model without adapters.
+    """
+    ledger = recorder.ledger
+
+    def read(name: str, like: torch.Tensor) -> torch.Tensor:
+        ledger.at(name.rpartition(".")[0])
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
+
+    bitsandbytes.forget()
+    with ledger.phase(Phase.LOAD, 0):
+        model = copy.deepcopy(program.model)
+        loaded = load(model, program.plan, f"{device.NAME}:0", read)
+        _label_quantised(loaded, ledger)
+    with ledger.phase(Phase.PREPARE, 0), peft.prepared(ledger):
+        ready = finished(program, loaded)
+        _label_quantised(loaded, ledger)
+    return ready, tuple(loaded.named_modules())
+
+
+def _label_quantised(model: torch.nn.Module, ledger: Ledger) -> None:
+    for parameter in model.parameters():
+        ledger.label(constants(parameter).values(), Component.QUANTISATION_CONSTANTS)
+        if original(parameter) is not None:
+            ledger.label((parameter,), Component.QUANTISED_WEIGHTS)
+    _label(model, ledger)
 
 
 def _rank(program: Program, number: int, ledger: Ledger) -> Rank:

@@ -88,6 +88,8 @@ class TraceRecorder(TorchDispatchMode):
         """What runs now is not part of the program."""
         self.unpacks: frozenset[type] = frozenset()
         """Types of tensors that hold other tensors."""
+        self.kernels_of: dict[str, Callable[[Any], Callable[..., Any] | None]] = {}
+        """By namespace of packages with CUDA kernels of their own: what runs an operator."""
         self.assumptions: dict[str, None] = {}
         self.in_python: dict[Any, Callable[..., None]] = {}
         """Operators that are Python on the device: run step by step."""
@@ -159,6 +161,11 @@ class TraceRecorder(TorchDispatchMode):
         if self.unpacks and not self.unpacks.isdisjoint(types):
             # What it holds comes back here, one by one.
             return NotImplemented
+        if func.namespace in self.kernels_of:
+            kernel = self.kernels_of[func.namespace](func)
+            if kernel is not None:
+                with self:
+                    return kernel(*args, **kwargs)
         if not self._on_device(args, kwargs):
             return self._on_host(func, args, kwargs)
         if func in _SCALARS:

@@ -24,6 +24,7 @@ from memcalc.trace.operators import attention, autocast, overrides
 from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.make import make as optimizer_for
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
+from memcalc.trace.packages import bitsandbytes
 from memcalc.trace.placing import Named, fold_length, placed, ranks
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import TargetKernelMemory
@@ -123,6 +124,7 @@ def tracer(
     allowed = _ATTENTION.get(program.plan.attention)
     attention.install(target, allowed, choose if symbols is None else symbols.choose)
     kernels = TargetKernelMemory(target) if symbols is None else symbols
+    packaged = bitsandbytes.Kernels(target, program.plan.target)
 
     def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
         recorder = TraceRecorder(
@@ -131,10 +133,13 @@ def tracer(
             symbols,
         )
         recorder.ledger.units = _units(program.model, stacks, repeats)
+        recorder.kernels_of[bitsandbytes.NAMESPACE] = packaged
         shapes = None if symbols is None else symbols.env
         with placed(program, recorder, shapes, rank) as (ready, named):
             _train(ready, named, recorder)
             tagged = recorder.ledger.tagged_trace(recorder.flops_of(_steps(program) - 1))
+            if program.plan.quant is not None:
+                tagged = replace(tagged, inventory=ready.inventory)
         said.update(
             dict.fromkeys((*recorder.assumptions, *recorder.said_of_flops(), *autocast.unread()))
         )
@@ -158,7 +163,8 @@ def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]
         storages=tuple(tagged.storages),
         events=tuple(tagged.events),
         marks=tuple(tagged.marks),
-        inventory=program.inventory,
+        asides=tuple(tagged.asides),
+        inventory=tagged.inventory or program.inventory,
         steps=_steps(program),
         seq=program.seq,
         flops=tagged.flops,

@@ -177,6 +177,11 @@ def take_fake_tensors_for_real() -> None:
     setattr(clip_grad, "_has_foreach_support", lambda _, device: device.type != "cpu")  # noqa: B010
 
 
+def foreach_takes(kind: type) -> None:
+    """Let optimizers choose foreach for tensors of this type too."""
+    _foreach_types.append(kind)
+
+
 def let_transformers_run_eagerly() -> None:
     """Make masks as an eager run makes them, not as one that is traced into a graph.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fnmatch
 
 import torch
+from msgspec.structs import replace
 
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory, Parameter
 from memcalc.records.plan import Plan
+from memcalc.workload import quantised
 from memcalc.workload.lora import attach
 from memcalc.workload.model import build
 from memcalc.workload.precision import PRECISIONS
@@ -29,10 +31,14 @@ def take(model: torch.nn.Module, name: str, task: str, freeze: tuple[str, ...] =
             raise UsageError(f"--freeze {pattern!r} matches no parameter: try '*embeddings*'.")
         for parameter in matched:
             parameter.requires_grad_(False)
-    tensors = [
-        _describe(key, parameter, owners[id(parameter)], buffer=False)
-        for key, parameter in model.named_parameters()
-    ]
+    tensors: list[Parameter] = []
+    for key, parameter in model.named_parameters():
+        owner = owners[id(parameter)]
+        described = _describe(key, parameter, owner, buffer=False)
+        tensors.append(replace(described, original=quantised.original(parameter)))
+        for part, constant in quantised.constants(parameter).items():
+            described = _describe(f"{key}.{part}", constant, owner, buffer=False)
+            tensors.append(replace(described, constant=True))
     tensors += [
         _describe(key, buffer, owners[id(buffer)], buffer=True)
         for key, buffer in model.named_buffers()
@@ -52,10 +58,10 @@ def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventor
         UsageError: the model cannot be built or adapted.
     """
     with torch.device("meta"):
-        if plan is None or plan.lora is None:
+        if plan is None or plan.adapters is None:
             return take(build(source, head), source.name, head.name)
         model = build(source, head, dtype=PRECISIONS[plan.precision].weights)
-        return take(attach(model, plan.lora), source.name, head.name)
+        return take(attach(model, plan.adapters), source.name, head.name)
 
 
 def _owners(model: torch.nn.Module) -> dict[int, str]:

@@ -21,6 +21,7 @@ def build(
     *,
     attention: str | None = None,
     dtype: torch.dtype = torch.float32,
+    as_loaded: bool = False,
 ) -> torch.nn.Module:
     """Build a model on the current default device.
 
@@ -29,6 +30,8 @@ def build(
         head: for what it is trained.
         attention: implementation that transformers shall use; ``None``: its own choice.
         dtype: of the weights.
+        as_loaded: what says its own dtype keeps it, as when transformers loads a checkpoint; else
+            the whole model is cast.
 
     Raises:
         UsageError: transformers or the callable cannot build it, with their reason.
@@ -37,7 +40,9 @@ def build(
         return _call(source.factory).to(dtype)
     config = configure(source, head, attention=attention)
     transformers = importlib.import_module("transformers")
+    default = torch.get_default_dtype()
     try:
+        torch.set_default_dtype(dtype if as_loaded else default)
         cls = getattr(transformers, head.class_name)
         model: torch.nn.Module = cls(_of_text(config, cls))
     except ImportError as error:
@@ -46,8 +51,10 @@ def build(
         raise UsageError(
             f"transformers cannot build {head.class_name} of {source.name}: {line(error)}."
         ) from None
+    finally:
+        torch.set_default_dtype(default)
     _settle(model)
-    return model.to(dtype)
+    return model if as_loaded else model.to(dtype)
 
 
 def _of_text(config: Any, cls: Any) -> Any:

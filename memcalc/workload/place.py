@@ -34,6 +34,12 @@ def parameters_on_meta() -> Iterator[None]:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
+def random(name: str, like: torch.Tensor) -> torch.Tensor:
+    """A weight of this shape and dtype on the host, with random values."""
+    made = torch.empty(like.shape, dtype=like.dtype, device="cpu")
+    return made.normal_(std=_SPREAD) if made.is_floating_point() else made.zero_()
+
+
 def fill(model: torch.nn.Module) -> None:
     """Give every parameter random values, where it is; of a sharded one, this rank's part."""
     with torch.no_grad():

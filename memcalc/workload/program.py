@@ -15,7 +15,7 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import layouts, loops, lora, tasks
+from memcalc.workload import layouts, loops, lora, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Batch, Inputs, check, described
 from memcalc.workload.inventory import take
@@ -23,6 +23,7 @@ from memcalc.workload.job import Job
 from memcalc.workload.loops import Loop
 from memcalc.workload.model import build
 from memcalc.workload.precision import PRECISIONS, Precision
+from memcalc.workload.quantised import compute_dtype
 from memcalc.workload.tasks import CALLABLE, Task
 
 
@@ -121,8 +122,14 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     head = tasks.choose(source, plan.task)
     precision = PRECISIONS[plan.precision]
     attention = "eager" if plan.attention == "eager" else None
-    with torch.device(device):
-        model = build(source, head, attention=attention, dtype=precision.weights)
+    with torch.device(device if plan.quant is None else "meta"):
+        model = build(
+            source,
+            head,
+            attention=attention,
+            dtype=precision.weights if plan.quant is None else compute_dtype(plan),
+            as_loaded=plan.quant is not None,
+        )
     program = program_of(plan, choice, model, head.task, name=source.name)
     return replace(program, inventory=replace(program.inventory, config=source.digest))
 
@@ -139,13 +146,11 @@ def program_of(
     if plan.loss_chunks > 1:
         chunk_loss(model, plan.loss_chunks)
     cached = _kv_cache(model, plan.kv_cache)
-    if plan.lora is not None:
-        model = lora.attach(model, plan.lora)
-    inventory = take(model, name or plan.model, task.name, plan.freeze)
-    if not inventory.trainable:
-        raise UsageError("Nothing is left to train: freeze fewer parameters.")
-    if plan.checkpointing:
-        _checkpoint(model, plan.checkpoint_every)
+    if plan.quant is None:
+        model, inventory = _finished(model, plan, name or plan.model, task.name)
+    else:
+        # What trains is known once it is loaded.
+        inventory = take(model, name or plan.model, task.name)
     inputs, notes = _inputs(model, task, plan)
     batch = inputs.make if inputs is not None else described(plan.inputs)
     if task is CALLABLE:
@@ -161,6 +166,32 @@ def program_of(
         assumptions=(*notes, *_said(plan, choice, loop, cached=cached)),
         inputs=inputs,
     )
+
+
+def _finished(
+    model: torch.nn.Module, plan: Plan, name: str, task: str
+) -> tuple[torch.nn.Module, Inventory]:
+    """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
+    if plan.adapters is not None:
+        model = lora.attach(model, plan.adapters)
+    inventory = take(model, name, task, plan.freeze)
+    if not inventory.trainable:
+        raise UsageError("Nothing is left to train: freeze fewer parameters.")
+    if plan.checkpointing:
+        _checkpoint(model, plan.checkpoint_every)
+    return model, inventory
+
+
+def finished(program: Program, loaded: torch.nn.Module) -> Program:
+    """The program over a quantised model that is on its device.
+
+    Raises:
+        UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.
+    """
+    quantised.prepare(loaded, program.plan)
+    known = program.inventory
+    model, inventory = _finished(loaded, program.plan, known.model, known.task)
+    return replace(program, model=model, inventory=replace(inventory, config=known.config))
 
 
 def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
@@ -187,6 +218,11 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
         yield f"the loop keeps the model's {returned} until the next forward has its own ({ways})"
     if plan.optim_in_backward or choice.row.in_backward:
         yield "each parameter is updated inside backward, and its gradient freed at once"
+    if plan.quant is not None:
+        dtype = str(compute_dtype(plan)).removeprefix("torch.")
+        yield f"linear layers compute in {dtype}, and so is the model loaded"
+    if plan.quant == "int8":
+        yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
     if plan.resume:
         yield "the checkpoint is read into host memory first, as transformers' Trainer does"
     if plan.eval:

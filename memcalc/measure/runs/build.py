@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.errors import MeasureError
 from memcalc.measure.runs import loading
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts
+from memcalc.workload import layouts, quantised
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.job import Job
 from memcalc.workload.layouts import Rank
 from memcalc.workload.optimizers import make
-from memcalc.workload.place import fill, parameters_on_meta, to_device
+from memcalc.workload.place import fill, parameters_on_meta, random, to_device
 from memcalc.workload.program import Program, prepare, program_of
 from memcalc.workload.resume import restore, saved_state
 
@@ -23,6 +24,10 @@ from memcalc.workload.resume import restore, saved_state
 def program(plan: Plan, *, weights: bool) -> Program:
     """Build what a plan names; with real weights they are on the CPU, else there are none yet."""
     choice = registry.of(plan)
+    if weights and plan.quant is not None:
+        raise MeasureError(
+            "With --quant the weights are random: leave --weights out, memory is the same."
+        )
     if weights:
         model, task = loading.load(plan)
         return program_of(plan, choice, model, task)
@@ -30,8 +35,11 @@ def program(plan: Plan, *, weights: bool) -> Program:
         return prepare(plan, choice, device="cpu")
 
 
-def place(program: Program, device: str) -> torch.nn.Module:
+def place(program: Program, device: str) -> Program:
     """Put the model on this process's device, under the plan's layout."""
+    if program.plan.quant is not None:
+        loaded = quantised.load(program.model, program.plan, str(_device(device)), random)
+        return replace(program, model=loaded)
     spread = layouts.spread(program.plan)
     number, world = 0, 1
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -43,13 +51,17 @@ def place(program: Program, device: str) -> torch.nn.Module:
     rank = Rank(
         number=number,
         world=world,
-        device=torch.device(device if device == "cpu" else f"cuda:{torch.cuda.current_device()}"),
+        device=_device(device),
         sizes=spread.sizes,
         options=dict(program.plan.parallel_args),
         move=lambda model: to_device(model, device),
         fill=fill,
     )
-    return layouts.of(program.plan).place(program.model, rank)
+    return replace(program, model=layouts.of(program.plan).place(program.model, rank))
+
+
+def _device(device: str) -> torch.device:
+    return torch.device(device if device == "cpu" else f"cuda:{torch.cuda.current_device()}")
 
 
 def optimizer(program: Program, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.workload import loops
-from memcalc.workload.program import Program
+from memcalc.workload.program import Program, finished
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +110,14 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     """Train for some steps under the meter and a few more under the clock; fills ``found``."""
     plan, device = program.plan, options.device
     with watch.phase(Phase.LOAD, 0):
-        model = build.place(program, device).train()
-        program = replace(program, model=model)
-        optimizer = build.optimizer(program, model)
+        program = build.place(program, device)
+        if plan.quant is None:
+            optimizer = build.optimizer(program, program.model.train())
+    if plan.quant is not None:
+        with watch.phase(Phase.PREPARE, 0):
+            program = finished(program, program.model)
+            optimizer = build.optimizer(program, program.model.train())
+    model = program.model
     parameters = list(model.parameters())
     found["weights"] = storage_bytes(parameters)
     found["buffers"] = storage_bytes(model.buffers())

@@ -5,12 +5,14 @@ Everything here acts when the package is imported, so a script pays for what it 
 
 from __future__ import annotations
 
+from memcalc.kernels.target import Target
 from memcalc.script.packages import bitsandbytes, transformers, triton
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 
 
-def install(patches: Patches, recorder: ScriptRecorder) -> None:
+def install(patches: Patches, recorder: ScriptRecorder, target: Target) -> None:
     """Be there when the script imports one of them."""
-    for package in (bitsandbytes, transformers, triton):
+    bitsandbytes.install(patches, recorder, target)
+    for package in (transformers, triton):
         package.install(patches, recorder)

@@ -17,6 +17,7 @@ from memcalc.errors import MemcalcError
 from memcalc.symbolic.records import SYMBOLIC
 from memcalc.trace.folding.layers import Stack, cut, find
 from memcalc.trace.folding.tagged import TaggedTrace, canonical
+from memcalc.trace.folding.tensors import continued
 from memcalc.trace.folding.unfold import BASE, CannotUnfoldError, unfold
 
 LEAST_REPEATS = 13
@@ -65,6 +66,8 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: i
         ):
             raise CannotUnfoldError("two repetitions more are not what one more foretells")
     whole = unfold(base, stacks, stacks[0].repeats, increments, length)
+    if base.inventory is not None:
+        whole = replace(whole, inventory=continued(base.inventory, stacks))
     if base.flops is None or one_more.flops is None:
         return replace(whole, flops=None)
     each = one_more.flops - base.flops

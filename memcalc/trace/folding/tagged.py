@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from memcalc.records.trace import Mark, Storage, Trace
+from memcalc.records.model import Inventory
+from memcalc.records.trace import Aside, Mark, Storage, Trace
 
 UNTAGGED = -1
 _BITS = 12
@@ -30,6 +31,10 @@ class TaggedTrace(msgspec.Struct, frozen=True, kw_only=True):
     event_tags: list[int]
     """The tag of each event."""
     marks: list[Mark]
+    asides: list[Aside] = msgspec.field(default_factory=list)
+    """Each where a mark is."""
+    inventory: Inventory | None = None
+    """Of the model as it ran, where only that shows it."""
     flops: int | None = 0
     """Of the last step; ``None`` where some could not be counted."""
     origins: list[int] | None = None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.records.trace import Mark, Storage
+from memcalc.records.trace import Aside, Mark, Storage
 from memcalc.records.walk import sections
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
@@ -109,8 +109,17 @@ class _Unfolding(msgspec.Struct):
             events=self.events,
             event_tags=self.event_tags,
             marks=self.marks,
+            asides=self._asides(),
             origins=self.origins,
         )
+
+    def _asides(self) -> list[Aside]:
+        """Where the marks are now that they were at."""
+        now = {
+            before.index: after.index
+            for before, after in zip(self.base.marks, self.marks, strict=True)
+        }
+        return [replace(aside, index=now[aside.index]) for aside in self.base.asides]
 
     def _find_freed_by_neighbour(self, runs: list[_Run], index: int) -> None:
         """Note the middle's storages that the next repetition frees, not the middle itself."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.trace import device
-from memcalc.trace.torch_private import FakeTensor, wrap_module_apply
+from memcalc.trace.torch_private import FakeTensor, storage_key, wrap_module_apply
 
 real_tensor: Callable[..., torch.Tensor] = torch.tensor
 """Before anything stands in its place."""
@@ -60,16 +60,21 @@ def _leave_unchanged_modules_alone(
 ) -> Callable[..., torch.nn.Module]:
     """``module.to(dtype)`` inside a forward changes nothing where the dtype is right already.
 
-    PyTorch would swap every parameter with itself, which fake tensors in use do not allow.
+    PyTorch would swap every parameter with itself, which fake tensors in use do not allow. Some
+    subclasses make a new tensor over the same storage.
     """
+
+    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return one is other or (one.dtype is other.dtype and storage_key(one) == storage_key(other))
 
     def apply(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
         tensors = [
             *module.parameters(recurse=recurse),
             *module.buffers(recurse=recurse),
         ]
+        there = all(isinstance(t, FakeTensor) and t.device.type == device.NAME for t in tensors)
         with torch.no_grad():
-            if all(isinstance(t, FakeTensor) and fn(t) is t for t in tensors):
+            if there and all(same(fn(t), t) for t in tensors):
                 return module
         return original(module, fn, recurse)
 

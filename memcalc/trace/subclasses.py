@@ -1,0 +1,73 @@
+"""Subclasses of tensors, such as packages keep quantised weights in, made of fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from memcalc.trace.torch_private import FakeTensor, foreach_takes, replaced
+
+data_of: Any = torch._C.TensorBase.data
+"""``Tensor.data`` as PyTorch has it."""
+_both: dict[type, Any] = {}
+
+
+def both(cls: type) -> Any:
+    """A class that is ``cls`` to whoever asks, and a fake tensor to PyTorch."""
+    if cls not in _both:
+        if issubclass(cls, FakeTensor):
+            return cls
+        names = {"__torch_dispatch__": FakeTensor.__torch_dispatch__, "__module__": cls.__module__}
+        kind: Any = type(cls)
+        _both[cls] = kind(cls.__name__, (cls, FakeTensor), names)
+        foreach_takes(_both[cls])
+    return _both[cls]
+
+
+def made_of(cls: type, data: torch.Tensor, requires_grad: bool) -> Any:
+    """A fake tensor as one of a class."""
+    data.requires_grad_(requires_grad)
+    data.__class__ = both(cls)
+    return data
+
+
+def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """``tensor.data = new``, where either may be fake."""
+    if not isinstance(new, FakeTensor):
+        data_of.__set__(tensor, new)
+    elif isinstance(tensor, FakeTensor) and tensor.device.type == new.device.type:
+        data_of.__set__(tensor, new)
+        # The device is the fake tensor's own record.
+        tensor.fake_device = new.fake_device
+        tensor.constant = None
+    else:
+        fresh = made_of(type(tensor), new.detach(), tensor.requires_grad)
+        tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
+        tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
+        torch._C._swap_tensor_impl(tensor, fresh)
+
+
+def pointer(tensor: torch.Tensor) -> int:
+    """Something like an address of a tensor without memory; nobody goes there."""
+    return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
+
+
+@contextmanager
+def made_of_fakes() -> Iterator[None]:
+    """Such tensors can be made, moved and handed to libraries inside."""
+    original = torch.Tensor._make_subclass
+
+    def make(cls: Any, data: Any, require_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor):
+            return original(cls, data, require_grad, **options)
+        return made_of(cls, data.detach(), require_grad)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch.Tensor, "_make_subclass", staticmethod(make)))
+        data = property(lambda tensor: data_of.__get__(tensor), set_data)
+        stack.enter_context(replaced(torch.Tensor, "data", data))
+        stack.enter_context(replaced(FakeTensor, "data_ptr", pointer))
+        yield

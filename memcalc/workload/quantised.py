@@ -1,0 +1,161 @@
+"""Models whose linear layers are loaded quantised, through transformers and peft as people do it.
+
+``from_pretrained(quantization_config=..., device_map={"": device})`` runs as it is, over a model
+that is built already and weights that are made when they are read. Read in transformers 5.23, peft
+0.21 and bitsandbytes 0.50.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from memcalc.errors import UsageError
+from memcalc.imports import line
+from memcalc.records.plan import Plan
+from memcalc.workload.precision import PRECISIONS
+
+Make = Callable[[str, torch.Tensor], torch.Tensor]
+"""Makes the weight of this name on the host, as it lies in the checkpoint; told its shape and
+dtype by a tensor on the meta device."""
+
+SCHEMES: dict[str, dict[str, Any]] = {
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "nf4-dq": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+    },
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "int8": {"load_in_8bit": True},
+}
+"""What ``transformers.BitsAndBytesConfig`` is told."""
+
+
+def compute_dtype(plan: Plan) -> torch.dtype:
+    """What quantised layers compute in, and what the rest is loaded in."""
+    precision = PRECISIONS[plan.precision]
+    return precision.autocast or precision.weights
+
+
+def load(model: torch.nn.Module, plan: Plan, device: str, make: Make) -> torch.nn.Module:
+    """Load a model quantised onto a device.
+
+    Args:
+        model: of transformers, not quantised, on the meta device; it is given memory.
+        plan: says how to quantise it.
+        device: where to.
+        make: makes its weights.
+
+    Raises:
+        UsageError: a package is missing, or refuses the model.
+    """
+    # It warns of every cast, and of kernels that the CPU might have.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    transformers = importlib.import_module("transformers")
+    dtype = compute_dtype(plan)
+    settings = dict(SCHEMES[plan.quant or ""])
+    if "load_in_4bit" in settings:
+        settings["bnb_4bit_compute_dtype"] = dtype
+    with _quietly(transformers):
+        try:
+            loaded: torch.nn.Module = type(model).from_pretrained.__func__(  # type: ignore[attr-defined]
+                _AsBuilt(model),
+                None,
+                config=model.config,
+                state_dict=_checkpoint(model, make),
+                quantization_config=transformers.BitsAndBytesConfig(**settings),
+                device_map={"": device},
+                dtype=dtype,
+            )
+        except ImportError as error:
+            raise UsageError(f"--quant {plan.quant} needs a package: {line(error)}.") from None
+    return loaded
+
+
+def prepare(model: torch.nn.Module, plan: Plan) -> None:
+    """What ``peft.prepare_model_for_kbit_training`` does, where the plan wants it."""
+    if not plan.kbit_prepare:
+        return
+    peft = importlib.import_module("peft")
+    peft.prepare_model_for_kbit_training(
+        model,
+        use_gradient_checkpointing=plan.checkpointing,
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+    )
+
+
+def constants(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors that turn a quantised weight back, by the names checkpoints give them."""
+    scales = getattr(parameter, "SCB", None)
+    if scales is not None:
+        return {"SCB": scales}
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return {}
+    found = {"absmax": state.absmax, "quant_map": state.code}
+    if state.nested:
+        found["nested_absmax"] = state.state2.absmax
+        found["nested_quant_map"] = state.state2.code
+        found["nested_offset"] = state.offset
+    return found
+
+
+def original(parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """The shape of a weight before it was quantised; ``None``: it is not quantised."""
+    state = getattr(parameter, "quant_state", None)
+    if state is not None:
+        return tuple(state.shape)
+    return tuple(parameter.shape) if getattr(parameter, "SCB", None) is not None else None
+
+
+class _AsBuilt:
+    """Stands for a model's class, and what it builds is there already."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def __call__(self, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        return self._model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(type(self._model), name)
+
+
+class _Slice:
+    """A tensor of a checkpoint, read when it is asked for, as safetensors does it."""
+
+    def __init__(self, name: str, like: torch.Tensor, make: Make) -> None:
+        self._name, self._like, self._make = name, like, make
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return self._make(self._name, self._like)
+
+
+def _checkpoint(model: torch.nn.Module, make: Make) -> Mapping[str, _Slice]:
+    """What a checkpoint of the model holds: tied weights once, under the first name."""
+    known: set[int] = set()
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in known:
+            known.add(id(tensor))
+            found[name] = _Slice(name, tensor, make)
+    return found
+
+
+@contextlib.contextmanager
+def _quietly(transformers: Any) -> Iterator[None]:
+    """Without bars of progress."""
+    bars = transformers.utils.logging
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()

@@ -1,0 +1,148 @@
+"""Quantised bases: every linear layer takes what the real package gives it; folded is whole."""
+
+import json
+import math
+
+from memcalc.catalog import models
+
+SCHEMES = ("nf4", "nf4-dq", "fp4", "int8")
+SMALL = {
+    "num_hidden_layers": 2,
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+}
+
+
+def _config(folder, name="Qwen/Qwen2.5-0.5B", **changed):
+    config = {**models.find(name).config, **SMALL, **changed}
+    config.pop("layer_types", None)
+    path = folder / "config.json"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+def _bytes_of(tensors):
+    """Bytes of each tensor of the base by name, without the names that adapters put around it."""
+    found = {}
+    for tensor in tensors:
+        name = tensor.name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+        if "lora_" not in name:
+            found[name] = [tensor.bytes, tensor.numel]
+    return found
+
+
+def predicted_and_loaded(path, folder):
+    """By scheme: what an estimate says each tensor takes, and what from_pretrained makes it take.
+
+    The checkpoint is a real one, and bitsandbytes quantises it on the CPU.
+    """
+    import torch
+    import transformers
+
+    from memcalc.catalog.plan import make
+    from memcalc.estimation.tracing import Desk
+    from memcalc.workload import quantised
+    from memcalc.workload.inventory import take
+
+    config = transformers.AutoConfig.from_pretrained(path)
+    made = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    made.save_pretrained(folder)
+    answers = {}
+    for scheme in SCHEMES:
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            quantization_config=transformers.BitsAndBytesConfig(**quantised.SCHEMES[scheme]),
+            device_map={"": "cpu"},
+            dtype=torch.bfloat16,
+        )
+        real = _bytes_of(take(loaded, "", "").parameters + _constants(take(loaded, "", "")))
+        plan = {"model": path, "quant": scheme, "precision": "bf16", "batch": 1, "seq": 16}
+        trace = Desk().estimate(make({**plan, "kbit_prepare": False}))[1]
+        inventory = trace.inventory
+        answers[scheme] = (_bytes_of(inventory.parameters + _constants(inventory)), real)
+    return answers
+
+
+def _constants(inventory):
+    return tuple(tensor for tensor in inventory.tensors if tensor.constant)
+
+
+def test_bytes_of_every_linear_layer_are_the_packages_own_after_loading(tmp_path, forked):
+    answers = forked(predicted_and_loaded, _config(tmp_path), str(tmp_path / "checkpoint"))
+    assert set(answers) == set(SCHEMES)
+    for scheme, (predicted, real) in answers.items():
+        assert predicted == real, scheme
+        # lm_head, embeddings and norms are not quantised.
+        assert any(name.endswith("q_proj.weight") for name in real)
+        quantised = sum(1 for name in real if name.endswith((".absmax", ".SCB")))
+        assert quantised == 2 * 7, scheme
+    dq, _ = answers["nf4-dq"]
+    for name in [name for name in dq if name.endswith("_proj.weight")]:
+        own = sum(size for key, (size, _) in dq.items() if key.startswith(name))
+        assert own == closed_form(dq[name][1])
+
+
+def closed_form(numel):
+    """NF4 with double quantisation: Dettmers et al., QLoRA, 2023, with bitsandbytes' tables.
+
+    Codes of 16 and 256 numbers and one offset in fp32, blocks of 64 weights and of 256 constants.
+    """
+    blocks = math.ceil(numel / 64)
+    return numel // 2 + blocks + 4 * math.ceil(blocks / 256) + 4 * 16 + 4 * 256 + 4
+
+
+def folded_and_whole(plan):
+    """Are the two traces equal, with what is told beside and all tensors, and was one folded?"""
+    from memcalc import registry
+    from memcalc.catalog.plan import make
+    from memcalc.estimation.question import resolve
+    from memcalc.trace.folding import fold
+    from memcalc.trace.folding.tagged import same
+    from memcalc.trace.run import trace
+    from memcalc.workload.program import prepare
+
+    plan = make(plan)
+
+    def traced(least):
+        fold.LEAST_REPEATS = least
+        choice = registry.find(plan.optim, {})
+        return trace(prepare(plan, choice), resolve(plan, None)[0])
+
+    folded, whole = traced(5), traced(1000)
+    return [
+        same(folded, whole),
+        folded.asides == whole.asides and len(whole.asides) == 1,
+        folded.inventory == whole.inventory,
+        any("repeated layers" in said for said in folded.assumptions),
+    ]
+
+
+def test_a_folded_trace_of_a_quantised_base_is_the_whole_trace(tmp_path, forked):
+    path = _config(tmp_path, num_hidden_layers=8)
+    plan = {"model": path, "precision": "bf16", "batch": 1, "seq": 16}
+    qlora = {"quant": "nf4-dq", "checkpointing": True, "optim": "paged_adamw_8bit"}
+    assert forked(folded_and_whole, {**plan, **qlora}) == [True] * 4
+
+
+def phases_of(plan):
+    """Peaks of the phases, and what the components at the peak of preparing are."""
+    from memcalc.catalog.plan import make
+    from memcalc.estimation.tracing import Desk
+
+    prediction, trace = Desk().estimate(make(plan))
+    held = {storage.component.value for storage in trace.storages}
+    return {phase.phase.value: phase.requested for phase in prediction.phases}, sorted(held)
+
+
+def test_loading_and_preparing_have_peaks_of_their_own(tmp_path, forked):
+    plan = {"model": _config(tmp_path), "quant": "nf4", "precision": "bf16", "batch": 1, "seq": 16}
+    prepared, held = forked(phases_of, plan)
+    assert {"load", "prepare", "forward"} <= set(prepared)
+    assert {"quantised_weights", "quantisation_constants", "weights"} <= set(held)
+    bare, _ = forked(phases_of, {**plan, "kbit_prepare": False})
+    assert bare["load"] == prepared["load"]
+    # Embeddings in fp32 beside those in bf16.
+    assert bare["prepare"] < prepared["prepare"]
