@@ -4,7 +4,8 @@ cuDNN's heuristics choose an engine for a problem and a compute capability (the 
 clocks and the number of multiprocessors), and the engine says what it takes: mostly its inputs
 and outputs in another layout. There is no formula for the choice, so sizes are looked up among
 those read from the library itself, by planning without a device
-(configs/convolutions.json, benchmarks/record_cudnn.py); a problem that is not there is unknown.
+(configs/convolutions.json, benchmarks/record_cudnn.py). For a problem that is not there the
+library is asked, where it is installed (``kernels.cudnn``); else it is unknown.
 PyTorch's side: aten/src/ATen/native/cudnn/Conv_v8.cpp, ``run_single_conv``, with
 ``torch.backends.cudnn.benchmark`` off and ``allow_tf32`` on, as they are unless set.
 """
@@ -17,9 +18,13 @@ from enum import IntEnum
 from typing import Any
 
 from memcalc.files import shipped
+from memcalc.kernels import cudnn
 from memcalc.kernels.target import Target
 
-UNKNOWN = "the workspaces of cuDNN convolutions of sizes that were not recorded"
+UNKNOWN = (
+    "the workspaces of cuDNN convolutions of sizes that were not recorded "
+    "(pip install nvidia-cudnn-cu13 nvidia-cublas to ask the library)"
+)
 UNKNOWN_NORM = "what cuDNN's batch norm keeps and takes beside its outputs"
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -32,13 +37,14 @@ class Direction(IntEnum):
     WEIGHT_GRAD = 2
 
 
-Problem = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]
+Problem = tuple[Any, ...]
 """Input (N, C, H, W); weight (K, C / groups, R, S); stride, padding and dilation in one; groups;
-type as an index of ``DTYPES``. A convolution in one dimension has H = R = 1, as in PyTorch."""
+type as an index of ``DTYPES``; and ``True`` where channels lie last. A convolution in one
+dimension has H = R = 1, as in PyTorch."""
 
 
 def workspace(direction: int, problem: Problem | None, target: Target) -> int | None:
-    """Bytes that the kernel takes beside its output, or ``None`` where nobody recorded it.
+    """Bytes that the kernel takes beside its output, or ``None`` where nobody knows it.
 
     Args:
         direction: a ``Direction``.
@@ -52,7 +58,7 @@ def workspace(direction: int, problem: Problem | None, target: Target) -> int | 
     (batch, *image), *rest = problem
     known = _recorded().get((target.torch, target.capability), {})
     sizes = known.get(text((image, *rest)), {}).get(str(batch))
-    return None if sizes is None else sizes[direction]
+    return cudnn.workspace(direction, problem, target) if sizes is None else sizes[direction]
 
 
 def text(problem: Any) -> str:

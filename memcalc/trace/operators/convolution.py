@@ -82,8 +82,12 @@ def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> Kerne
     weight = tensors[1] if direction == Direction.OUTPUT else tensors[2]
     dtype = str(weight.dtype).removeprefix("torch.")
     plain = all(tensor.is_contiguous() for tensor in tensors)
-    if transposed or not plain or dtype not in DTYPES or weight.dim() not in (3, 4):
+    if not (plain or _last(tensors)) or dtype not in DTYPES or weight.dim() not in (3, 4):
         return KernelCall("convolution", (int(direction),))
+    if transposed:
+        # It is the gradient of a convolution's input, and the other way round.
+        direction = (Direction.INPUT_GRAD, Direction.OUTPUT, Direction.WEIGHT_GRAD)[direction]
+        image = tensors[2].shape if direction == Direction.INPUT_GRAD else tensors[0].shape
     image, kernel = tuple(image), tuple(weight.shape)
     moves = [list(stride), list(padding), list(dilation)]
     if weight.dim() == 3:
@@ -92,8 +96,14 @@ def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> Kerne
             [first, *_pair(values)[1:]] for first, values in zip((1, 0, 1), moves, strict=True)
         ]
     flat = tuple(number for values in moves for number in _pair(values))
-    return KernelCall(
-        "convolution", (int(direction), image, kernel, flat, groups, DTYPES.index(dtype))
+    sizes = (image, kernel, flat, groups, DTYPES.index(dtype), *(() if plain else (True,)))
+    return KernelCall("convolution", (int(direction), *sizes))
+
+
+def _last(tensors: Any) -> bool:
+    return all(
+        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+        for tensor in tensors
     )
 
 

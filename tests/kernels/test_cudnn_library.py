@@ -1,0 +1,72 @@
+"""CuDNN itself, asked without a device, held against what it said under PyTorch's own code."""
+
+import json
+import pathlib
+
+import pytest
+
+from memcalc.kernels import convolution, cudnn
+from memcalc.kernels.target import Target
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+PROBLEM = ((2, 7, 31, 31), (24, 7, 3, 3), (1, 1, 1, 1, 1, 1), 1, 0)
+"""Of sizes that nobody recorded."""
+installed = pytest.mark.skipif(
+    cudnn.version() is None, reason="cuDNN and cuBLASLt are not installed"
+)
+
+
+def a100(torch=(2, 13)):
+    return Target(capability=(8, 0), multiprocessors=108, torch=torch)
+
+
+def recorded():
+    entries = json.loads((ROOT / "configs" / "convolutions.json").read_text())["recorded"]
+    entry = next(entry for entry in entries if entry["capability"] == "8.0")
+    for name, sizes in list(entry["problems"].items())[::7]:
+        image, weight, moves, groups, dtype = json.loads(name)
+        rest = (tuple(weight), tuple(moves), groups, dtype)
+        for batch in ("1", "32"):
+            yield ((int(batch), *image), *rest), sizes[batch]
+
+
+@installed
+def test_the_library_says_what_it_said_under_pytorch():
+    for problem, sizes in recorded():
+        for direction in convolution.Direction:
+            assert cudnn.workspace(direction, problem, a100()) == sizes[direction], problem
+
+
+@installed
+def test_a_problem_that_nobody_recorded_is_asked_of_the_library():
+    size = convolution.workspace(convolution.Direction.OUTPUT, PROBLEM, a100())
+    assert size == cudnn.workspace(convolution.Direction.OUTPUT, PROBLEM, a100()) is not None
+
+
+@installed
+def test_fp16_with_channels_last_needs_no_copy_into_that_layout():
+    image, weight, moves = (32, 64, 56, 56), (64, 64, 3, 3), (1, 1, 1, 1, 1, 1)
+    rows, last = (
+        cudnn.workspace(convolution.Direction.OUTPUT, (image, weight, moves, 1, 1, *lie), a100())
+        for lie in ((), (True,))
+    )
+    moved = 2 * 32 * 64 * 56 * 56
+    assert rows >= moved > last
+
+
+@installed
+def test_a_problem_that_cannot_be_has_no_answer():
+    image, (_, *weight), *rest = PROBLEM
+    assert cudnn.workspace(0, (image, (24, 5, *weight[1:]), *rest), a100()) is None
+
+
+def test_without_the_library_a_size_that_nobody_recorded_is_unknown(monkeypatch, tmp_path):
+    monkeypatch.setattr(cudnn, "_load", lambda name: None)
+    cudnn._library.cache_clear()
+    cudnn.workspace.cache_clear()
+    try:
+        assert cudnn.version() is None
+        assert convolution.workspace(convolution.Direction.OUTPUT, PROBLEM, a100()) is None
+    finally:
+        cudnn._library.cache_clear()
+        cudnn.workspace.cache_clear()
