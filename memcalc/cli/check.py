@@ -18,7 +18,7 @@ from memcalc.budgets.reasons import Remedy, no_remedy
 from memcalc.budgets.records import Report
 from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
-from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
+from memcalc.cli.command import FILE, argument, exit_with, no_cache, option, say, verb
 from memcalc.cli.output import colored, put
 from memcalc.cli.progress import progress
 from memcalc.cli.values import SECONDS, Value, counted
@@ -69,7 +69,7 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
 @option("--save", type=FILE, help="Keep what was found, for --from.")
 @option("--suggest", is_flag=True, help="Estimate what would bring exceeded budgets under.")
 @option("--jobs", "-j", type=counted(1), help="Most processes. Default: by cores and free memory.")
-@option("--cache/--no-cache", default=True, help="Keep and reuse answers on disk.")
+@no_cache("answers")
 def command(
     files: tuple[Path, ...],
     format: str,
@@ -86,7 +86,7 @@ def command(
     save: Path | None,
     suggest: bool,
     jobs: int | None,
-    cache: bool,
+    use_cache: bool,
 ) -> None:
     """Judge the memory budgets of a repository's training runs.
 
@@ -97,14 +97,14 @@ def command(
         raise UsageError("--measure finds out and --from reads: choose one.")
     delivery = _delivery(format, output, quiet)
     effort = Effort(
-        use_cache=cache,
+        use_cache=use_cache,
         workers=jobs,
         device=device if measure else None,
         steps=steps,
         timeout=timeout,
     )
     question = Question(effort=effort, saved=saved, baseline=baseline, update=update_baseline)
-    with _adviser(suggest, cache) as remedy:
+    with _adviser(suggest, use_cache) as remedy:
         question = replace(question, remedy=remedy)
         code = _run(list(files) or [discover(Path.cwd())], question, delivery, exit_zero, save)
     raise exit_with(code)

@@ -48,6 +48,18 @@ def option(*names: str, **more: Any) -> Callable[[Any], Any]:
     return click.option(*names, **{"show_default": True, **more})
 
 
+def no_cache(what: str) -> Callable[[Any], Any]:
+    """Declare ``--no-cache`` of the function below, which is told ``use_cache``."""
+    return click.option(
+        "--no-cache",
+        "use_cache",
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help=f"Neither read nor keep {what} on disk.",
+    )
+
+
 def verb(
     function: Callable[..., None], shared: Sequence[click.Parameter] = (), **more: Any
 ) -> Command:

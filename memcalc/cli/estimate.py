@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memcalc.cli.command import exit_with, option, say
+from memcalc.cli.command import exit_with, no_cache, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
 from memcalc.cli.progress import progress
@@ -26,14 +26,14 @@ from memcalc.records.prediction import Prediction
 @format_option("predictions")
 @OUTPUT
 @VERBOSE
-@option("--cache/--no-cache", default=True, help="Keep and reuse answers on disk.")
+@no_cache("answers")
 def command(
     settings: dict[str, Any],
     method: str,
     format: str | None,
     output: Path | None,
     verbose: bool,
-    cache: bool,
+    use_cache: bool,
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
     name = chosen("predictions", format, output)
@@ -41,7 +41,7 @@ def command(
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
     with progress(f"estimating {plans[0].model}") as steps:
-        known = answers(plans, method=method, use_cache=cache)
+        known = answers(plans, method=method, use_cache=use_cache)
         for number, (plan, answer) in enumerate(zip(plans, known, strict=True), start=1):
             steps.at(number, len(plans))
             if isinstance(answer, Prediction):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc.cli.command import exit_with, option
+from memcalc.cli.command import exit_with, no_cache, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, VERBOSE, deliver_explanation, format_option, put
 from memcalc.cli.progress import Steps, progress
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @format_option("explanation")
 @OUTPUT
 @VERBOSE
-@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
+@no_cache("traces")
 def command(
     settings: dict[str, Any],
     under: int | None,
@@ -45,7 +45,7 @@ def command(
     format: str | None,
     output: Path | None,
     verbose: bool,
-    cache: bool,
+    use_cache: bool,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
     plans = plans_of(settings)
@@ -54,14 +54,14 @@ def command(
     name = chosen("explanation", format, output)
     if plot:
         require("plotext")
-    wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=cache)
+    wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=use_cache)
     with progress(f"explaining {plans[0].model}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))
     deliver_explanation(found, name, output, top, verbose=verbose)
     if plot:
         from memcalc.cli.drawing import drawn
 
-        put(drawn(plans[0], use_cache=cache))
+        put(drawn(plans[0], use_cache=use_cache))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise exit_with(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memcalc.cli.command import option
+from memcalc.cli.command import no_cache, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, deliver, format_option
 from memcalc.cli.progress import progress
@@ -35,7 +35,7 @@ _AXES = ("batch", "seq")
 )
 @format_option("fit")
 @OUTPUT
-@option("--cache/--no-cache", default=True, help="Keep and reuse what is learnt on disk.")
+@no_cache("what is learnt")
 def command(
     settings: dict[str, Any],
     memory: int | None,
@@ -45,7 +45,7 @@ def command(
     settings_too: bool,
     format: str | None,
     output: Path | None,
-    cache: bool,
+    use_cache: bool,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc.fitting.ask import Question, answer
@@ -65,7 +65,7 @@ def command(
         settings=settings_too,
     )
     with progress(f"fitting {plans[0].model}"):
-        found = answer(plans[0], question, use_cache=cache)
+        found = answer(plans[0], question, use_cache=use_cache)
     deliver(name, output, fitted.blocks(found), json=lambda: fitted.as_json(found))
 
 

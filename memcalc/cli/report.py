@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from memcalc.cli.command import FILE, option, say
+from memcalc.cli.command import FILE, no_cache, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import explanation_in, saved
@@ -30,8 +30,10 @@ from memcalc.records.plan import Plan
     "predicted memory snapshot for pytorch.org/memory_viz.",
 )
 @option("--depth", type=counted(1), help="Cut modules' paths to so many names.")
-@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
-def command(settings: dict[str, Any], output: Path | None, depth: int | None, cache: bool) -> None:
+@no_cache("traces")
+def command(
+    settings: dict[str, Any], output: Path | None, depth: int | None, use_cache: bool
+) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.
 
     In place of a model, give what memcalc estimate, explain or measure wrote as JSON.
@@ -40,7 +42,7 @@ def command(settings: dict[str, Any], output: Path | None, depth: int | None, ca
         raise UsageError("Where to? Type --output report.html.")
     name = chosen("page", None, output)
     data = saved(settings.get("model"))
-    with Tracer(use_cache=cache) as tracer, progress("drawing"):
+    with Tracer(use_cache=use_cache) as tracer, progress("drawing"):
         if name == "pickle":
             _snapshot(_only(settings, data), tracer, output)
             return

@@ -8,6 +8,8 @@ fp32 training with AdamW is 16 for weights, gradients and states and half as muc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import RuleOfThumb
 
@@ -27,12 +29,18 @@ def rules_of_thumb(
         trainable: those of them that train; only they have state.
         state_rule: bytes of state per parameter that the rule gives this optimizer.
     """
+    if plan.infers:
+        return _rules([("mixed-precision inference", parameters, _MIXED_INFERENCE)])
     rules: list[tuple[str, int, float]] = []
     if state_rule is not None:
         rules.append((f"{plan.optim} state", trainable, state_rule))
     rules.append(("mixed-precision AdamW training", parameters, _MIXED_TRAINING))
     rules.append(("mixed-precision inference", parameters, _MIXED_INFERENCE))
     rules.append(("fp32 AdamW training, all told", parameters, _WHOLE))
+    return _rules(rules)
+
+
+def _rules(rules: Sequence[tuple[str, int, float]]) -> tuple[RuleOfThumb, ...]:
     return tuple(
         RuleOfThumb(name=name, bytes_per_parameter=each, bytes=round(count * each))
         for name, count, each in rules

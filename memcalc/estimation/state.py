@@ -17,6 +17,10 @@ _SHARE = "this GPU's share of the state, read off the trace"
 _OF_ITS_CODE = "read off a trace of its own code; what it keeps on the host is not in it"
 
 
+NO_STATE = OptimizerState(optimizer="none", implementation="none", tensors=())
+"""Of a plan that trains nothing."""
+
+
 def is_whole(plan: Plan) -> bool:
     """Whether each GPU holds all weights, gradients and optimizer state of a plan."""
     return layouts.spread(plan).layout in _WHOLE
@@ -29,6 +33,8 @@ def state_for(question: Asked, trace: Trace) -> OptimizerState:
     somebody's own there is none: it is what the trace holds after the last step, which leaves out
     counters in host memory.
     """
+    if question.plan.infers:
+        return NO_STATE
     choice = question.choice
     whole = is_whole(question.plan)
     if whole and (choice.closed_form or not choice.traceable):

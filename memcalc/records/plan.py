@@ -153,6 +153,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Count | None,
         about("Evaluate over this many batches after the last step, keeping their logits."),
     ] = None
+    inference: Annotated[bool, about("One forward pass without gradients: nothing is trained.")] = (
+        False
+    )
+    generate: Annotated[
+        Annotated[int, Meta(ge=1, le=1 << 24)] | None,
+        about(
+            "Generate this many tokens after the prompt, which --seq is the length of; nothing is "
+            "trained."
+        ),
+    ] = None
+    cache: Annotated[
+        Literal["dynamic", "static", "sliding", "offloaded", "quantized"],
+        about("With generate: how keys and values are kept."),
+    ] = "dynamic"
+    beams: Annotated[Count, about("With generate: beams of a search, for each sample.")] = 1
     inputs: Annotated[
         tuple[Input, ...],
         about("Input of a callable's model, name=dtype[shape].", option="input"),
@@ -213,8 +228,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
 
     @property
+    def infers(self) -> bool:
+        """Nothing is trained: the model runs forward, or generates."""
+        return self.inference or self.generate is not None
+
+    @property
     def disagreement(self) -> str | None:
         """Why PyTorch itself cannot run these settings together; ``None``: it can."""
+        if self.infers:
+            return self._without_training()
+        if self.cache != "dynamic" or self.beams > 1:
+            name = "cache" if self.cache != "dynamic" else "beams"
+            return f"{name} needs generate: say how many tokens, such as --generate 256."
         if self.checkpoint_every > 1 and not self.checkpointing:
             return "checkpoint_every needs checkpointing: add --checkpointing."
         if self.gpu is not None and self.target == "cpu":
@@ -231,3 +256,35 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             f"optim_in_backward does not go with {named}: gradients are used and freed one by "
             "one, before all of them are known."
         )
+
+    def _without_training(self) -> str | None:
+        """What of a plan that infers is about training, or about another kind of inference."""
+        asked = "generate" if self.generate is not None else "inference"
+        if self.inference and self.generate is not None:
+            return "generate is inference already: leave inference out."
+        if self.inference and (self.cache != "dynamic" or self.beams > 1):
+            return "inference is one forward pass without a cache: type --generate N for one."
+        training = {
+            "grad_accum": self.grad_accum > 1,
+            "checkpointing": self.checkpointing,
+            "loss_chunks": self.loss_chunks > 1,
+            "max_grad_norm": self.max_grad_norm is not None,
+            "optim_in_backward": self.optim_in_backward,
+            "resume": self.resume,
+            "eval": self.eval is not None,
+            "freeze": bool(self.freeze),
+            "keep_outputs": self.keep_outputs is not None,
+            "kv_cache": self.kv_cache is not None,
+            "optim_args": bool(self.optim_args),
+            f"loop {self.loop}": self.loop != "plain",
+        }
+        named = next((name for name, given in training.items() if given), None)
+        if named is not None:
+            return f"{asked} trains nothing: leave out {named}, or {asked}."
+        if self.devices > 1 or self.parallel is not None:
+            return f"{asked} is answered for one GPU so far: leave out devices and parallel."
+        if self.generate is not None and self.inputs:
+            return "generate makes its prompts itself: leave out input."
+        if self.gpu is not None and self.target == "cpu":
+            return f"target cpu runs on no GPU: leave out gpu {self.gpu}, or target cpu."
+        return None

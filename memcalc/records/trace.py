@@ -29,6 +29,8 @@ class Component(StrEnum):
     """Whole parameters, gathered from the shards of all GPUs for as long as they are used."""
     COMMUNICATION = "communication"
     """Buckets, flat buffers, and what collectives send and receive."""
+    KV_CACHE = "kv_cache"
+    """Keys and values of past tokens, and what state-space layers keep in their place."""
     WORKSPACES = "workspaces"
     """Scratch of kernels and libraries that no tensor of the program shows."""
 
@@ -48,6 +50,10 @@ class Phase(StrEnum):
     ZERO_GRAD = "zero_grad"
     EVAL = "eval"
     """Evaluation after the last step, with logits kept."""
+    PREFILL = "prefill"
+    """Of generation: the prompt's pass, and the choice of the first token."""
+    DECODE = "decode"
+    """Every further token, a pass each."""
 
 
 ONCE = (Phase.PREPARE, Phase.RESUME)

@@ -19,6 +19,7 @@ _NOTES = {
     Component.BUFFERS: "constants of the model",
     Component.UNSHARDED: "layers gathered while used",
     Component.COMMUNICATION: "buffers of collectives",
+    Component.KV_CACHE: "keys and values of past tokens",
     Component.WORKSPACES: "scratch of kernels",
 }
 _PER_PARAMETER = (

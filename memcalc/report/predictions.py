@@ -29,10 +29,9 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     if prediction.fit is not None:
         yield from verdict(prediction)
     yield Line(rows.heading(prediction), Kind.HEADING)
-    yield Line(
-        f"{prediction.parameters:,} parameters in {prediction.parameter_tensors} tensors, "
-        f"{prediction.trainable:,} trainable"
-    )
+    trains = "" if prediction.plan.infers else f", {prediction.trainable:,} trainable"
+    tensors = f"{prediction.parameter_tensors} tensors"
+    yield Line(f"{prediction.parameters:,} parameters in {tensors}{trains}")
     yield components(prediction)
     yield phases(prediction)
     rungs = [f"{name} {value}" for name, value in rows.ladder_words(prediction)]
@@ -43,7 +42,8 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         yield Line("  ".join(rungs))
     if prediction.fit is None:
         yield from verdict(prediction)
-    yield Line(f"optimizer state: {rows.state_words(prediction)}")
+    if not prediction.plan.infers:
+        yield Line(f"optimizer state: {rows.state_words(prediction)}")
     yield from (Line(f"  {note}") for note in prediction.optimizer_state.notes)
     for rule in prediction.rules_of_thumb:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
@@ -81,8 +81,10 @@ def components(prediction: Prediction) -> Table:
 def phases(prediction: Prediction) -> Table:
     """The peak of each phase on the rungs that are known."""
     replayed = prediction.peak.allocated is not None
-    fields = ("allocated", "reserved", "first_step_allocated") if replayed else ("requested",)
-    names = ("allocated", "reserved", "first step") if replayed else ("requested",)
+    fields = ("allocated", "reserved") if replayed else ("requested",)
+    names = fields
+    if replayed and not prediction.plan.infers:
+        fields, names = (*fields, "first_step_allocated"), (*names, "first step")
     return Table(
         title="Peak by phase",
         head=("phase", *names),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memcalc.errors import UsageError
 from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
@@ -24,6 +26,7 @@ COMPONENT_WORDS = {
     Component.BUFFERS: "buffers",
     Component.UNSHARDED: "unsharded weights",
     Component.COMMUNICATION: "communication",
+    Component.KV_CACHE: "KV cache",
     Component.WORKSPACES: "workspaces",
 }
 
@@ -44,6 +47,8 @@ def heading(prediction: Prediction) -> str:
 def described(plan: Plan, seq: int | None) -> str:
     """How a model is trained, as far as it is not as always."""
     tokens = f" x {seq} tokens" if seq is not None else ""
+    if plan.infers:
+        return ", ".join(_inference(plan, tokens))
     extras = [
         f"accumulation {plan.grad_accum}" if plan.grad_accum > 1 else "",
         "checkpointing" if plan.checkpointing else "",
@@ -58,6 +63,16 @@ def described(plan: Plan, seq: int | None) -> str:
     ]
     parts = [plan.optim, plan.precision, f"batch {plan.batch}{tokens}", *filter(None, extras)]
     return ", ".join(parts)
+
+
+def _inference(plan: Plan, tokens: str) -> Iterator[str]:
+    yield "one forward pass" if plan.generate is None else f"{plan.generate} tokens generated"
+    yield plan.precision
+    yield f"batch {plan.batch}{tokens}"
+    if plan.cache != "dynamic":
+        yield f"{plan.cache} cache"
+    if plan.beams > 1:
+        yield f"{plan.beams} beams"
 
 
 def _loop(name: str) -> str:

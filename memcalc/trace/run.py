@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -29,7 +29,8 @@ from memcalc.trace.placing import Named, fold_length, placed, ranks
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
-from memcalc.workload import layouts, loops
+from memcalc.workload import inference, layouts, loops
+from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch
 from memcalc.workload.job import Job
 from memcalc.workload.program import Program
@@ -78,6 +79,8 @@ def trace(
 
 def _steps(program: Program) -> int:
     """The last is like all that follow."""
+    if program.plan.infers:
+        return 1
     return layouts.of(program.plan).settles
 
 
@@ -136,7 +139,7 @@ def tracer(
         recorder.kernels_of[bitsandbytes.NAMESPACE] = packaged
         shapes = None if symbols is None else symbols.env
         with placed(program, recorder, shapes, rank) as (ready, named):
-            _train(ready, named, recorder)
+            (_infer if program.plan.infers else _train)(ready, named, recorder)
             tagged = recorder.ledger.tagged_trace(recorder.flops_of(_steps(program) - 1))
             if program.plan.quant is not None:
                 tagged = replace(tagged, inventory=ready.inventory)
@@ -168,6 +171,7 @@ def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]
         steps=_steps(program),
         seq=program.seq,
         flops=tagged.flops,
+        whole=program.plan.infers,
         assumptions=assumptions,
         versions={"torch": str(torch.__version__)},
     )
@@ -207,14 +211,34 @@ def _train(program: Program, named: Named, recorder: TraceRecorder) -> None:
             parameter.grad = None
 
 
-def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: TraceRecorder) -> Job:
-    def batch() -> Batch:
-        made = program.batch(device.NAME)
-        recorder.ledger.label(
-            (value for value in made.values() if isinstance(value, torch.Tensor)), Component.INPUTS
-        )
-        return made
+def _infer(program: Program, named: Named, recorder: TraceRecorder) -> None:
+    ledger = recorder.ledger
 
+    def given(module: Any, args: Any, named: dict[str, Any]) -> None:
+        # A beam search orders its cache anew between two passes.
+        ledger.label(caches_of(named), Component.KV_CACHE)
+
+    def returned(module: Any, args: Any, outputs: Any) -> None:
+        if isinstance(outputs, Mapping):
+            ledger.label(caches_of(outputs), Component.KV_CACHE)
+
+    model = program.model
+    job = program.inference(device=device.NAME, batch=lambda: _batch(program, ledger))
+    with recorder.follow(named), contextlib.ExitStack() as hooks:
+        hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
+        hooks.callback(model.register_forward_hook(returned).remove)
+        inference.run(job, ledger)
+
+
+def _batch(program: Program, ledger: Ledger) -> Batch:
+    made = program.batch(device.NAME)
+    ledger.label(
+        (value for value in made.values() if isinstance(value, torch.Tensor)), Component.INPUTS
+    )
+    return made
+
+
+def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: TraceRecorder) -> Job:
     def restore() -> None:
         if isinstance(optimizer, StateOnlyOptimizer):
             optimizer.restore()
@@ -223,7 +247,13 @@ def _job(program: Program, optimizer: torch.optim.Optimizer, recorder: TraceReco
             saved = saved_state(optimizer)
         load_state(optimizer, saved)
 
-    return program.job(optimizer, device=device.NAME, batch=batch, restore=restore, simulated=True)
+    return program.job(
+        optimizer,
+        device=device.NAME,
+        batch=lambda: _batch(program, recorder.ledger),
+        restore=restore,
+        simulated=True,
+    )
 
 
 class _Labels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import torch
@@ -19,11 +20,28 @@ from memcalc.workload.tasks import Task
 Batch = dict[str, torch.Tensor]
 
 
+class Use(Enum):
+    """What batches are for."""
+
+    TRAINING = "training"
+    FORWARD = "forward"
+    """One pass, without labels."""
+    PROMPTS = "prompts"
+    """To generate from."""
+
+
 class Inputs:
     """Makes the batches of one model; ``seq`` is the length that was settled on."""
 
     def __init__(
-        self, model: torch.nn.Module, task: Task, *, batch: int, seq: int | None, padding: bool
+        self,
+        model: torch.nn.Module,
+        task: Task,
+        *,
+        batch: int,
+        seq: int | None,
+        padding: bool,
+        use: Use = Use.TRAINING,
     ) -> None:
         """Settle the batches of a model.
 
@@ -33,8 +51,10 @@ class Inputs:
             batch: samples.
             seq: tokens per sample; ``None``: 512, or the model's longest when that is shorter.
             padding: pass an attention mask whose last position is padding.
+            use: what the batches are for.
         """
         self.model = model
+        self.use = use
         self.task = task
         self.batch = batch
         self.padding = padding
@@ -53,10 +73,32 @@ class Inputs:
             raise SettingError("seq", refusal)
         self.seq = self.lengths.exact or seq or self.lengths.default
 
+    def make_room(self, tokens: int) -> None:
+        """See that the model takes its prompt and so many tokens more.
+
+        Raises:
+            UsageError: its positions end before.
+        """
+        longest = self.lengths.longest
+        if longest is None:
+            return
+        whole = tokens - 1 if self.config.is_encoder_decoder else self.seq + tokens - 1
+        if whole > longest:
+            most = longest - whole + tokens
+            name = type(self.model).__name__
+            raise SettingError(
+                "generate",
+                f"{name} has {longest} positions, and {tokens} tokens after a prompt of "
+                f"{self.seq} need {whole}: "
+                + (f"type --generate {most} or less." if most > 0 else "shorten --seq."),
+            )
+
     def resized(self, batch: Any, seq: Any) -> Inputs:
         """Batches of another size; whole numbers or symbols."""
         number = seq if isinstance(seq, int) else None
-        made = Inputs(self.model, self.task, batch=batch, seq=number, padding=self.padding)
+        made = Inputs(
+            self.model, self.task, batch=batch, seq=number, padding=self.padding, use=self.use
+        )
         made.seq = seq if seq is not None else made.seq
         return made
 
@@ -68,13 +110,33 @@ class Inputs:
             batch.update(self._media(device))
         if self.has_tokens:
             batch["input_ids"] = self._ids(device, self.seq)
-            if self.padding and "attention_mask" in names:
-                batch["attention_mask"] = _mask(self.batch, self.seq, device)
+            if "attention_mask" in names and (self.padding or self.use is Use.PROMPTS):
+                batch["attention_mask"] = self._mask(device)
+        if self.use is not Use.TRAINING:
+            return {**batch, **self._decoded(device)}
         if "return_loss" in names and "labels" not in names:
             batch["return_loss"] = True  # type: ignore[assignment]
         if task.always_labelled or "labels" in names:
             batch.update(task.labels(_Shapes(self, device)))
         return batch
+
+    def _mask(self, device: Any) -> torch.Tensor:
+        """Prompts are padded at their beginning, and a tokenizer gives a mask with them always."""
+        if self.use is not Use.PROMPTS:
+            return _mask(self.batch, self.seq, device)
+        mask = self._ids(device, self.seq)
+        if self.padding:
+            mask[:, :1].zero_()
+        return mask
+
+    def _decoded(self, device: Any) -> Batch:
+        """What the decoder of an encoder-decoder reads in one pass: as many tokens as labels."""
+        config = self.config
+        if self.use is Use.PROMPTS or not getattr(config, "is_encoder_decoder", False):
+            return {}
+        if "decoder_input_ids" not in self.names or "labels" not in self.names:
+            return {}
+        return {"decoder_input_ids": self.task.labels(_Shapes(self, device))["labels"]}
 
     def _media(self, device: Any) -> Batch:
         names = self.names

@@ -15,9 +15,10 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import layouts, loops, lora, quantised, tasks
+from memcalc.workload import inference, layouts, loops, lora, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
-from memcalc.workload.inputs import Batch, Inputs, check, described
+from memcalc.workload.inference import Inference
+from memcalc.workload.inputs import Batch, Inputs, Use, check, described
 from memcalc.workload.inventory import take
 from memcalc.workload.job import Job
 from memcalc.workload.loops import Loop
@@ -101,6 +102,24 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             simulated=simulated,
         )
 
+    def inference(self, *, device: str, batch: Callable[[], Batch]) -> Inference:
+        """What runs where nothing is trained, once the model is on a device.
+
+        Args:
+            device: where, by the name PyTorch knows it.
+            batch: makes the inputs on the device.
+        """
+        plan = self.plan
+        return Inference(
+            model=self.model,
+            batch=batch,
+            device=device,
+            precision=self.precision,
+            tokens=plan.generate,
+            cache=plan.cache,
+            beams=plan.beams,
+        )
+
     @property
     def in_backward(self) -> bool:
         """Each parameter is updated inside backward."""
@@ -151,6 +170,7 @@ def program_of(
     else:
         # What trains is known once it is loaded.
         inventory = take(model, name or plan.model, task.name)
+    inference.check(model, plan)
     inputs, notes = _inputs(model, task, plan)
     batch = inputs.make if inputs is not None else described(plan.inputs)
     if task is CALLABLE:
@@ -175,7 +195,7 @@ def _finished(
     if plan.adapters is not None:
         model = lora.attach(model, plan.adapters)
     inventory = take(model, name, task, plan.freeze)
-    if not inventory.trainable:
+    if not inventory.trainable and not plan.infers:
         raise UsageError("Nothing is left to train: freeze fewer parameters.")
     if plan.checkpointing:
         _checkpoint(model, plan.checkpoint_every)
@@ -212,6 +232,9 @@ def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
 
 
 def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
+    if plan.infers:
+        yield from _said_of_inference(plan)
+        return
     if loop.keep_outputs(plan):
         returned = "outputs, keys and values among them," if cached else "outputs"
         ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"
@@ -229,11 +252,29 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
         yield f"evaluation runs {plan.eval} batches of the training's size and keeps their logits"
 
 
+def _said_of_inference(plan: Plan) -> Iterator[str]:
+    if plan.generate is None:
+        yield "one forward pass without gradients"
+        return
+    rest = plan.generate - 1
+    yield (
+        f"the prompt's pass gives the first token, {rest:,} passes of one token each the others"
+        if rest
+        else "the prompt's pass gives the only token"
+    )
+    yield f"generate() of transformers runs{' a beam search' if plan.beams > 1 else ', greedily'}"
+    if plan.cache == "static":
+        yield "decoding is not compiled (disable_compile=True)"
+
+
 def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | None, list[str]]:
     if plan.inputs:
         return None, []
     padding = plan.padding if plan.padding is not None else not task.packed
-    inputs = Inputs(model, task, batch=plan.batch, seq=plan.seq, padding=padding)
+    use = Use.PROMPTS if plan.generate else Use.FORWARD if plan.inference else Use.TRAINING
+    inputs = Inputs(model, task, batch=plan.batch, seq=plan.seq, padding=padding, use=use)
+    if plan.generate is not None:
+        inputs.make_room(plan.generate)
     notes: list[str] = []
     if inputs.text_only:
         notes.append("batches hold text alone: no images and no sound")
@@ -241,6 +282,8 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         notes.append(
             "batches hold padding, so an attention mask is used"
             if padding
+            else "all prompts are of one length: no padding"
+            if plan.generate
             else "sequences are packed: no padding and no attention mask"
         )
     return inputs, notes

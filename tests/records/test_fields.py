@@ -168,7 +168,7 @@ def test_a_setting_means_the_same_everywhere_or_is_refused_everywhere(in_file, s
     words = words_for(name, value)
     if words is not None and not (name == "optim" and ("," in value or value == "all")):
         assert typed(["gpt2", *words]) == found
-    alone = isinstance(found, Plan) or "checkpoint_every needs" in found
+    alone = isinstance(found, Plan) or f"{name} needs " in found
     file = {"runs": {"a": {"model": "gpt2", name: value, "limits": {"peak": "1 GiB"}}}}
     # JSON knows no number that is none.
     assert "nan" in repr(value) or VALIDATOR.is_valid(file) == alone

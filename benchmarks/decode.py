@@ -1,0 +1,94 @@
+"""Hold every recorded decode against memcalc's estimate of the same run, phase by phase.
+
+python benchmarks/decode.py evidence/standin/decode-*.json
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from memcalc.catalog.plan import make
+from memcalc.estimation.client import trace_all
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
+from memcalc.records.prediction import Prediction
+
+PHASES = ("load", "prefill", "decode")
+GPU = {"cc90": "H200", "cc80": "A100-80GB", "cc75": "T4"}
+
+
+def label(run: dict) -> str:
+    """A recorded run in a few words."""
+    settings = " ".join(f"{name}={value}" for name, value in run["plan"].items())
+    return f"{run['config']['model_type']} {run['loop']} {settings}"
+
+
+def off(run: dict, prediction: Prediction) -> dict[tuple[str, str], float]:
+    """How far an estimate is from a recording, relative to it, by phase and rung."""
+    found = {phase.phase.value: phase for phase in prediction.phases}
+    return {
+        (phase, rung): getattr(found[phase], rung) / recorded - 1
+        for phase in PHASES
+        for rung, recorded in zip(RUNGS, run["peaks"].get(phase, ()), strict=False)
+    }
+
+
+def compare(path: pathlib.Path, runs: Sequence[dict]) -> Iterator[dict[tuple[str, str], float]]:
+    """Estimate runs of a recording, in order.
+
+    Raises:
+        MemcalcError: one could not be estimated.
+    """
+    gpu = GPU[path.stem.rpartition("-")[2]]
+    with tempfile.TemporaryDirectory() as folder:
+        for number, run in enumerate(runs):
+            config = pathlib.Path(folder) / f"{run['config']['model_type']}-{number}.json"
+            config.write_text(json.dumps(run["config"]))
+            settings = {"model": str(config), "gpu": gpu, "torch": "2.13", **run["plan"]}
+            # The stand-in driver has a cuDNN that attention does not run with.
+            answer = _answered(make({**settings, "cudnn_attention": False}), run["loop"])
+            yield off(run, answer)
+
+
+def _answered(plan: Plan, loop: str) -> Prediction:
+    with _zeros(loop == "generate"):
+        answer = next(trace_all([plan]))
+    if not isinstance(answer, Prediction):
+        raise answer
+    return answer
+
+
+@contextlib.contextmanager
+def _zeros(wanted: bool) -> Iterator[None]:
+    """What ``generate`` reads over the stand-in driver is zero, as if prompts were padded."""
+    if wanted:
+        os.environ["MEMCALC_READS"] = "zeros"
+    try:
+        yield
+    finally:
+        os.environ.pop("MEMCALC_READS", None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("recordings", type=pathlib.Path, nargs="+")
+    parser.add_argument("--only", default="", help="only runs whose label contains this")
+    arguments = parser.parse_args()
+    worst: dict[tuple[str, str], float] = {}
+    for path in arguments.recordings:
+        runs = [r for r in json.loads(path.read_text())["runs"] if arguments.only in label(r)]
+        for run, found in zip(runs, compare(path, runs), strict=True):
+            words = [f"{phase} {rung} {value:+.3%}" for (phase, rung), value in found.items()]
+            print(label(run), "|", ", ".join(words), flush=True)
+            for key, value in found.items():
+                worst[key] = max(worst.get(key, 0), abs(value))
+    for (phase, rung), value in worst.items():
+        print(f"worst: {phase} {rung} {value:.3%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""Record what decoding takes with PyTorch's CUDA code; writes one compact JSON file.
+
+Run it with a Python whose torch is a CUDA build: on a machine with a GPU, or over the stand-in
+driver, whose memory reads as zeros. memcalc is not used: the models are transformers' own, and so
+is ``generate``, which is ended by count; runs named ``greedy`` decode in a loop written out here.
+
+    python benchmarks/record_decode.py evidence/standin/decode-torch2.13-cc90.json
+"""
+
+import argparse
+import gc
+import json
+import os
+import pathlib
+import time
+
+import torch
+import transformers
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+}
+MHA = {**LLAMA, "num_key_value_heads": 16}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 256}
+GEMMA3 = {
+    **LLAMA,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 8,
+    "head_dim": 64,
+    "sliding_window": 128,
+}
+QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 128, "num_attention_heads": 8}
+PHI3 = {**LLAMA, "model_type": "phi3", "pad_token_id": 0, "sliding_window": None}
+GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 768,
+    "ffn_dim": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 12,
+}
+NEOX = {
+    "model_type": "gpt_neox",
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 12,
+    "vocab_size": 50304,
+}
+MLA = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "moe_intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 384,
+    "kv_lora_rank": 256,
+    "vocab_size": 32000,
+}
+T5 = {
+    "model_type": "t5",
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 4,
+    "num_heads": 8,
+    "vocab_size": 32128,
+    "decoder_start_token_id": 0,
+}
+BART = {
+    "model_type": "bart",
+    "d_model": 512,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
+    "vocab_size": 50265,
+}
+
+
+def run(config, loop="greedy", batch=4, seq=512, generate=16, **plan):
+    """One recording; what is not named is as in the plan of an estimate."""
+    plan = {"precision": "bf16", "batch": batch, "seq": seq, "generate": generate, **plan}
+    return {"config": config, "loop": loop, "plan": plan}
+
+
+RUNS = [
+    run(LLAMA),
+    run(LLAMA, batch=1, seq=100, generate=200),
+    run(LLAMA, batch=3, seq=700, generate=300),
+    run(LLAMA, batch=8, seq=1000, generate=500),
+    run(LLAMA, batch=2, seq=64, generate=64, precision="fp32"),
+    run(LLAMA, batch=2, seq=512, generate=40, attention="eager"),
+    run(LLAMA, cache="static"),
+    run(LLAMA, batch=2, seq=300, generate=150, cache="static"),
+    run(MHA, batch=2, seq=256, generate=100),
+    run(MHA, batch=16, seq=512, generate=20),
+    run(MISTRAL, seq=600, generate=32),
+    run(MISTRAL, batch=2, seq=200, generate=120, cache="sliding"),
+    run(MISTRAL, batch=2, seq=200, generate=100, cache="static"),
+    run(GEMMA3, batch=2, seq=100, generate=100),
+    run(QWEN3, batch=2, seq=400, generate=100),
+    run(PHI3, batch=2, seq=256, generate=50),
+    run(GPT2, seq=256, generate=100),
+    run(OPT, batch=2, seq=128, generate=64, precision="fp16"),
+    run(NEOX, batch=2, seq=200, generate=64),
+    run(MLA, batch=2, seq=256, generate=64),
+    run(MLA, batch=8, seq=512, generate=30),
+    run(LLAMA, "generate", batch=2, seq=200, generate=100),
+    run(LLAMA, "generate", batch=2, seq=200, generate=50, beams=4),
+    run(GPT2, "generate", batch=2, seq=100, generate=60, beams=3),
+    run(LLAMA, "generate", batch=2, seq=200, generate=50, cache="static"),
+    run(MISTRAL, "generate", batch=2, seq=200, generate=100),
+    run(MLA, "generate", batch=2, seq=200, generate=40),
+    run(T5, "generate", batch=4, seq=256, generate=100),
+    run(T5, "generate", batch=2, seq=128, generate=40, beams=4),
+    run(T5, "generate", batch=2, seq=128, generate=40, cache="static"),
+    run(BART, "generate", batch=4, seq=256, generate=64),
+]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Meter:
+    """Peaks by phase; a decode pass begins where the model is called again."""
+
+    def __init__(self, model):
+        self.peaks = {}
+        self._phase = "load"
+        self._calls = 0
+        model.register_forward_pre_hook(self._called, prepend=True)
+
+    def turn(self, phase):
+        """End the phase that runs."""
+        stats = torch.cuda.memory_stats()
+        self.peaks[self._phase] = [
+            stats[f"{rung}_bytes.all.peak"] for rung in ("requested", "allocated", "reserved")
+        ]
+        torch.cuda.reset_peak_memory_stats()
+        self._phase = phase
+
+    def _called(self, *_):
+        self._calls += 1
+        if self._calls == 2:
+            self.turn("decode")
+
+
+def greedy(model, ids, mask, plan):
+    """Greedy decoding as ``generate`` does it: token by token, scores in fp32."""
+    config = model.config
+    if plan.get("cache") == "static":
+        places = plan["seq"] + plan["generate"] - 1
+        cache = transformers.StaticCache(config=config, max_cache_len=places)
+    else:
+        cache = transformers.DynamicCache(config=config)
+    unfinished = torch.ones(ids.shape[0], dtype=torch.long, device="cuda")
+    tokens = ids
+    for made in range(plan["generate"]):
+        given = tokens if not made else tokens[:, -1:]
+        positions = (mask.cumsum(-1) - 1)[:, -given.shape[1] :]
+        named = {} if config.model_type in ("opt",) else {"position_ids": positions}
+        out = model(given.clone(), past_key_values=cache, use_cache=True, logits_to_keep=1, **named)
+        scores = out.logits[:, -1].to(copy=True, dtype=torch.float32)
+        chosen = scores.argmax(-1) * unfinished
+        tokens = torch.cat([tokens, chosen[:, None]], dim=-1)
+        mask = torch.cat([mask, mask.new_ones((mask.shape[0], 1))], dim=-1)
+        del out
+    return tokens
+
+
+def ended_by_count(count):
+    """What ``generate`` asks before every token: is there one to make?"""
+    left = iter([True] * count + [False])
+    return lambda *_, **__: next(left)
+
+
+def without_triton():
+    """Let cuBLAS make products of a single column.
+
+    PyTorch's own Triton kernel for them takes nothing beside its output, and needs a real driver.
+    """
+    native = getattr(torch, "_native", None)
+    if native is not None:
+        native.triton_utils.deregister_op_overrides()
+
+
+def record(one):
+    """Peaks of one run by phase."""
+    plan = one["plan"]
+    config = transformers.AutoConfig.for_model(**one["config"])
+    auto = transformers.AutoModelForCausalLM
+    if config.is_encoder_decoder:
+        auto = transformers.AutoModelForSeq2SeqLM
+    attention = plan.get("attention")
+    model = auto.from_config(config, attn_implementation=attention).to(DTYPES[plan["precision"]])
+    model = model.to("cuda").eval()
+    meter = Meter(model)
+    meter.turn("prefill")
+    with torch.no_grad():
+        ids = torch.ones(plan["batch"], plan["seq"], dtype=torch.long, device="cuda")
+        mask = torch.ones_like(ids)
+        if one["loop"] == "greedy":
+            out = greedy(model, ids, mask, plan)
+        else:
+            model._has_unfinished_sequences = ended_by_count(plan["generate"])
+            static = {"cache_implementation": "static"} if plan.get("cache") == "static" else {}
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=plan["generate"],
+                do_sample=False,
+                num_beams=plan.get("beams", 1),
+                disable_compile=True,
+                **({"pad_token_id": 0} if model.generation_config.pad_token_id is None else {}),
+                **static,
+            )
+    meter.turn("end")
+    del out, model
+    return meter.peaks
+
+
+def write(output, runs):
+    """The whole file, after every run."""
+    environment = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    lines = ",\n".join(json.dumps(one) for one in runs)
+    head = json.dumps({"environment": environment})[:-1]
+    output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=pathlib.Path)
+    output = parser.parse_args().output
+    transformers.logging.set_verbosity_error()
+    without_triton()
+    known = {}
+    if output.exists():
+        kept = json.loads(output.read_text())["runs"]
+        known = {
+            json.dumps({k: r[k] for k in ("config", "loop", "plan")}): r["peaks"] for r in kept
+        }
+    runs = []
+    for one in RUNS:
+        started = time.monotonic()
+        peaks = known.get(json.dumps(one))
+        if peaks is None:
+            peaks = record(one)
+            gc.collect()
+            torch._C._cuda_clearCublasWorkspaces()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            seconds = time.monotonic() - started
+            print(one["config"]["model_type"], one["plan"], f"{seconds:.1f} s", flush=True)
+        runs.append({**one, "peaks": peaks})
+        write(output, runs)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

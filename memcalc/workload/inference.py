@@ -1,0 +1,185 @@
+"""Runs a model without training it: one forward pass, or transformers' own ``generate``.
+
+The same code runs for real and on the simulated GPU. Of N tokens that are generated, the prompt's
+pass (prefill) gives the first, and N - 1 passes of one token each (decode) the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from memcalc.errors import EstimateError, UsageError
+from memcalc.imports import line
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Phase
+from memcalc.workload.inputs import Batch
+from memcalc.workload.job import Turns, Watch, as_found
+from memcalc.workload.precision import Precision
+
+_CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "state")
+"""Names under which models return what they keep of past tokens."""
+_SLIDING = ("sliding_attention", "chunked_attention")
+_QUANTIZERS = ("optimum.quanto", "hqq")
+
+
+class Inference(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that runs; the model is on the device already."""
+
+    model: torch.nn.Module
+    batch: Callable[[], Batch]
+    """Makes the prompts, or the inputs of one pass, on the device."""
+    device: str
+    """By the name PyTorch knows it."""
+    precision: Precision
+    tokens: int | None
+    """To generate; ``None``: one forward pass."""
+    cache: str = "dynamic"
+    beams: int = 1
+
+
+def run(job: Inference, watch: Watch) -> None:
+    """Run the model under the eyes of the watch."""
+    model = job.model.eval()
+    with torch.no_grad(), job.precision.context(job.device)():
+        if job.tokens is None:
+            with watch.phase(Phase.FORWARD, 0):
+                outputs = model(**job.batch())
+                del outputs
+            return
+        with as_found(model), _passes(model, watch) as turns:
+            turns.to(Phase.PREFILL, 0)
+            _generate(job)
+            turns.end()
+
+
+@contextlib.contextmanager
+def _passes(model: torch.nn.Module, watch: Watch) -> Iterator[Turns]:
+    """Phases by calls of the model: the first is prefill's, each that follows decodes a token."""
+    turns, calls = Turns(watch), 0
+
+    def begins(*_: object) -> None:
+        nonlocal calls
+        if calls:
+            turns.to(Phase.DECODE, calls)
+        calls += 1
+
+    hook = model.register_forward_pre_hook(begins, prepend=True)
+    try:
+        yield turns
+    finally:
+        hook.remove()
+        turns.end()
+
+
+def _generate(job: Inference) -> None:
+    assert job.tokens is not None
+    model: Any = job.model
+    config = model.generation_config
+    vars(model)["_has_unfinished_sequences"] = _Countdown(job.tokens)
+    options: dict[str, Any] = {
+        "max_new_tokens": job.tokens,
+        "do_sample": False,
+        "num_beams": job.beams,
+        # A compiled decode, which is what a static cache is for, keeps graphs that nobody sees.
+        "disable_compile": True,
+    }
+    if config.pad_token_id is None:
+        options["pad_token_id"] = 0
+    if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
+        options["decoder_start_token_id"] = model.config.decoder_start_token_id
+    if job.cache in ("static", "offloaded", "quantized"):
+        options["cache_implementation"] = job.cache
+    try:
+        model.generate(**job.batch(), **options)
+    except (ImportError, NotImplementedError, ValueError) as error:
+        raise EstimateError(
+            f"transformers does not generate with {type(model).__name__} and a {job.cache} cache: "
+            f"{line(error)}."
+        ) from error
+
+
+class _Countdown:
+    """Ends generation after so many tokens, whatever they are.
+
+    Private: transformers 5.23, generation/utils.py: ``_sample`` and ``_beam_search`` ask before
+    every token whether there is one to make. What they read from the device for that, they read.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self._left = tokens
+
+    def __call__(self, *_: object, **__: object) -> bool:
+        self._left -= 1
+        return self._left >= 0
+
+
+def check(model: torch.nn.Module, plan: Plan) -> None:
+    """See that a model generates as the plan asks.
+
+    Raises:
+        UsageError: it generates nothing, or has no such cache.
+    """
+    if plan.generate is None:
+        return
+    name = type(model).__name__
+    able = getattr(model, "can_generate", None)
+    if able is None or not able():
+        raise UsageError(
+            f"{name} generates no tokens: --inference instead of --generate is one forward pass."
+        )
+    if plan.cache == "sliding" and not _slides(model):
+        raise UsageError(
+            f"{name} has no sliding window: leave --cache out, or name dynamic or static."
+        )
+    if plan.cache == "quantized" and not any(map(_installed, _QUANTIZERS)):
+        raise UsageError(
+            "A quantized cache needs optimum-quanto, or hqq, and neither is installed: install "
+            "one, or name another --cache."
+        )
+
+
+def _slides(model: Any) -> bool:
+    config = model.config.get_text_config(decoder=True)
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return any(kind in _SLIDING for kind in types)
+    return getattr(config, "sliding_window", None) is not None
+
+
+def _installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def caches_of(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that a model keeps of past tokens, found in what it is given or returned."""
+    seen: set[int] = set()
+    for name in _CACHES:
+        yield from _tensors(held.get(name), seen)
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Tensors in an object, its attributes and theirs; modules and configs are looked past."""
+    if value is None or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    parts: Any = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif type(value).__module__.startswith("transformers") and not hasattr(value, "to_dict"):
+        parts = () if isinstance(value, torch.nn.Module) else vars(value).values()
+    for part in parts:
+        yield from _tensors(part, seen)

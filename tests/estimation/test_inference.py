@@ -1,0 +1,113 @@
+"""Models that run without being trained: one pass, or tokens generated one by one."""
+
+import json
+
+import pytest
+
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Tracer, estimate
+from memcalc.records.trace import Component, Phase
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}
+A_TOKEN = 2 * 3 * 2 * 32 * 2
+"""Bytes of keys and values of one token of LLAMA in bf16: both, layers, heads, head size, type."""
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "llama.json"
+    path.write_text(json.dumps(LLAMA))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def tracer():
+    with Tracer(use_cache=False) as tracer:
+        yield tracer
+
+
+def held(trace, component):
+    """The most bytes of one component that live at once at the end of a pass."""
+    ends = [mark.index for mark in trace.marks[1:]]
+    return [
+        sum(
+            storage.bytes
+            for number, storage in enumerate(trace.storages)
+            if storage.component is component
+            and number in set(trace.events[:end])
+            and ~number not in set(trace.events[:end])
+        )
+        for end in ends
+    ]
+
+
+def test_each_pass_adds_the_keys_and_values_of_a_token(llama, tracer):
+    found = tracer.trace(make({"model": llama, "batch": 3, "seq": 20, "generate": 5, **BF16}))
+    kept = held(found.trace, Component.KV_CACHE)
+    # At the end of load, prefill and three of four passes; what the last leaves, dies with it.
+    assert kept == [0, *(3 * A_TOKEN * (20 + passes) for passes in range(4))]
+    phases = [phase.phase for phase in found.prediction.phases]
+    assert phases == [Phase.LOAD, Phase.PREFILL, Phase.DECODE]
+    assert found.prediction.components[Component.GRADIENTS] == 0
+    assert found.prediction.components[Component.OPTIMIZER_STATE] == 0
+
+
+def test_a_static_cache_has_its_places_from_the_first_pass_on(llama, tracer):
+    plan = {"model": llama, "seq": 20, "generate": 5, "cache": "static", "batch": 2, **BF16}
+    kept = held(tracer.trace(make(plan)).trace, Component.KV_CACHE)
+    places = 20 + 5 - 1
+    assert kept[1] == pytest.approx(2 * A_TOKEN * places, abs=64)
+    assert len(set(kept[1:])) == 1
+
+
+def test_every_beam_has_a_cache(llama, tracer):
+    plan = {"model": llama, "seq": 20, "generate": 4, "batch": 2, **BF16}
+    one, four = (
+        held(tracer.trace(make({**plan, "beams": beams})).trace, Component.KV_CACHE)
+        for beams in (1, 4)
+    )
+    assert four[2] >= 4 * one[2]
+
+
+def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
+    found = tracer.trace(make({"model": llama, "seq": 20, "inference": True, **BF16}))
+    assert [phase.phase for phase in found.prediction.phases] == [Phase.LOAD, Phase.FORWARD]
+    assert found.prediction.components[Component.ACTIVATIONS] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"generate": 4, "cache": "sliding"}, "no sliding window"),
+        ({"generate": 4, "cache": "quantized"}, "optimum-quanto"),
+        ({"generate": 4090, "seq": 512}, "type --generate 3585 or less"),
+        ({"generate": 4, "grad_accum": 2}, "leave out grad_accum"),
+        ({"generate": 4, "devices": 2}, "one GPU"),
+        ({"cache": "static"}, "needs generate"),
+        ({"inference": True, "beams": 2}, "--generate N"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_reason(llama, settings, words):
+    with pytest.raises(UsageError, match=words):
+        estimate(llama, use_cache=False, **settings)
+
+
+def test_a_model_that_writes_no_text_is_refused(tmp_path):
+    bert = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 64}
+    bert |= {"num_attention_heads": 2, "intermediate_size": 64}
+    (tmp_path / "bert.json").write_text(json.dumps(bert))
+    with pytest.raises(UsageError, match="--inference"):
+        estimate(str(tmp_path / "bert.json"), generate=4, use_cache=False)
+
+
+BF16 = {"precision": "bf16"}

@@ -1,0 +1,42 @@
+"""Decoding as recorded with PyTorch's CUDA code over the stand-in driver, against estimates."""
+
+import json
+import runpy
+import statistics
+
+import pytest
+
+from tests.evidence.test_standin import STANDIN
+
+RECORDINGS = sorted(STANDIN.glob("decode-*.json"))
+decode = runpy.run_path("benchmarks/decode.py")
+SHORT = 40
+"""Tokens of the runs that are compared by default; benchmarks/decode.py compares all."""
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return [(path, run) for path in RECORDINGS for run in json.loads(path.read_text())["runs"]]
+
+
+def test_recorded_decodes_are_met_within_the_bounds_that_are_promised(runs):
+    off = {}
+    for path, run in [pair for pair in runs if pair[1]["plan"]["generate"] <= SHORT][::2]:
+        off[decode["label"](run)] = next(decode["compare"](path, [run]))
+    assert len(off) >= 4
+    for phase in ("prefill", "decode"):
+        allocated = {name: abs(found[phase, "allocated"]) for name, found in off.items()}
+        reserved = {name: abs(found[phase, "reserved"]) for name, found in off.items()}
+        assert statistics.median(allocated.values()) <= 0.001, allocated
+        assert max(allocated.values()) <= 0.01, allocated
+        assert max(reserved.values()) <= 0.03, reserved
+
+
+def test_recordings_of_decoding_cover_what_they_claim(runs):
+    plans = [run["plan"] for _, run in runs]
+    assert len(runs) >= 20
+    assert {"static", "sliding"} <= {plan.get("cache") for plan in plans}
+    assert any(plan.get("beams", 1) > 1 for plan in plans)
+    kinds = {run["config"]["model_type"] for _, run in runs}
+    assert {"llama", "deepseek_v3", "t5", "mistral"} <= kinds
+    assert {run["loop"] for _, run in runs} == {"greedy", "generate"}
