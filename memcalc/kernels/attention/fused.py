@@ -89,9 +89,14 @@ def flash_backward(
 def efficient_forward(
     query: tuple[int, int, int, int], value_dim: int, element: int
 ) -> Allocations:
-    """An fp32 accumulator of the output for half precision with wide heads."""
-    batch, heads, q_len, _ = query
-    return (_FLOAT * batch * heads * q_len * value_dim,) if element == 2 and value_dim > 128 else ()
+    """An fp32 accumulator of the output for half precision with wide heads.
+
+    The kernel is chosen by the wider of keys and values (attention.cu, ``launchKernel``): above 128
+    it does not keep its output in registers.
+    """
+    batch, heads, q_len, head_dim = query
+    wide = element == 2 and max(head_dim, value_dim) > 128
+    return (_FLOAT * batch * heads * q_len * value_dim,) if wide else ()
 
 
 def efficient_backward(
