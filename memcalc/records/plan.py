@@ -281,6 +281,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         named = next((name for name, given in training.items() if given), None)
         if named is not None:
             return f"{asked} trains nothing: leave out {named}, or {asked}."
+        if self.quant is not None:
+            return f"{asked} is answered without quantised weights so far: leave quant out."
         if self.devices > 1 or self.parallel is not None:
             return f"{asked} is answered for one GPU so far: leave out devices and parallel."
         if self.generate is not None and self.inputs:
