@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from memcalc.fitting.ask import fit
     from memcalc.measure.recording.callback import MemoryCallback
     from memcalc.measure.recording.recorder import record
+    from memcalc.suggestions.suggest import suggest
 
-__all__ = ["MemoryCallback", "__version__", "estimate", "explain", "fit", "record"]
+__all__ = ["MemoryCallback", "__version__", "estimate", "explain", "fit", "record", "suggest"]
 
 _HOMES = {
     "estimate": "memcalc.estimation.estimate",
     "explain": "memcalc.explanation.explain",
     "fit": "memcalc.fitting.ask",
     "record": "memcalc.measure.recording.recorder",
+    "suggest": "memcalc.suggestions.suggest",
     "MemoryCallback": "memcalc.measure.recording.callback",
 }
 
@@ -31,6 +33,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def _html(record: Any) -> str:

@@ -41,6 +41,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     multiprocessors: int
     bandwidth: int
     """Bytes per second."""
+    tensor_flops: float | None = None
+    """Dense half-precision operations per second with fp32 sums; ``None``: not on record."""
     aliases: tuple[str, ...] = ()
     source: str
     """Where the sizes were read, or what they were derived from."""
@@ -156,6 +158,7 @@ def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str,
         "capability": (int(major), int(minor)),
         "multiprocessors": entry["multiprocessors"],
         "bandwidth": int(entry["bandwidth_gbs"] * 1e9),
+        "tensor_flops": entry["tensor_tflops"] * 1e12 if "tensor_tflops" in entry else None,
         "aliases": tuple(entry.get("aliases", ())),
         "source": source,
     }

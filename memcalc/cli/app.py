@@ -38,6 +38,9 @@ VERBS = {
     "explain": Verb(
         "explain", "Show what is alive at the peak, why, and what each remedy really buys."
     ),
+    "suggest": Verb(
+        "suggest", "Find the best ways to train a model on a GPU, each one really estimated."
+    ),
     "report": Verb(
         "report",
         "Draw a step's timeline and all figures on one page; of a model, or of a file memcalc "
@@ -107,7 +110,7 @@ app = _Group(
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[
         click.Option(
-            ["--version"],
+            ["--version", "-V"],
             is_flag=True,
             is_eager=True,
             expose_value=False,

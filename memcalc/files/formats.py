@@ -25,11 +25,15 @@ def _format(extension: str, kinds: str, needs: str = "") -> Format:
     return Format(extension, frozenset(kinds.split()), needs)
 
 
+_ANSWERS = "predictions simulation explanation snapshot fit suggestions check"
+
 FORMATS = {
-    "table": _format(".txt", "predictions simulation explanation snapshot fit check measurements"),
-    "json": _format(".json", "predictions simulation explanation snapshot fit check"),
+    "table": _format(
+        ".txt", "predictions simulation explanation snapshot fit suggestions check measurements"
+    ),
+    "json": _format(".json", "predictions simulation explanation snapshot fit suggestions check"),
     "markdown": _format(
-        ".md", "predictions simulation explanation snapshot fit check measurements"
+        ".md", "predictions simulation explanation snapshot fit suggestions check measurements"
     ),
     "csv": _format(".csv", "predictions simulation"),
     "github": _format("", "check"),

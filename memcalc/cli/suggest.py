@@ -1,0 +1,74 @@
+"""``memcalc suggest``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.cli.command import exit_with, option
+from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option, put
+from memcalc.cli.progress import progress
+from memcalc.errors import UsageError
+from memcalc.files.formats import chosen
+
+_PROGRAMS = ("trainer", "accelerate", "axolotl")
+
+
+@with_plan
+@option(
+    "--as",
+    "program",
+    type=click.Choice(_PROGRAMS),
+    help="Print the best way alone, as settings of this program.",
+)
+@option("--tokens", type=click.FloatRange(min=0, min_open=True), help="To train on: says hours.")
+@option("--price", type=click.FloatRange(min=0), help="Of an hour of the GPU: says the cost.")
+@format_option("suggestions")
+@OUTPUT
+@VERBOSE
+@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
+def command(
+    settings: dict[str, Any],
+    program: str | None,
+    tokens: float | None,
+    price: float | None,
+    format: str | None,
+    output: Path | None,
+    verbose: bool,
+    cache: bool,
+) -> None:
+    """Find the best ways to train a model on a GPU, each one really estimated.
+
+    A step has --batch times --grad-accum samples; what is suggested keeps their number.
+    """
+    from memcalc.report import suggested
+    from memcalc.suggestions.suggest import suggest_plan
+
+    plans = plans_of(settings)
+    if len(plans) > 1:
+        raise UsageError("memcalc suggest answers for one optimizer: name one with --optim.")
+    if price is not None and tokens is None:
+        raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
+    name = chosen("suggestions", format, output)
+    with progress(f"finding ways to train {plans[0].model}") as steps:
+
+        def tell(one: Any, count: int) -> None:
+            steps.at(steps.done + 1, count)
+            steps.row(suggested.words(one))
+
+        found = suggest_plan(plans[0], use_cache=cache, seen=tell)
+    if program is not None and found.fitting:
+        from memcalc.suggestions.snippets import snippet
+
+        best = found.fitting[0].figures
+        assert best is not None
+        put(snippet(best.plan, program), output)
+        return
+    work = suggested.Work(tokens=tokens, price=price)
+    blocks = list(suggested.blocks(found, work, verbose=verbose))
+    deliver(name, output, blocks, json=lambda: suggested.as_json(found))
+    if not found.fitting:
+        raise exit_with(1)

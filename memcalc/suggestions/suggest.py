@@ -1,0 +1,115 @@
+"""From a plan and a GPU to the ways of training that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.records.plan import Plan
+from memcalc.remedies.goals import fitting, needed
+from memcalc.remedies.records import Figures, Remedy
+from memcalc.remedies.search import search
+from memcalc.remedies.table import candidates
+from memcalc.remedies.trials import Trials
+from memcalc.suggestions.records import Suggestion, Suggestions, Way
+from memcalc.suggestions.speed import speed
+from memcalc.suggestions.ways import ways
+
+DEAREST = 4
+"""Rank of the most costly remedies that a way may be given: they change how it is trained only."""
+_LEFT_OUT = ("amp", "in backward")
+
+
+def suggest(model: str, *, gpu: str, use_cache: bool = True, **settings: Any) -> Suggestions:
+    """Find the ways to train a model that fit a GPU.
+
+    Args:
+        model: as for ``memcalc.estimate``.
+        gpu: name of the GPU.
+        use_cache: keep and reuse traces on disk.
+        **settings: fields of ``Plan``; batch and accumulation say how many samples a step has.
+
+    Raises:
+        UsageError: the question cannot be understood.
+    """
+    return suggest_plan(make({"model": model, "gpu": gpu, **settings}), use_cache=use_cache)
+
+
+def suggest_plan(
+    plan: Plan,
+    *,
+    use_cache: bool = True,
+    seen: Callable[[Suggestion, int], None] = lambda one, count: None,
+) -> Suggestions:
+    """Find the ways that fit a plan's GPU.
+
+    Args:
+        plan: what is trained, and on which GPU.
+        use_cache: keep and reuse traces on disk.
+        seen: told each suggestion as soon as it is known, and how many there will be.
+
+    Raises:
+        UsageError: the plan names no GPU, or cannot be understood.
+    """
+    if plan.gpu is None:
+        raise UsageError("Suggest for which GPU? Name one with --gpu; see memcalc list gpus.")
+    gpu = gpus.find(plan.gpu)
+    tried = list(ways(plan))
+    found: list[Suggestion] = []
+    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+        # All of them first: who is asked cannot be asked something else in between.
+        bases = list(_bases(plan, tried, tracer))
+        for way, base in zip(tried, bases, strict=True):
+            one = _suggestion(way, base, tracer)
+            found.append(one)
+            seen(one, len(tried))
+    if all(one.error is not None for one in found):
+        raise UsageError(found[0].error or "Nothing can be tried.")
+    ordered = sorted(found, key=lambda one: one.figures is None)
+    return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
+
+
+def _bases(plan: Plan, tried: list[Way], tracer: Tracer) -> Iterator[Traced | MemcalcError]:
+    """The plan in each way, traced side by side."""
+    plans: list[Plan | MemcalcError] = []
+    for way in tried:
+        try:
+            plans.append(make(msgspec.structs.asdict(plan) | dict(way.changes)))
+        except UsageError as error:
+            plans.append(error)
+    traced = tracer.traces([one for one in plans if isinstance(one, Plan)])
+    for one in plans:
+        yield next(traced) if isinstance(one, Plan) else one
+
+
+def _suggestion(way: Way, base: Traced | MemcalcError, tracer: Tracer) -> Suggestion:
+    if isinstance(base, MemcalcError):
+        return Suggestion(way=way, figures=None, error=str(base))
+    trials = Trials(base, tracer)
+    goal = fitting(trials.before)
+    if goal is None:
+        return _fits(way, trials, trials.before, ())
+    usable = [r for r in candidates(trials.plan) if _may_be_given(r)]
+    found = search(trials, trials.before, usable, goal, base.trace.inventory)
+    if found.best is not None and found.best.figures is not None:
+        return _fits(way, trials, found.best.figures, found.remedies)
+    every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
+    return Suggestion(way=way, figures=None, closest=min(every, key=needed))
+
+
+def _may_be_given(remedy: Remedy) -> bool:
+    return remedy.rank <= DEAREST and remedy.key not in _LEFT_OUT and remedy.unfit is None
+
+
+def _fits(way: Way, trials: Trials, figures: Figures, remedies: tuple[Remedy, ...]) -> Suggestion:
+    one = Suggestion(way=way, figures=figures, remedies=remedies)
+    assert trials.plan.gpu is not None
+    rate = speed(trials.prediction(figures.plan), gpus.find(trials.plan.gpu))
+    return replace(one, no_speed=rate) if isinstance(rate, str) else replace(one, speed=rate)
