@@ -20,6 +20,8 @@ _NOTES = {
     Component.UNSHARDED: "layers gathered while used",
     Component.COMMUNICATION: "buffers of collectives",
     Component.KV_CACHE: "keys and values of past tokens",
+    Component.QUANTISED_WEIGHTS: "linear layers in few bits",
+    Component.QUANTISATION_CONSTANTS: "what turns them back",
     Component.WORKSPACES: "scratch of kernels",
 }
 _PER_PARAMETER = (

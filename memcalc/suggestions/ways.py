@@ -18,6 +18,7 @@ _LORA = "r=16,target=all-linear"
 _AMP = "Micikevicius et al. 2018, arXiv:1710.03740"
 _8BIT = "Dettmers et al. 2022, arXiv:2110.02861"
 _CORRECTED = "docs/optimizers.md and evidence/finetune.json of memcalc"
+_QUANTISED = "Dettmers et al. 2023, arXiv:2305.14314: as good as 16 bit in its trials"
 _ADAPTERS = "Hu et al. 2021, arXiv:2106.09685"
 
 
@@ -63,6 +64,19 @@ def ways(plan: Plan) -> Iterator[Way]:
         ),
         costs="adapters train, the model itself does not",
         source=_ADAPTERS,
+    )
+    yield Way(
+        key="qlora",
+        title=f"QLoRA r=16, 4 bit, {half}",
+        changes=(
+            *free,
+            ("precision", half if half == "bf16" else f"amp-{half}"),
+            ("quant", plan.quant or "nf4-dq"),
+            ("lora", plan.lora or _LORA),
+            *_to("paged_adamw8bit"),
+        ),
+        costs="the model in 4 bit; adapters train",
+        source=_QUANTISED,
     )
 
 

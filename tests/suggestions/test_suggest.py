@@ -46,7 +46,7 @@ def test_what_fits_comes_first_and_what_gives_up_least_before_it(found):
     assert fits == sorted(fits, reverse=True)
     assert [one.way.key for one in found.fitting] == [
         key
-        for key in ("full", "full-8bit", "full-bf16", "lora")
+        for key in ("full", "full-8bit", "full-bf16", "lora", "qlora")
         if key in {one.way.key for one in found.fitting}
     ]
 
