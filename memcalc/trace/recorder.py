@@ -29,6 +29,7 @@ from memcalc.trace.operators.overrides import (
     VALUE_RECIPES,
     WITHOUT_CUDNN,
     has_mask,
+    without_cudnn,
 )
 from memcalc.trace.operators.patches import adds_bias
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
@@ -176,14 +177,14 @@ class TraceRecorder(TorchDispatchMode):
         if func in BOOLEAN_INDEXED and has_mask(args[1]):
             with self:
                 return BOOLEAN_INDEXED[func](*args, **kwargs)
-        if self._split(func, args):
-            with self:
-                return SPLIT[func][1](*args, **kwargs)
-        if func in WITHOUT_CUDNN and self._kernel_memory is not None and not self.cudnn:
+        if self._native(func, args):
             with self:
                 out = WITHOUT_CUDNN[func](*args, **kwargs)
             if out is not NotImplemented:
                 return out
+        if self._split(func, args):
+            with self:
+                return SPLIT[func][1](*args, **kwargs)
         if func in OVERRIDES:
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
@@ -262,6 +263,12 @@ class TraceRecorder(TorchDispatchMode):
             return ()
         names = ", ".join(self.uncounted_flops)
         return (f"floating-point operations are not known: PyTorch cannot count {names}",)
+
+    def _native(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """PyTorch runs this operator by itself, where it could have asked cuDNN."""
+        if func not in WITHOUT_CUDNN or self._kernel_memory is None:
+            return False
+        return not self.cudnn or without_cudnn(func, args)
 
     def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
         """CUDA runs this operator, with these arguments, in several steps."""

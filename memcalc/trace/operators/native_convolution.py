@@ -1,4 +1,4 @@
-"""Convolutions as PyTorch runs them by itself, where cuDNN is switched off.
+"""Convolutions as PyTorch runs them by itself: where cuDNN is switched off, and depthwise in fp32.
 
 Each sample is unfolded into a matrix of columns, in one buffer for all, and multiplied. Here
 nothing is computed: the tensors are made and let go in the order in which CUDA does.
@@ -15,7 +15,26 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.torch_private import suggest_memory_format
+
+_ROWS = torch.contiguous_format
 Shape = tuple[int, ...]
+
+
+def without_cudnn(inputs: torch.Tensor, weight: torch.Tensor, options: Any) -> bool:
+    """PyTorch runs this one by itself though cuDNN is on: depthwise, fp32, channels not last.
+
+    Source: aten/src/ATen/native/Convolution.cpp, ``use_cudnn_depthwise``. In half precision it
+    decides by sizes; there cuDNN is taken for all.
+    """
+    groups = options[-1]
+    return (
+        groups > 1
+        and weight.dim() == 4
+        and inputs.dtype == torch.float32
+        and _depthwise(inputs, weight, _Window(weight, options), groups)
+        and suggest_memory_format(inputs) is suggest_memory_format(weight) is _ROWS
+    )
 
 
 class _Window:

@@ -135,6 +135,17 @@ WITHOUT_CUDNN: dict[Any, Callable[..., Any]] = {
     _aten.native_batch_norm_backward.default: batch_norm.own_backward,
 }
 """What runs instead where cuDNN is switched off; it may return ``NotImplemented``."""
+
+
+def without_cudnn(func: Any, args: tuple[Any, ...]) -> bool:
+    """PyTorch does not ask cuDNN for this call, though it is on."""
+    if func is _aten.convolution.default:
+        return native_convolution.without_cudnn(args[0], args[1], args[3:])
+    if func is _aten.convolution_backward.default:
+        return native_convolution.without_cudnn(args[1], args[2], args[4:-1])
+    return False
+
+
 if hasattr(_aten, "_grouped_mm"):
     OVERRIDES[_aten._grouped_mm.default] = (_grouped_mm, "")
 
