@@ -9,17 +9,27 @@ from memcalc.records import display
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
-    from memcalc.estimation.estimate import estimate
     from memcalc.explanation.explain import explain
     from memcalc.fitting.ask import fit
     from memcalc.measure.recording.callback import MemoryCallback
     from memcalc.measure.recording.recorder import record
+    from memcalc.script.api import estimate, simulate
     from memcalc.suggestions.suggest import suggest
 
-__all__ = ["MemoryCallback", "__version__", "estimate", "explain", "fit", "record", "suggest"]
+__all__ = [
+    "MemoryCallback",
+    "__version__",
+    "estimate",
+    "explain",
+    "fit",
+    "record",
+    "simulate",
+    "suggest",
+]
 
 _HOMES = {
-    "estimate": "memcalc.estimation.estimate",
+    "estimate": "memcalc.script.api",
+    "simulate": "memcalc.script.api",
     "explain": "memcalc.explanation.explain",
     "fit": "memcalc.fitting.ask",
     "record": "memcalc.measure.recording.recorder",

@@ -1,9 +1,10 @@
 """Memory budgets of tests: ``@pytest.mark.memory_budget("2 GiB")`` and ``memory_estimate``.
 
-The marked test is really run and really measured: on CUDA by PyTorch's caching allocator, on the
-CPU by the events of PyTorch's CPU allocator. What counts is the peak of the test's own body above
-where it began; what fixtures made before is not counted. A marker that cannot be enforced is an
-error, never green.
+With ``gpu="t4"`` the test's body runs on a simulated GPU, in a copy of the process, and computes
+nothing. Without, the marked test is really run and really measured: on CUDA by PyTorch's caching
+allocator, on the CPU by the events of PyTorch's CPU allocator; then what counts is the peak of the
+test's own body above where it began, and what fixtures made before is not counted. A marker that
+cannot be enforced is an error, never green.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 MARKER = "memory_budget"
 METRICS = ("allocated", "requested", "reserved")
-_KEYWORDS = ("device", "metric")
+_KEYWORDS = ("device", "metric", "gpu")
 
 
 class TestBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +38,8 @@ class TestBudget(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     """``cuda`` or ``cpu``."""
     metric: str
+    gpu: str | None = None
+    """Simulated; ``None``: the test runs where it is."""
 
 
 class Watch(Protocol):
@@ -58,15 +61,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line(
         "markers",
-        f'{MARKER}(limit, device=None, metric="allocated"): fail where the test takes more memory '
-        'than the limit, such as "2 GiB", above where it began.',
+        f'{MARKER}(limit, device=None, metric="allocated", gpu=None): fail where the test takes '
+        'more memory than the limit, such as "2 GiB", above where it began; gpu="t4" simulates.',
     )
 
 
 @pytest.fixture
 def memory_estimate() -> Callable[..., Prediction]:
     """``memcalc.estimate``: predict the memory of a training run, without a GPU."""
-    from memcalc.estimation.estimate import estimate
+    from memcalc.script.api import estimate
 
     return estimate
 
@@ -87,7 +90,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Measure a marked test."""
     budget = item.stash.get(_BUDGET, None)
-    if budget is None:
+    if budget is None or budget.gpu is not None:
         yield
         return
     watch = _watch(budget)
@@ -108,6 +111,39 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         outcome.force_exception(pytest.fail.Exception(failure, pytrace=False))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test on the GPU that its marker names."""
+    budget = pyfuncitem.stash.get(_BUDGET, None)
+    if budget is None or budget.gpu is None:
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    peak = _simulated(lambda: pyfuncitem.obj(**given), budget)
+    pyfuncitem.user_properties.append(("memcalc_peak_bytes", peak))
+    failure = verdict(budget, peak)
+    if failure is not None:
+        pytest.fail(failure, pytrace=False)
+    return True
+
+
+def _simulated(body: Callable[[], Any], budget: TestBudget) -> int:
+    """Bytes of the peak of a test's body on a simulated GPU."""
+    from memcalc.children.fork import CodeError
+    from memcalc.script.live import run_apart
+
+    try:
+        found = run_apart(lambda _: body(), {"gpu": budget.gpu, "steps": 0}, "test")
+    except CodeError as error:
+        if error.kind == "Skipped":
+            pytest.skip(str(error).partition(": ")[2])
+        pytest.fail(error.trace, pytrace=False)
+    except MemcalcError as error:
+        _refuse(str(error))
+    peak = found.prediction.peak if found is not None else None
+    return getattr(peak, budget.metric) or 0 if peak is not None else 0
+
+
 def budget_of(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TestBudget:
     """Read a marker.
 
@@ -122,16 +158,19 @@ def budget_of(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> TestBu
     metric = keywords.get("metric", "allocated")
     if metric not in METRICS:
         raise UsageError(f"metric = {metric!r}: choose {', '.join(METRICS)}.")
-    device = _device(keywords.get("device"))
+    gpu = _gpu(keywords)
+    device = "cuda" if gpu is not None else _device(keywords.get("device"))
     if device == "cpu" and metric == "reserved":
         raise UsageError("PyTorch's CPU allocator reserves nothing: choose allocated.")
     limit = parse_bytes(arguments[0])
-    return TestBudget(limit=limit, text=arguments[0], device=device, metric=metric)
+    return TestBudget(limit=limit, text=arguments[0], device=device, metric=metric, gpu=gpu)
 
 
 def verdict(budget: TestBudget, peak: int) -> str | None:
     """What to fail with; ``None`` where the budget holds."""
-    where = f"on {budget.device}"
+    where = f"on {budget.device if budget.gpu is None else budget.gpu}"
+    if peak <= 0 and budget.gpu is not None:
+        return "the memory budget cannot be enforced: the test put nothing on the GPU."
     if peak <= 0:
         other = "cpu" if budget.device == "cuda" else "cuda"
         return (
@@ -158,6 +197,19 @@ def _device(asked: Any) -> str:
     if asked == "cuda" and not has_cuda():
         raise UsageError("PyTorch sees no CUDA GPU here.")
     return asked or ("cuda" if has_cuda() else "cpu")
+
+
+def _gpu(keywords: Mapping[str, Any]) -> str | None:
+    wanted = keywords.get("gpu")
+    if wanted is None:
+        return None
+    if not isinstance(wanted, str):
+        raise UsageError(f'gpu = {wanted!r}: write its name, as gpu="t4".')
+    if keywords.get("device") not in (None, "cuda"):
+        raise UsageError("A simulated GPU is no CPU: leave device out, or gpu.")
+    from memcalc.catalog import gpus
+
+    return gpus.find(wanted).name
 
 
 def _watch(budget: TestBudget) -> Watch:

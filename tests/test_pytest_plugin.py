@@ -77,6 +77,33 @@ class TestTraining:
     def test_the_closest_marker_counts(self):
         self.test_a_step_is_measured()
 
+def step_on_the_gpu():
+    model = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+
+@pytest.mark.memory_budget("100 MiB", gpu="t4")
+def test_a_step_on_a_gpu_that_is_not_there(): step_on_the_gpu()
+
+@pytest.mark.memory_budget("15 MiB", gpu="t4")
+def test_a_step_that_takes_too_much_of_it(): step_on_the_gpu()
+
+@pytest.mark.memory_budget("100 MiB", gpu="t4")
+def test_nothing_on_the_gpu(): take(1)
+
+@pytest.mark.memory_budget("100 MiB", gpu="t4")
+def test_own_failure_on_the_gpu(): assert torch.zeros(3, device="cuda").shape == (4,)
+
+@pytest.mark.memory_budget("1 TiB", gpu="t4")
+def test_out_of_memory(): torch.empty(1 << 40, device="cuda")
+
+@pytest.mark.memory_budget("100 MiB", gpu="t4")
+def test_skips_itself(): pytest.skip("no data")
+
+@pytest.mark.memory_budget("1 GiB", gpu="nothing-like-it")
+def test_unknown_gpu(): pass
+
 def test_estimate(memory_estimate):
     found = memory_estimate("distilbert-base-cased", method="analytic", optim="adam8bit")
     assert found.components["optimizer_state"] == 134_004_336
@@ -96,11 +123,18 @@ EXPECTED = {
     "test_skipped": "skipped",
     "test_a_step_is_measured": "passed",
     "test_the_closest_marker_counts": "memory budget exceeded",
+    "test_a_step_on_a_gpu_that_is_not_there": "passed",
+    "test_a_step_that_takes_too_much_of_it": "on T4 above the start > 15.0 MiB",
+    "test_nothing_on_the_gpu": "put nothing on the GPU",
+    "test_own_failure_on_the_gpu": "assert torch.zeros",
+    "test_out_of_memory": "CUDA out of memory. Tried to allocate",
+    "test_skips_itself": "skipped",
+    "test_unknown_gpu": "nothing-like-it",
     "test_estimate": "passed",
 }
 ERRORS = {
     "test_no_gpu", "test_bad_limit", "test_bare_number", "test_bad_keyword",
-    "test_no_such_metric_on_cpu",
+    "test_no_such_metric_on_cpu", "test_unknown_gpu",
 }  # fmt: skip
 
 

@@ -21,7 +21,6 @@ import torch
 import memcalc.script.session as sessions
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.child import Speaker
-from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
@@ -59,15 +58,15 @@ def answer(plan: Plan, breadcrumbs: Breadcrumbs | None = None) -> dict[str, Any]
     question = asked(plan)
     program = understand(plan.command or "")
     session = sessions.Session(question, breadcrumbs=breadcrumbs)
-    for note in question.notes:
-        session.say(note)
     ending = _ending(program, session)
     if not session.memory.events:
         return {"ending": encode(ending)}
-    session.say(f"peaks are those of {ending.steps} optimizer steps and of what lay around them")
-    trace = session.trace(program.name)
-    prediction = predict(question, trace, session.labels.state())
-    return {"ending": encode(ending), "prediction": encode(prediction), "trace": pack(trace)}
+    found = session.traced(program.name)
+    return {
+        "ending": encode(ending),
+        "prediction": encode(found.prediction),
+        "trace": pack(found.trace),
+    }
 
 
 def _ending(program: Program, session: sessions.Session) -> Ending:

@@ -39,6 +39,8 @@ class Labels:
         self._paths: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._trained: set[int] = set()
+        self._resting: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Optimizers that have not stepped yet; their state may have been loaded."""
 
     def path(self, module: torch.nn.Module) -> str:
         """What a module is called inside its model."""
@@ -63,8 +65,13 @@ class Labels:
         first = next((p for p in module.parameters() if p.requires_grad), None)
         return first is not None and id(first) in self._trained
 
+    def made(self, optimizer: Any) -> None:
+        """There is an optimizer."""
+        self._resting.add(optimizer)
+
     def stepped(self, optimizer: Any, steps: int) -> None:
         """An optimizer has made so many steps."""
+        self._resting.discard(optimizer)
         if optimizer not in self._numbers:
             self._numbers[optimizer] = len(self._numbers)
             self._optimizer_names[type(optimizer).__name__] = None
@@ -87,7 +94,9 @@ class Labels:
             self._ledger.label(filter(_has_storage, gradients), Component.GRADIENTS)
 
     def inputs(self) -> None:
-        """Label what came from the host and is no part of a model."""
+        """Label what came from the host and is no part of a model or optimizer."""
+        for optimizer in self._resting:
+            self._label_states(optimizer)
         self._ledger.label_made_by(HOST_COPY, Component.INPUTS)
 
     def inventory(self, name: str) -> Inventory:

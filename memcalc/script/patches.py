@@ -6,6 +6,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -55,6 +56,19 @@ class Patches:
         if self._finder not in sys.meta_path:
             sys.meta_path.insert(0, self._finder)
         self._finder.waiting.setdefault(name, []).append(act)
+
+    def environment(self, name: str, value: str) -> None:
+        """Set a variable of the environment."""
+        before = os.environ.get(name)
+
+        def undo() -> None:
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+
+        os.environ[name] = value
+        self._undo.append(undo)
 
     def also(self, undo: Callable[[], None]) -> None:
         """Call this too when everything is put back."""

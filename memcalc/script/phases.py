@@ -62,6 +62,7 @@ class Phases:
             patches.also(hook.remove)
         patches.wrap(torch.autograd, "backward", self._backward)
         patches.wrap(torch.autograd, "grad", self._backward)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._made_optimizer)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         patches.wrap(torch.nn.Module, "zero_grad", self._zero_grad)
         patches.wrap(torch.amp.GradScaler, "unscale_", self._stepping)
@@ -104,6 +105,10 @@ class Phases:
         finally:
             self._mark(Phase.FORWARD)
             self._labels.gradients()
+
+    def _made_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._labels.made(optimizer)
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self._position.phase in (Phase.ZERO_GRAD, Phase.LOAD):

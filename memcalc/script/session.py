@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from msgspec.structs import replace
 from memcalc.allocator.context import context_span
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.estimation.predict import UNLIMITED
+from memcalc.estimation.estimate import Traced
+from memcalc.estimation.predict import UNLIMITED, predict
 from memcalc.estimation.question import Asked
 from memcalc.records.trace import Trace
 from memcalc.script import cuda, loading, packages, parameters, saving, tensors, torch_private
@@ -41,8 +41,7 @@ class Session:
     """
 
     def __init__(self, question: Asked, *, breadcrumbs: Breadcrumbs | None = None) -> None:
-        torch_private.install()
-        device.use_cuda()
+        self._question = question
         gpu, target = question.gpu, question.target
         name, total = (gpu.name, gpu.memory) if gpu is not None else ANY_GPU
         context = context_span(gpu)
@@ -63,13 +62,25 @@ class Session:
             target.architecture,
         )
         self._stack = contextlib.ExitStack()
+        for note in question.notes:
+            self.say(note)
 
     def __enter__(self) -> Session:
+        with contextlib.ExitStack() as opened:
+            self._open(opened)
+            self._stack = opened.pop_all()
+        return self
+
+    def _open(self, opened: contextlib.ExitStack) -> None:
         patches = Patches()
-        self._stack.callback(patches.undo)
+        opened.enter_context(torch_private.one_device())
+        opened.enter_context(device.use_cuda())
+        opened.callback(patches.undo)
         mode = _Mode(allow_non_fake_inputs=True)
         attention.install(self._target, None)
+        opened.callback(attention.uninstall)
         overrides.install()
+        opened.callback(overrides.uninstall)
         cuda.install(patches, self.memory, self._properties)
         tensors.like_real_ones(patches)
         tensors.install(patches, self.recorder)
@@ -78,11 +89,10 @@ class Session:
         saving.install(patches, self.say)
         packages.install(patches, self.recorder, self._target)
         self.phases.install(patches)
-        os.environ["MEMCALC_SIMULATED"] = "1"
+        patches.environment("MEMCALC_SIMULATED", "1")
         self._follow_cudnn(patches)
-        self._stack.enter_context(mode)
-        self._stack.enter_context(self.recorder)
-        return self
+        opened.enter_context(mode)
+        opened.enter_context(self.recorder)
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -102,7 +112,19 @@ class Session:
         """Add to what was assumed."""
         self.recorder.assumptions[assumed] = None
 
-    def trace(self, name: str) -> Trace:
+    def traced(self, name: str) -> Traced:
+        """What the code took until now, and what that was read from.
+
+        Args:
+            name: of the program.
+        """
+        steps = self.phases.steps
+        self.say(f"peaks are those of {steps} optimizer steps and of what lay around them")
+        trace = self._trace(name)
+        prediction = predict(self._question, trace, self.labels.state())
+        return Traced(prediction=prediction, trace=trace)
+
+    def _trace(self, name: str) -> Trace:
         """What was recorded until now.
 
         Args:

@@ -8,6 +8,7 @@ ones that know one device and do nothing.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ _CUDA = 1
 """``c10::DeviceType::CUDA``."""
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _HOOKS = "_ZN2at6detail12getCUDAHooksEv"
+_ENGINE = "_ZN5torch8autograd6Engine18get_default_engineEv"
+_START_THREADS = "_ZN5torch8autograd6Engine20start_device_threadsEv"
 _BEFORE = 2
 """Words of a C++ virtual table before its functions (Itanium ABI)."""
 _DESTRUCTORS = 2
@@ -39,43 +42,69 @@ _ANSWERS: dict[str, int] = {
 }
 """What the hooks shall answer; all else stays as it is."""
 _kept: list[Any] = []
-"""What C++ points to from now on."""
+"""What C++ points to, or once pointed to."""
 
 
-def install() -> None:
-    """Let PyTorch's C++ code see one CUDA device; for the life of the process, and once.
+@contextlib.contextmanager
+def one_device() -> Iterator[None]:
+    """Let PyTorch's C++ code see one CUDA device inside.
 
     Raises:
         EstimateError: this build of PyTorch is not known.
     """
-    if _kept:
-        return
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if version < OLDEST or torch.version.hip:
         wanted = f"torch>={OLDEST[0]}.{OLDEST[1]}"
         raise EstimateError(
             f"PyTorch {torch.__version__} cannot be simulated on: type pip install '{wanted}'."
         )
+    with contextlib.ExitStack() as found:
+        try:
+            _install_guard(found)
+            _install_hooks(found)
+        except (OSError, ValueError, AttributeError) as error:
+            raise EstimateError(
+                f"This build of PyTorch ({torch.__version__}) cannot be simulated on: {error}."
+            ) from error
+        yield
+
+
+def serve_the_device() -> None:
+    """Have the autograd engine serve the device, where it was started before there was one.
+
+    It starts a thread for each device at its first backward, and never again
+    (torch/csrc/autograd/engine.cpp, ``initialize_device_threads_pool``, 2.13).
+
+    Raises:
+        EstimateError: it cannot.
+    """
+    path = str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
     try:
-        _install_guard()
-        _install_hooks()
-    except (OSError, ValueError, AttributeError) as error:
+        # The engine is asked for with Python's lock held, and its new threads take that lock.
+        find = getattr(ctypes.PyDLL(path), _ENGINE)
+        start = getattr(ctypes.CDLL(path), _START_THREADS)
+    except (OSError, AttributeError) as error:
         raise EstimateError(
-            f"This build of PyTorch ({torch.__version__}) cannot be simulated on: {error}."
+            "PyTorch has run a backward in this process before there was a simulated GPU: "
+            "simulate first, or type memcalc simulate -- python train.py."
         ) from error
+    find.restype = ctypes.c_void_p
+    start.argtypes, start.restype = [ctypes.c_void_p], None
+    start(find())
 
 
 def _library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
 
 
-def _install_guard() -> None:
+def _install_guard(found: contextlib.ExitStack) -> None:
     """Have PyTorch put its own do-nothing guard in place of one that counts no devices.
 
     ``torch._C._ensureCUDADeviceGuardSet`` does so where there is a guard; a CPU build has none, so
     one that answers zero to every question is put there first.
     """
     registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(_library("libc10.so"), _GUARDS)
+    found.callback(registry.__setitem__, _CUDA, registry[_CUDA])
     if not registry[_CUDA]:
         answer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)
         functions = (ctypes.c_void_p * 64)(*[ctypes.cast(answer, ctypes.c_void_p).value] * 64)
@@ -88,7 +117,7 @@ def _install_guard() -> None:
         raise ValueError("its CUDA device guard stays in place")
 
 
-def _install_hooks() -> None:
+def _install_hooks(found: contextlib.ExitStack) -> None:
     """Point the CUDA hooks to a copy of their virtual table that answers for one device."""
     slots = list(_slots())
     missing = {"hasCUDA", "isAvailable", "hasPrimaryContext"} - set(slots)
@@ -110,6 +139,7 @@ def _install_hooks() -> None:
             table[at] = ctypes.cast(function, ctypes.c_void_p).value
             _kept.append(function)
     _kept.append(table)
+    found.callback(setattr, hooks, "value", hooks.value)
     hooks.value = ctypes.addressof(table) + _BEFORE * word
 
 

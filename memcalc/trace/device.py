@@ -130,10 +130,15 @@ def use(target: str) -> None:
     NAME = "cpu" if target == "cpu" else SIMULATED
 
 
-def use_cuda() -> None:
+@contextlib.contextmanager
+def use_cuda() -> Iterator[None]:
     """Run on fake tensors whose device is ``cuda``; whoever calls has made that possible."""
     global NAME
-    NAME = "cuda"
+    before, NAME = NAME, "cuda"
+    try:
+        yield
+    finally:
+        NAME = before
 
 
 def keys() -> tuple[str, str]:

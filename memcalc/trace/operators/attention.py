@@ -67,6 +67,11 @@ def install(
     run = attention
 
 
+def uninstall() -> None:
+    """Route attention as PyTorch does."""
+    _libraries.clear()
+
+
 def _describe(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> AttentionCall:

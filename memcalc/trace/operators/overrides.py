@@ -182,11 +182,16 @@ def install() -> None:
     """
     if _libraries:
         return
-    patches.install()
+    patches.install_once()
     library = torch.library.Library("aten", "IMPL")
     for name in _KERNELS_ON_CUDA:
         library.impl(name, _never, device.keys()[1])
     _libraries.append(library)
+
+
+def uninstall() -> None:
+    """Let operators be taken apart again."""
+    _libraries.clear()
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

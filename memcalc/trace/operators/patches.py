@@ -6,6 +6,7 @@ other tensors they do what they did.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,9 @@ real_tensor: Callable[..., torch.Tensor] = torch.tensor
 """Before anything stands in its place."""
 
 
-def install() -> None:
-    """Replace them all; callers do so once per process."""
+@functools.cache
+def install_once() -> None:
+    """Replace them all, for the life of the process."""
     wrap_module_apply(_leave_unchanged_modules_alone)
     _format_as_values()
     _make_on_host_first()

@@ -1,0 +1,92 @@
+"""A copy of this very process, made to run code that must leave no trace in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from memcalc.children.channel import Channel
+from memcalc.children.ending import ending, oom_kills
+from memcalc.errors import EstimateError, MemcalcError, UsageError
+
+
+class CodeError(EstimateError):
+    """The code in the copy raised something of its own."""
+
+    def __init__(self, message: str, kind: str, trace: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """Name of the exception's class."""
+        self.trace = trace
+        """Its traceback, as text."""
+
+
+def forked(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
+    """Run code in a copy of this process; what it changes is gone with the copy.
+
+    Args:
+        work: its result goes through JSON; bytes become base64.
+        name: what it is called in sentences.
+
+    Raises:
+        MemcalcError: as the code raised it.
+        CodeError: the code raised something else.
+        EstimateError: the copy died.
+    """
+    ours, theirs = socket.socketpair()
+    kills = oom_kills()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        # Other threads do not live on in the copy; it waits for none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        ours.close()
+        _work(work, theirs)
+    theirs.close()
+    status = None
+    try:
+        answer = Channel(ours).receive()
+        _, status = os.waitpid(child, 0)
+    finally:
+        ours.close()
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    if answer is None:
+        raise EstimateError(ending(name, status, kills=kills))
+    if "error" not in answer:
+        return answer
+    if answer["kind"] == UsageError.__name__:
+        raise UsageError(answer["error"])
+    if answer["kind"] == EstimateError.__name__:
+        raise EstimateError(answer["error"])
+    raise CodeError(answer["error"], answer["kind"], answer["trace"])
+
+
+def _work(work: Callable[[], dict[str, Any]], end: socket.socket) -> NoReturn:
+    try:
+        try:
+            answer = work()
+        except MemcalcError as error:
+            kind = UsageError if isinstance(error, UsageError) else EstimateError
+            answer = {"error": str(error), "kind": kind.__name__}
+        except BaseException as error:
+            answer = {
+                "error": f"{type(error).__name__}: {error}",
+                "kind": type(error).__name__,
+                "trace": traceback.format_exc(),
+            }
+        sys.stdout.flush()
+        sys.stderr.flush()
+        Channel(end).send(answer)
+    finally:
+        # Nothing of the process that was copied is to be closed, flushed or written here.
+        os._exit(0)
