@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import Plan
+from memcalc.records.plan import Plan, with_preset
 from memcalc.records.texts import input_of
 
 _SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
@@ -22,7 +22,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
             settings that do not go together.
     """
     checked: dict[str, Any] = {}
-    for key, value in settings.items():
+    for key, value in with_preset(settings).items():
         name = str(key).replace("-", "_")
         if name not in FIELDS:
             raise unknown("setting", str(key), FIELDS, hint="see memcalc estimate --help.")
@@ -34,6 +34,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
         raise UsageError("Which model? Name one: memcalc list models shows those that are bundled.")
     if checked.get("inputs"):
         checked["batch"] = _samples(checked)
+    checked.pop("preset", None)
     plan = Plan(**_several(checked))
     if plan.disagreement is not None:
         raise UsageError(plan.disagreement)

@@ -8,7 +8,7 @@ from typing import Any
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.files import plain
-from memcalc.records.plan import Plan
+from memcalc.records.plan import Plan, with_preset
 
 
 def load(path: Path) -> list[Plan]:
@@ -35,6 +35,7 @@ def load(path: Path) -> list[Plan]:
 
 
 def _spread(settings: dict[str, Any]) -> list[Plan]:
+    settings = with_preset(settings)
     wanted = settings.get("optim", "adamw")
     names = wanted if isinstance(wanted, list) else [wanted]
     return [make({**settings, "optim": name}) for name in names]

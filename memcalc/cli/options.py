@@ -12,7 +12,7 @@ from memcalc.catalog import plan as plans
 from memcalc.cli.command import FILE, Argument, Command, verb
 from memcalc.files import plain
 from memcalc.records.fields import FIELDS, Field
-from memcalc.records.plan import Plan
+from memcalc.records.plan import Plan, with_preset
 
 _METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT"}
 
@@ -52,6 +52,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
 
 def plans_of(settings: dict[str, Any]) -> list[Plan]:
     """One plan for each optimizer asked for."""
+    settings = with_preset(settings)
     wanted = settings.get("optim", FIELDS["optim"].default)
     names = wanted if isinstance(wanted, list) else [wanted]
     if isinstance(wanted, str) and "," in wanted:

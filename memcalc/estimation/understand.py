@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from memcalc import registry
 from memcalc.allocator.settings import parse_alloc_conf
-from memcalc.catalog import gpus, inventory, models, positions
+from memcalc.catalog import gpus, inventory, models, positions, quantised
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import version_of
@@ -35,6 +35,9 @@ def check(plan: Plan) -> models.ModelSource:
         head = tasks.choose(source, plan.task)
     _check_quant(plan, source)
     if source.config is not None:
+        quantised_already = quantised.refusal(source.config, source.name, plan.quant)
+        if quantised_already is not None:
+            raise SettingError("quant", quantised_already)
         refusal = positions.lengths(source.config).refusal(source.name, plan.seq)
         if refusal is not None:
             raise SettingError("seq", refusal)
@@ -88,22 +91,22 @@ def _check_layout(plan: Plan) -> None:
 
 
 def _check_quant(plan: Plan, source: models.ModelSource) -> None:
-    """See that a base can be loaded quantised, as far as that is answered."""
-    if plan.quant is None:
-        return
-    refusal = ""
+    refusal = quant_refusal(plan, source) if plan.quant is not None else None
+    if refusal is not None:
+        raise SettingError("quant", f"--quant {plan.quant}: {refusal}.")
+
+
+def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
+    """Why a plan's base cannot be loaded quantised; ``None``: as far as is known it can."""
     if source.factory is not None:
-        refusal = f"it is for models that transformers loads, and {source.name} is a callable"
-    elif layouts.spread(plan).world > 1:
-        refusal = "of several GPUs a quantised base is not answered so far"
-    elif plan.loss_chunks > 1:
-        refusal = "a loss in pieces is not answered for a quantised base so far"
-    if refusal:
-        raise SettingError("quant", f"--quant {plan.quant}: {refusal}. Leave one of them out.")
+        return f"it is for models that transformers loads, and {source.name} is a callable"
+    if layouts.spread(plan).world > 1:
+        return "of several GPUs a quantised base is not answered so far: leave --devices out"
+    if plan.loss_chunks > 1:
+        return "a loss in pieces is not answered with it so far: leave --loss-chunks out"
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise SettingError(
-            "quant", f"--quant {plan.quant} runs bitsandbytes' own code: pip install bitsandbytes."
-        )
+        return "it runs bitsandbytes' own code: pip install bitsandbytes"
+    return None
 
 
 def _check_parameters(plan: Plan, shipped: Inventory) -> None:

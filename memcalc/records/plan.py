@@ -5,7 +5,8 @@ words for help, and how it is typed. The command line, the check of settings, th
 budget files and docs/cli.md are made from that; see ``memcalc.records.fields``.
 """
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +33,23 @@ def about(words: str, *, otherwise: str = "", option: str | None = "", typed: st
     return Meta(description=words, extra={"otherwise": otherwise, "option": option, "typed": typed})
 
 
+_HALF: dict[str, Scalar] = {"precision": "bf16", "optim": "paged_adamw_8bit", "checkpointing": True}
+PRESETS: dict[str, dict[str, Scalar]] = {
+    "full": _HALF,
+    "lora": {**_HALF, "lora": USUAL_LORA},
+    "qlora": {**_HALF, "lora": USUAL_LORA, "quant": "nf4-dq"},
+}
+"""What people usually mean by a word, as settings of a plan."""
+
+
+def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with what their preset stands for; what they say themselves is left as it is."""
+    name = settings.get("preset")
+    stands_for = PRESETS.get(name, {}) if isinstance(name, str) else {}
+    said = {str(key).replace("-", "_") for key in settings}
+    return {**settings, **{key: one for key, one in stands_for.items() if key not in said}}
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to train and how; everything that changes a byte."""
 
@@ -54,6 +72,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         tuple[tuple[str, Scalar], ...],
         about("Arguments of the optimizer.", option="optim-arg", typed="One is key=value."),
     ] = ()
+    preset: Annotated[
+        Literal["full", "lora", "qlora"] | None,
+        about(
+            "Settings that are usual together, where they are not given: bf16, paged 8-bit AdamW "
+            "and checkpointing (full), with LoRA on all linear layers (lora), on a base in 4 bit "
+            "(qlora).",
+            otherwise="none",
+        ),
+    ] = None
+    """A plan that was made has the settings in place of their name."""
     precision: Annotated[
         Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16", "fp16"],
         about("What weights are kept and computed in."),

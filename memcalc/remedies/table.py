@@ -11,6 +11,7 @@ that; what it saves is never said here, but estimated in full. ``rank`` orders b
 5     optimizer state in 8 bit
 6     weights in half precision
 7     other parameters train
+8     other parameters train, around weights that are rounded to 4 bit
 ====  ===================================================================================
 """
 
@@ -23,9 +24,11 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.catalog import gpus, models
+from memcalc.estimation.understand import quant_refusal
 from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
+from memcalc.records.texts import USUAL_LORA
 from memcalc.remedies.records import Change, Remedy
 from memcalc.workload import loops, tasks
 from memcalc.workload.tasks import Task
@@ -45,6 +48,7 @@ _CORRECTED = "docs/optimizers.md and evidence/finetune.json of memcalc"
 _RECOMPUTE = "Chen et al. 2016, arXiv:1604.06174; operations counted in the trace"
 _IN_BACKWARD = "PyTorch's tutorial on fusing the optimizer step into the backward pass (2.13)"
 _LORA = "Hu et al. 2021, arXiv:2106.09685: adapters train, the model is frozen"
+_QLORA = "Dettmers et al. 2023, arXiv:2305.14314: as good as 16-bit LoRA in its trials"
 _EXPANDABLE = "CUDA semantics in PyTorch's documentation (2.13): expandable_segments"
 _ACCUMULATE = (
     "mean of equal micro-batches is the mean of the batch; not so for batch norm, nor for a mean "
@@ -318,15 +322,32 @@ def _pure(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 def _lora(plan: Plan, task: Task) -> Iterator[Remedy]:
     if plan.adapters is None:
-        spec = "r=16,target=all-linear"
         yield Remedy(
             key="LoRA",
-            title=f"LoRA (--lora {spec})",
-            changes=(("lora", spec),),
+            title=f"LoRA (--lora {USUAL_LORA})",
+            changes=(("lora", USUAL_LORA),),
             rank=7,
             cost="adapters train, the model itself does not",
             source=_LORA,
         )
+
+
+def _qlora(plan: Plan, task: Task) -> Iterator[Remedy]:
+    if plan.quant is not None:
+        return
+    changes: tuple[Change, ...] = (("quant", "nf4-dq"), ("lora", plan.adapters or USUAL_LORA))
+    if plan.precision in ("fp32", "tf32"):
+        changes = (*changes, ("precision", half_of(plan)))
+    asked = replace(plan, quant="nf4-dq")
+    yield Remedy(
+        key="QLoRA",
+        title=f"QLoRA ({' '.join(f'--{name} {value}' for name, value in changes)})",
+        changes=changes,
+        rank=8,
+        cost="adapters train, on weights rounded to 4 bit that every product turns back",
+        source=_QLORA,
+        unfit=quant_refusal(asked, models.find(plan.model)),
+    )
 
 
 def _optimizer(plan: Plan, name: str) -> tuple[Change, ...]:
@@ -354,5 +375,5 @@ def _refused(remedy: Remedy, reason: str, *, title: str) -> Remedy:
 
 _ROWS: tuple[Callable[[Plan, Task], Iterator[Remedy]], ...] = (
     *(_fused, _set_to_none, _outputs, _kv_cache, _attention, _expandable, _accumulate, _amp),
-    *(_chunked, _in_backward, _checkpointing, _8bit, _pure, _lora),
+    *(_chunked, _in_backward, _checkpointing, _8bit, _pure, _lora, _qlora),
 )

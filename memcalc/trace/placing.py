@@ -95,7 +95,7 @@ def quantised(program: Program, recorder: TraceRecorder) -> tuple[Program, Named
     ledger = recorder.ledger
 
     def read(name: str, like: torch.Tensor) -> torch.Tensor:
-        ledger.at(name.rpartition(".")[0])
+        _at_layer_of(name, ledger)
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")
 
     bitsandbytes.forget()
@@ -107,6 +107,14 @@ def quantised(program: Program, recorder: TraceRecorder) -> tuple[Program, Named
         ready = finished(program, loaded)
         _label_quantised(loaded, ledger)
     return ready, tuple(loaded.named_modules())
+
+
+def _at_layer_of(name: str, ledger: Ledger) -> None:
+    """Say that a tensor of the checkpoint is read; not every one has a module of its own."""
+    path = name
+    while path and path not in ledger.units:
+        path = path.rpartition(".")[0]
+    ledger.at(path or name.rpartition(".")[0])
 
 
 def _label_quantised(model: torch.nn.Module, ledger: Ledger) -> None:

@@ -138,14 +138,16 @@ class _Slice:
 
 
 def _checkpoint(model: torch.nn.Module, make: Make) -> Mapping[str, _Slice]:
-    """What a checkpoint of the model holds: tied weights once, under the first name."""
+    """What a checkpoint of the model holds, by its names: tied weights once, experts apart."""
     known: set[int] = set()
     found = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in known:
             known.add(id(tensor))
-            found[name] = _Slice(name, tensor, make)
-    return found
+            found[name] = tensor.detach()
+    loading = importlib.import_module("transformers.core_model_loading")
+    written = loading.revert_weight_conversion(model, found)
+    return {name: _Slice(name, tensor, make) for name, tensor in written.items()}
 
 
 @contextlib.contextmanager
