@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -116,16 +116,6 @@ def versions_of(found: Sequence[Evidence]) -> dict[str, str]:
         if said is not None:
             versions |= {k: v for k, v in said.versions.items() if k in (*PACKAGES, "memcalc")}
     return {name: known.split("+")[0] for name, known in sorted(versions.items())}
-
-
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Each library whose version is not that of the baseline, with both versions."""
-    names = sorted(before.keys() | now.keys())
-    return [
-        f"{name} {before.get(name, 'not installed')} then, {now.get(name, 'not installed')} now"
-        for name in names
-        if before.get(name) != now.get(name)
-    ]
 
 
 def same_folder(path: str) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
 from memcalc.budgets.records import Budget, Evidence, Known, Rule
-from memcalc.records.fields import FIELDS
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component
 from memcalc.units import format_bytes
@@ -52,16 +51,6 @@ def growth(evidence: Evidence, before: Known) -> str:
     return f"{_words(largest)} {sign}{format_bytes(abs(steps[largest]))}"
 
 
-def plan_changes(before: dict[str, object], now: dict[str, object]) -> str:
-    """How the plan differs from the baseline's, such as ``batch 8 -> 16``."""
-    shown = []
-    for name, field in FIELDS.items():
-        old, new = before.get(name, field.default), now.get(name, field.default)
-        if old != new:
-            shown.append(f"{name} {_plain(old)} -> {_plain(new)}")
-    return ", ".join(shown)
-
-
 def _dominant(prediction: Prediction) -> str:
     total = sum(prediction.components.values())
     phase = prediction.peak.phase.value
@@ -84,7 +73,3 @@ def _state(prediction: Prediction) -> str:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _plain(value: object) -> str:
-    return "default" if value in (None, "", [], ()) else str(value)

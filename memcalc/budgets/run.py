@@ -22,6 +22,7 @@ from memcalc.budgets.records import (
     Verdict,
 )
 from memcalc.errors import EstimateError, OverBudgetError, UsageError
+from memcalc.records.changes import plan_changes, version_changes
 from memcalc.units import format_mib
 
 
@@ -140,7 +141,7 @@ def _with_plan_changes(
     """Growth is explained first by what the pull request changed in the plan."""
     if known is None or verdict.budget.rule is not Rule.GROWTH or verdict.limit is None:
         return verdict
-    changes = reasons.plan_changes(known.plan, baseline.brief(run.plan, path.parent))
+    changes = ", ".join(plan_changes(known.plan, baseline.brief(run.plan, path.parent)))
     parts = [part for part in (changes, verdict.reason) if part]
     return replace(verdict, reason="; ".join(parts))
 
@@ -178,7 +179,7 @@ def _warnings(
     missing = [name for name in growing if name not in before.runs]
     if missing:
         found.append(f"{shown} does not hold {', '.join(missing)}: {write}")
-    differences = baseline.changed(before.versions, versions)
+    differences = version_changes(before.versions, versions)
     if differences:
         found.append(f"{shown} was written with other versions: {'; '.join(differences)}")
     return found

@@ -64,6 +64,9 @@ VERBS = {
     ),
     "check": Verb("check", "Judge the memory budgets of a repository's training runs."),
     "init": Verb("init", "Write a starter memcalc.toml with budgets from today's estimate."),
+    "diff": Verb(
+        "diff", "Say what changed between two answers and why: by component, phase and module."
+    ),
     "show": Verb(
         "show",
         "Show a saved result again, in any format; or a memory snapshot of a real run.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -48,6 +48,18 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     }
     left = {key: value for key, value in written.items() if key.replace("-", "_") not in typed}
     return {**left, **typed}
+
+
+def understood(words: Sequence[str]) -> dict[str, Any]:
+    """The settings that these words would be on the command line of ``memcalc estimate``.
+
+    Raises:
+        click.UsageError: there is no such option.
+    """
+    taken: list[dict[str, Any]] = []
+    command = with_plan(lambda settings: taken.append(settings))
+    command.main(list(words), prog_name="memcalc estimate", standalone_mode=False)
+    return taken[0] if taken else {}
 
 
 def plans_of(settings: dict[str, Any]) -> list[Plan]:

@@ -25,16 +25,12 @@ def _format(extension: str, kinds: str, needs: str = "") -> Format:
     return Format(extension, frozenset(kinds.split()), needs)
 
 
-_ANSWERS = "predictions simulation explanation snapshot fit suggestions check"
+_ANSWERS = "predictions simulation explanation snapshot fit suggestions difference check"
 
 FORMATS = {
-    "table": _format(
-        ".txt", "predictions simulation explanation snapshot fit suggestions check measurements"
-    ),
-    "json": _format(".json", "predictions simulation explanation snapshot fit suggestions check"),
-    "markdown": _format(
-        ".md", "predictions simulation explanation snapshot fit suggestions check measurements"
-    ),
+    "table": _format(".txt", f"{_ANSWERS} measurements"),
+    "json": _format(".json", _ANSWERS),
+    "markdown": _format(".md", f"{_ANSWERS} measurements"),
     "csv": _format(".csv", "predictions simulation"),
     "github": _format("", "check"),
     "junit": _format(".xml", "check"),

@@ -34,3 +34,19 @@ def test_a_mistyped_verb_is_answered_with_the_closest():
     answer = CliRunner().invoke(app, ["estimat"])
     assert answer.exit_code == 2
     assert "estimate" in answer.output
+
+
+def test_two_saved_answers_are_compared(memcalc, small_model, tmp_path):
+    for name, batch in (("a", "2"), ("b", "4")):
+        words = ("estimate", small_model, "--batch", batch, "--seq", "64")
+        assert memcalc(*words, "-o", str(tmp_path / f"{name}.json")).returncode == 0
+    done = memcalc("diff", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    assert done.returncode == 0
+    assert "settings: batch 2 -> 4" in done.stdout
+
+
+def test_a_comparison_with_nonsense_is_one_sentence(memcalc, small_model):
+    done = memcalc("diff", small_model, "gpt2 --bach 4")
+    assert done.returncode == 2
+    assert "--bach" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,82 @@
+"""``memcalc diff``."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from memcalc.cli.command import argument, option, verb
+from memcalc.cli.options import plans_of, understood
+from memcalc.cli.output import OUTPUT, deliver, format_option
+from memcalc.cli.progress import progress
+from memcalc.cli.saved import explanation_in, saved
+from memcalc.cli.values import counted
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import Tracer
+from memcalc.explanation.chapters import Chapter, again, chapter
+from memcalc.explanation.difference import difference
+from memcalc.files import plain
+from memcalc.files.formats import chosen
+from memcalc.files.results import predictions
+from memcalc.records.plan import Plan
+
+_WHAT = (
+    "A result that memcalc wrote (.json), a file of settings (.toml), or a model with options, in "
+    "quotes."
+)
+
+
+@verb
+@argument("before", _WHAT)
+@argument("now", "What to compare it with, in the same words.")
+@option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
+@format_option("difference")
+@OUTPUT
+@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
+def command(
+    before: str, now: str, top: int, format: str | None, output: Path | None, cache: bool
+) -> None:
+    """Say what changed between two answers and why: by component, phase and module."""
+    from memcalc.report import differences
+
+    name = chosen("difference", format, output)
+    with Tracer(use_cache=cache) as tracer, progress("comparing") as steps:
+        first = _chapter(before, tracer)
+        steps.at(1, 2)
+        found = difference(first, _chapter(now, tracer))
+    blocks = list(differences.blocks(found, top))
+    deliver(name, output, blocks, json=lambda: differences.as_json(found))
+
+
+def _chapter(text: str, tracer: Tracer) -> Chapter:
+    data = saved(text)
+    if data is not None:
+        return again(_only(data, Path(text)), tracer)
+    answer = tracer.trace(_plan(text))
+    if isinstance(answer, MemcalcError):
+        raise answer
+    return chapter(answer)
+
+
+def _only(data: dict[str, Any], path: Path) -> Any:
+    if data.get("kind") == "explanation":
+        return explanation_in(data, path).prediction
+    found = predictions(data, path)
+    if len(found) != 1:
+        raise UsageError(f"{path} holds {len(found)} answers: compare files of one each.")
+    return found[0]
+
+
+def _plan(text: str) -> Plan:
+    if text.endswith(".toml"):
+        found = plans_of(plain.toml(Path(text)))
+    else:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(f"{text!r} cannot be read: {error}.") from None
+        found = plans_of(understood(words))
+    if len(found) != 1:
+        raise UsageError(f"{text!r} names several optimizers: compare one with one.")
+    return found[0]
