@@ -42,6 +42,20 @@ def context_span(gpu: Gpu | None) -> Span:
 
 
 @functools.cache
+def eager_span(gpu: Gpu) -> Span:
+    """The same where all kernels are loaded at the start: ``CUDA_MODULE_LOADING=EAGER``.
+
+    So did every PyTorch before 1.13, and every one built for CUDA before 11.7.
+    """
+    readings = [r for r in contexts.table() if not r.lazy and not r.aside]
+    own = _of_kind(gpu, readings)
+    if len(own) >= ENOUGH:
+        return _own(own)
+    span = _by_multiprocessors(gpu, readings, len(own))
+    return replace(span, low=_own(own).low, likely=_own(own).likely) if own else span
+
+
+@functools.cache
 def outside(gpu: Gpu | None) -> Outside:
     """Context and modules of a process on a GPU; without one, the limits over all known GPUs."""
     total = _at_least(_span(gpu, _MODEL), gpu)

@@ -29,6 +29,16 @@ class PhasePeak(msgspec.Struct, frozen=True, kw_only=True):
     """The same phase in the first step, where optimizer state may not exist yet."""
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What a span is made of, by name."""
+
+    name: str
+    low: int
+    likely: int | None
+    high: int
+    source: str
+
+
 class Span(msgspec.Struct, frozen=True, kw_only=True):
     """A figure known only within limits."""
 
@@ -36,6 +46,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     likely: int | None
     high: int
     source: str
+    parts: tuple[Part, ...] = ()
+    """What it is made of; parts that were read together have ends that do not add up to its."""
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):

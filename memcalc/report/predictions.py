@@ -38,6 +38,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     if prediction.context is not None:
         yield Line("  ".join(rungs[:-1]))
         yield Line(rungs[-1])
+        yield from (Line(f"  {words}") for words in rows.parts(prediction.context))
     else:
         yield Line("  ".join(rungs))
     if prediction.fit is None:

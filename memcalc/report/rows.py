@@ -8,7 +8,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction, Span
 from memcalc.records.trace import Component
 from memcalc.units import MIB, format_bytes, format_mib
 from memcalc.workload import loops
@@ -120,6 +120,14 @@ def process_words(prediction: Prediction) -> str:
     words = f"{(bare + context.low) / MIB:,.0f} to {(bare + context.high) / MIB:,.0f} MiB"
     known_by = f"context: {context.source}"
     return f"{words} ({prediction.unknown.get('process_used', known_by)})"
+
+
+def parts(span: Span) -> Iterator[str]:
+    """What a span is made of, a part each."""
+    for part in span.parts:
+        likely = f", likely {part.likely / MIB:,.0f}" if part.likely is not None else ""
+        ends = f"{part.low / MIB:,.0f} to {part.high / MIB:,.0f} MiB"
+        yield f"{part.name}: {ends}{likely} ({part.source})"
 
 
 def ladder_words(prediction: Prediction) -> list[tuple[str, str]]:
