@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.budgets import commands
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.catalog import gpus, models
 from memcalc.errors import MemcalcError, SettingError, UsageError
@@ -53,7 +54,13 @@ def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
 
 
 def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
-    """Estimate every run; runs with the same plan are estimated once."""
+    """Estimate every run; runs with the same plan are estimated once, and commands simulated."""
+    simulated = commands.simulated([run for run in runs if run.plan.command])
+    estimated = iter(_estimated([run for run in runs if not run.plan.command], effort))
+    return [simulated[run.name] if run.plan.command else next(estimated) for run in runs]
+
+
+def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     found: dict[tuple[str, str], Prediction | MemcalcError] = {}
     for method in dict.fromkeys(run.method for run in runs):
         plans = {_key(run.plan): run.plan for run in runs if run.method == method}
@@ -77,6 +84,10 @@ def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     """Train every run for real, one after the other, and put its estimate beside it."""
     from memcalc.measure.runs.runner import Request, Runner
 
+    if command := next((run for run in runs if run.plan.command), None):
+        raise UsageError(
+            f"{command.where}: a command is simulated, not measured: leave --measure out."
+        )
     found: dict[str, Evidence] = {}
     estimates = estimate(runs, effort)
     with Runner() as runner:

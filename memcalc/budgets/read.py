@@ -23,6 +23,7 @@ TOP = ("defaults", "runs", "baseline")
 OWN_KEYS = ("method", "limits")
 DEFAULT_BASELINE = "memcalc-baseline.json"
 _LONGEST_NAME = 100
+_OF_COMMANDS = ("command", "steps", "gpu", "torch", "alloc_conf")
 
 
 def read(path: Path) -> BudgetFile:
@@ -83,6 +84,8 @@ def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     method = settings.pop("method", "trace")
     with source.at(places.get("method", here)):
         checked("method", Method, method)
+        if method != "trace" and "command" in settings:
+            raise UsageError("a command is simulated: leave method out.")
     plan = _plan(source, here, settings, places)
     tables: list[Key] = [("defaults", "limits"), (*here, "limits")]
     found = budgets(source, name, tables, default_peak(plan.target, method))
@@ -113,14 +116,37 @@ def _known(source: Source, key: Key) -> str:
 def _plan(
     source: Source, here: Key, settings: Mapping[str, Any], places: Mapping[str, Key]
 ) -> Plan:
-    if "model" not in settings:
-        raise source.error(here, f"run {here[-1]} names no model: write model = NAME.")
+    if "command" in settings:
+        settings = _of_command(source, settings, places)
+    elif "model" not in settings:
+        raise source.error(
+            here,
+            f"run {here[-1]} names no model: write model = NAME, or command = 'python train.py'.",
+        )
     try:
         return make(settings)
     except SettingError as error:
         raise source.error(places[error.setting], str(error)) from None
     except UsageError as error:
         raise source.error(here, str(error)) from None
+
+
+def _of_command(
+    source: Source, settings: Mapping[str, Any], places: Mapping[str, Key]
+) -> dict[str, Any]:
+    """What a command is told; all else it says itself, and defaults are for runs of models.
+
+    Raises:
+        UsageError: its own table says more.
+    """
+    other = [key for key in settings if key not in _OF_COMMANDS and places[key][0] != "defaults"]
+    if other:
+        raise source.error(
+            places[other[0]],
+            f"{other[0]} is for runs of a model; beside command there are "
+            f"{', '.join(key for key in _OF_COMMANDS if key != 'command')}.",
+        )
+    return {key: value for key, value in settings.items() if key in _OF_COMMANDS}
 
 
 def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:

@@ -226,7 +226,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     command: Annotated[
         Text | None,
         about(
-            "A program that trains, as it is typed; it runs as it is on a simulated GPU.",
+            "A program that trains, as it is typed, in place of a model; it runs as it is on a "
+            "simulated GPU.",
             option=None,
         ),
     ] = None

@@ -30,8 +30,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.path).name if self.path else self.module
 
 
-def understand(typed: str) -> Program:
+def understand(typed: str, folder: Path | None = None) -> Program:
     """Find the Python program in a command as it is typed.
+
+    Args:
+        typed: the command.
+        folder: where it is to run; ``None``: here.
 
     Raises:
         UsageError: there is none, or it starts others.
@@ -46,9 +50,9 @@ def understand(typed: str) -> Program:
     if Path(first).name in _LAUNCHERS:
         raise _launcher(Path(first).name)
     if _PYTHON.fullmatch(Path(first).name):
-        return _python(rest)
+        return _python(rest, folder)
     if first.endswith(".py"):
-        return _script(first, rest)
+        return _script(first, rest, folder)
     found = shutil.which(first)
     if found is None:
         raise UsageError(
@@ -62,7 +66,7 @@ def understand(typed: str) -> Program:
     return Program(path=found, arguments=tuple(rest))
 
 
-def _python(rest: list[str]) -> Program:
+def _python(rest: list[str], folder: Path | None) -> Program:
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c", "-m"):
         del rest[: 2 if rest[0] in _WITH_VALUE else 1]
     if len(rest) > 1 and rest[0] == "-m":
@@ -71,11 +75,11 @@ def _python(rest: list[str]) -> Program:
         return Program(module=rest[1], arguments=tuple(rest[2:]))
     if not rest or rest[0].startswith("-"):
         raise UsageError("Name a script or a module: memcalc simulate -- python train.py.")
-    return _script(rest[0], rest[1:])
+    return _script(rest[0], rest[1:], folder)
 
 
-def _script(path: str, rest: list[str]) -> Program:
-    if not Path(path).is_file():
+def _script(path: str, rest: list[str], folder: Path | None) -> Program:
+    if not (folder or Path()).joinpath(path).is_file():
         raise UsageError(f"There is no script {path}.")
     return Program(path=path, arguments=tuple(rest))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
 from memcalc.allocator.device import DeviceMemory
@@ -37,6 +38,8 @@ class GpuMemory(Ledger):
         self._device = DeviceMemory(total, available=limit)
         self._allocator = CachingAllocator(settings, self._device)
         self._blocks: dict[int, Any] = {}
+        self._refused: tuple[int, int, int, int] | None = None
+        """The last storage without room; how many events, marks and asides there were then."""
 
     def log(self, event: int) -> None:
         """Write an event down; a birth that finds no room raises ``torch.OutOfMemoryError``."""
@@ -51,11 +54,23 @@ class GpuMemory(Ledger):
         try:
             return self._allocator.allocate(entry.bytes, entry.stream)
         except DeviceOutOfMemoryError as error:
+            self._refused = number, len(self.events), len(self.marks), len(self.asides)
             raise torch.OutOfMemoryError(_words(error.why, self.total, self.outside)) from None
         finally:
             if self._allocator.retries > given_back:
                 # Where there was no room, the allocator has emptied its cache by itself.
                 self.asides.append(Aside(index=len(self.events), what="empty_cache"))
+
+    def count_refused(self) -> None:
+        """Write down the request that found no room, when it did: this much was needed at least."""
+        if self._refused is None:
+            return
+        number, event, marks, asides = self._refused
+        self._refused = None
+        self.events[event:event] = [number, ~number]
+        self.event_tags[event:event] = [self.entries[number].tag] * 2
+        self.marks[marks:] = [replace(one, index=one.index + 2) for one in self.marks[marks:]]
+        self.asides[asides:] = [replace(one, index=one.index + 2) for one in self.asides[asides:]]
 
     def used_by(self, tensor: torch.Tensor, stream: int) -> None:
         """Another stream uses a tensor (``Tensor.record_stream``)."""

@@ -1,6 +1,6 @@
 """What a simulating child does: it runs one program on a simulated GPU.
 
-``{"plan": ..., "descriptors": ...}`` is answered by ``{"ending": ..., "prediction": ..., "trace":
+``{"plan": ..., "folder": ...}`` is answered by ``{"ending": ..., "prediction": ..., "trace":
 ...}``, the last packed; the last two are missing where nothing was on the GPU.
 """
 
@@ -46,7 +46,12 @@ def warm(hint: str) -> None:
 
 def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
     """A function that answers requests."""
-    return lambda request, speaker: answer(decode(Plan, request["plan"]), breadcrumbs)
+
+    def ask(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
+        os.chdir(request["folder"])
+        return answer(decode(Plan, request["plan"]), breadcrumbs)
+
+    return ask
 
 
 def answer(plan: Plan, breadcrumbs: Breadcrumbs | None = None) -> dict[str, Any]:
@@ -59,6 +64,8 @@ def answer(plan: Plan, breadcrumbs: Breadcrumbs | None = None) -> dict[str, Any]
     program = understand(plan.command or "")
     session = sessions.Session(question, breadcrumbs=breadcrumbs)
     ending = _ending(program, session)
+    if ending.out_of_memory:
+        session.memory.count_refused()
     if not session.memory.events:
         return {"ending": encode(ending)}
     found = session.traced(program.name)

@@ -6,6 +6,7 @@ import base64
 import os
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,26 +39,28 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: it never used the GPU."""
 
 
-def simulate(plan: Plan, parent: Parent | None = None) -> Simulated:
+def simulate(plan: Plan, parent: Parent | None = None, folder: Path | None = None) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
     Args:
         plan: its command, and the GPU.
         parent: forks the child; ``None``: one of its own.
+        folder: where to run it; ``None``: here.
 
     Raises:
         UsageError: the command cannot be understood.
         EstimateError: the child died.
     """
-    understand(plan.command or "")
+    folder = Path.cwd() if folder is None else folder
+    understand(plan.command or "", folder)
     if plan.gpu is not None:
         gpus.find(plan.gpu)
     if parent is None:
         with simulating_parent() as own:
-            return simulate(plan, own)
+            return simulate(plan, own, folder)
     child = parent.child("memcalc.script.job", "simulated script", aloud=True)
     try:
-        answer = child.ask({"plan": encode(plan)})
+        answer = child.ask({"plan": encode(plan), "folder": str(folder)})
     finally:
         child.end()
     return _understood(answer)
