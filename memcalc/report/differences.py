@@ -65,7 +65,8 @@ def _table(title: str, changes: Sequence[Change], unit: Unit) -> Table:
     for change in changes:
         if change.before == change.now and not change.before:
             continue
-        body.append((change.name, _size(change.before, unit), _size(change.now, unit), _by(change)))
+        name = change.name if ":" in change.name else _words(change.name)
+        body.append((name, _size(change.before, unit), _size(change.now, unit), _by(change)))
     return Table(head=(title, f"before {unit.name}", f"now {unit.name}", "change"), rows=body)
 
 
