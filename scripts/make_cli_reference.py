@@ -5,24 +5,9 @@ import pathlib
 import subprocess
 import sys
 
-COMMANDS = (
-    "",
-    "estimate",
-    "fit",
-    "explain",
-    "report",
-    "measure",
-    "run",
-    "compare",
-    "check",
-    "init",
-    "show",
-    "doctor",
-    "list",
-    "list models",
-    "list optimizers",
-    "list gpus",
-)
+from memcalc.cli.app import VERBS
+
+COMMANDS = ("", *VERBS, *(f"list {name}" for name in ("models", "optimizers", "gpus")))
 PATH = pathlib.Path(__file__).parent.parent / "docs" / "cli.md"
 
 

@@ -72,6 +72,9 @@ VERBS = {
         "Show a saved result again, in any format; or a memory snapshot of a real run.",
     ),
     "doctor": Verb("doctor", "Say what this machine can measure, what is missing and what to do."),
+    "completion": Verb(
+        "completion", "Print what makes a shell complete verbs, models, GPUs and optimizers."
+    ),
     "list": Verb("lists", "List the models, optimizers and GPUs that memcalc knows."),
 }
 

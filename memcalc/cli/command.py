@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from memcalc import foreign
+from memcalc.cli.groups import EXAMPLES, GROUPS, OTHERS
 
 FILE: Any = click.Path(path_type=Path)
 """The type of an option or argument that names a file."""
@@ -27,15 +28,31 @@ class Argument(click.Argument):
 
 
 class Command(click.Command):
-    """A command that explains its arguments before its options."""
+    """A command that explains its arguments before its options, and ends with examples."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write both lists."""
+        """Write the arguments, then what is the verb's own, then the plan's by group."""
         known = [param for param in self.params if isinstance(param, Argument)]
         if known:
             with formatter.section("Arguments"):
                 formatter.write_dl([(one.make_metavar(ctx), one.explained) for one in known])
-        super().format_options(ctx, formatter)
+        rest = [param for param in self.get_params(ctx) if not isinstance(param, Argument)]
+        groups: dict[str, list[click.Parameter]] = {}
+        for param in rest:
+            groups.setdefault(getattr(param, "group", "Options"), []).append(param)
+        order = [*GROUPS, OTHERS, "Options"]
+        for title in sorted(groups, key=order.index):
+            records = [param.get_help_record(ctx) for param in groups[title]]
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what may be typed."""
+        examples = EXAMPLES.get(ctx.info_name or "")
+        if examples:
+            with formatter.section("Examples"):
+                for example in examples:
+                    formatter.write(f"  {example}\n")
 
 
 def argument(name: str, explained: str, **more: Any) -> Callable[[Any], Any]:

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from memcalc.cli.command import argument, option, verb
+from memcalc.cli.command import argument, no_cache, option, verb
 from memcalc.cli.options import plans_of, understood
 from memcalc.cli.output import OUTPUT, deliver, format_option
 from memcalc.cli.progress import progress
@@ -33,15 +33,15 @@ _WHAT = (
 @option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
 @format_option("difference")
 @OUTPUT
-@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
+@no_cache("traces")
 def command(
-    before: str, now: str, top: int, format: str | None, output: Path | None, cache: bool
+    before: str, now: str, top: int, format: str | None, output: Path | None, use_cache: bool
 ) -> None:
     """Say what changed between two answers and why: by component, phase and module."""
     from memcalc.report import differences
 
     name = chosen("difference", format, output)
-    with Tracer(use_cache=cache) as tracer, progress("comparing") as steps:
+    with Tracer(use_cache=use_cache) as tracer, progress("comparing") as steps:
         first = _chapter(before, tracer)
         steps.at(1, 2)
         found = difference(first, _chapter(now, tracer))

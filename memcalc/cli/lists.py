@@ -49,8 +49,8 @@ def gpus(context: bool) -> None:
     for gpu in catalog.table():
         major, minor = gpu.capability
         click.echo(
-            f"{gpu.name:24} {format_bytes(gpu.memory):>10}  compute capability {major}.{minor}, "
-            f"{gpu.multiprocessors} multiprocessors"
+            f"{gpu.name:24} {gpu.sold_as:>4} GB on the box, {format_bytes(gpu.memory):>9} to use  "
+            f"compute capability {major}.{minor}, {gpu.multiprocessors} multiprocessors"
         )
 
 

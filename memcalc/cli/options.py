@@ -9,30 +9,45 @@ from typing import Any
 import click
 
 from memcalc.catalog import plan as plans
+from memcalc.cli import complete
 from memcalc.cli.command import FILE, Argument, Command, verb
+from memcalc.cli.groups import GROUPS, OTHERS
 from memcalc.files import plain
 from memcalc.records.fields import FIELDS, Field
 from memcalc.records.plan import Plan, with_preset
 
-_METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT"}
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+_NAMED = {"gpu": "GPU", "optim": "NAME", "alloc_conf": "CONF", "torch": "VERSION"}
 
 
 def _parameter(field: Field) -> click.Parameter:
     """A field of a plan as an argument or option; what is typed, the field itself reads."""
     words = f"{field.help} {field.typed}".strip()
     if field.name == "model":
-        return Argument([field.name], required=False, explained=words)
+        return Argument(
+            [field.name], required=False, explained=words, shell_complete=complete.models
+        )
     if field.kind is bool:
         switch = f"--{field.option}/--no-{field.option}"
-        return click.Option([field.name, switch], type=bool, default=None, help=words)
-    return click.Option(
+        return _Option(field, [field.name, switch], type=bool, default=None, help=words)
+    return _Option(
+        field,
         [field.name, f"--{field.option}"],
         type=str,
-        metavar=_METAVARS[field.kind],
+        metavar=_NAMED.get(field.name, "NAME" if field.choices else _METAVARS[field.kind]),
+        shell_complete=complete.of(field),
         multiple=field.repeats,
         default=None,
         help=words,
     )
+
+
+class _Option(click.Option):
+    """An option of a plan, and the heading it stands under in help."""
+
+    def __init__(self, field: Field, *names: Any, **more: Any) -> None:
+        super().__init__(*names, **more)
+        self.group = next((g for g, fields in GROUPS.items() if field.name in fields), OTHERS)
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from memcalc.cli.command import exit_with, option
+from memcalc.cli.command import exit_with, no_cache, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option, put
 from memcalc.cli.progress import progress
@@ -29,7 +29,7 @@ _PROGRAMS = ("trainer", "accelerate", "axolotl")
 @format_option("suggestions")
 @OUTPUT
 @VERBOSE
-@option("--cache/--no-cache", default=True, help="Keep and reuse traces on disk.")
+@no_cache("traces")
 def command(
     settings: dict[str, Any],
     program: str | None,
@@ -38,7 +38,7 @@ def command(
     format: str | None,
     output: Path | None,
     verbose: bool,
-    cache: bool,
+    use_cache: bool,
 ) -> None:
     """Find the best ways to train a model on a GPU, each one really estimated.
 
@@ -59,7 +59,7 @@ def command(
             steps.at(steps.done + 1, count)
             steps.row(suggested.words(one))
 
-        found = suggest_plan(plans[0], use_cache=cache, seen=tell)
+        found = suggest_plan(plans[0], use_cache=use_cache, seen=tell)
     if program is not None and found.fitting:
         from memcalc.suggestions.snippets import snippet
 

@@ -16,4 +16,4 @@ def require(package: str) -> None:
         UsageError: the package is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise UsageError(f"{_WORDS[package]}: type pip install 'memcalc[report]'.")
+        raise UsageError(f"{_WORDS[package]}: type pip install 'torch-memcalc[report]'.")

@@ -1,12 +1,16 @@
 """The table of verbs against the commands themselves, each imported only when it is typed."""
 
+import shlex
 import subprocess
 import sys
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from memcalc.cli.app import VERBS, app
+from memcalc.cli.groups import EXAMPLES, GROUPS
+from memcalc.records.fields import FIELDS
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -50,3 +54,33 @@ def test_a_comparison_with_nonsense_is_one_sentence(memcalc, small_model):
     assert done.returncode == 2
     assert "--bach" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("example", [e for lines in EXAMPLES.values() for e in lines])
+def test_every_example_of_the_help_is_understood(example):
+    _, name, *words = shlex.split(example, comments=True)
+    if "*" in example:
+        words = ["runs.json"]
+    app.commands[name].make_context(name, words)
+
+
+def test_every_verb_has_examples_and_every_option_of_a_plan_a_heading():
+    assert set(VERBS) - set(EXAMPLES) == {"list", "completion"}
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    typed = {name for name, field in FIELDS.items() if field.option is not None}
+    assert set(grouped) == typed - {"model"}
+
+
+def test_a_shell_is_offered_verbs_models_gpus_and_optimizers():
+    def offered(words, begun):
+        return {
+            item.value
+            for item in ShellComplete(app, {}, "memcalc", "_X").get_completions(words, begun)
+        }
+
+    assert "suggest" in offered([], "su")
+    assert "openai-community/gpt2" in offered(["estimate"], "openai")
+    assert "rtx4090" in offered(["estimate", "gpt2", "--gpu"], "rtx40")
+    assert "adamw,adam8bit" in offered(["estimate", "gpt2", "--optim"], "adamw,adam8")
+    assert "amp-bf16" in offered(["estimate", "gpt2", "--precision"], "amp")

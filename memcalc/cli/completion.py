@@ -1,0 +1,35 @@
+"""``memcalc completion``."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from memcalc.cli.command import argument, verb
+
+VARIABLE = "_MEMCALC_COMPLETE"
+"""What a shell sets when it asks what could be typed."""
+_SHELLS = ("bash", "zsh", "fish")
+
+
+@verb
+@argument("shell", "bash, zsh or fish.", type=click.Choice(_SHELLS))
+def command(shell: str) -> None:
+    """Print what makes a shell complete verbs, models, GPUs and optimizers.
+
+    Add its output to the shell's start, such as eval "$(memcalc completion bash)" in ~/.bashrc.
+    """
+    from memcalc.cli.app import app
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(app, {}, "memcalc", VARIABLE).source())
+
+
+def answer(instruction: str) -> int:
+    """Tell a shell what could be typed; the exit code."""
+    from click.shell_completion import shell_complete
+
+    from memcalc.cli.app import app
+
+    return shell_complete(app, {}, "memcalc", VARIABLE, instruction)
