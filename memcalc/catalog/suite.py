@@ -7,18 +7,22 @@ from typing import Any
 
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.files import plain
+from memcalc.files import plain, shipped
 from memcalc.records.plan import Plan, with_preset
 
 
 def load(path: Path) -> list[Plan]:
     """Read a suite: ``[defaults]`` and a list of ``[[run]]``, each with the keys of a plan.
 
-    A list under ``optim`` makes one run for each.
+    A list under ``optim`` makes one run for each. A bare name that is no file here, such as
+    ``community``, is one that memcalc brings along.
 
     Raises:
         UsageError: the file cannot be read, holds no runs, or a run is not understood.
     """
+    brought = shipped.configs() / "suites" / f"{path}.toml"
+    if path.parent == Path() and not path.exists() and brought.is_file():
+        path = brought
     data = plain.toml(path)
     defaults, runs = data.get("defaults", {}), data.get("run", [])
     if not isinstance(runs, list) or not runs or not isinstance(defaults, dict):
