@@ -1,9 +1,9 @@
 """Record what PyTorch's CUDA allocator sees of single operators, forward and backward.
 
-Usage: ``python benchmarks/record_operators.py FILE [cudnn]``, with a Python that has torch for
-CUDA; a stand-in driver will do. With ``cudnn`` the cases are what cuDNN does, which is off
-otherwise. ``tests/kernels/test_operators.py`` holds memcalc's own account of each operator against
-the file.
+Usage: ``python benchmarks/record_operators.py FILE [cudnn | modules]``, with a Python that has
+torch for CUDA; a stand-in driver will do. With ``cudnn`` the cases are what cuDNN does, which is
+off otherwise; with ``modules`` they are those of torch.nn. ``tests/kernels/test_operators.py``
+holds memcalc's own account of each case against the file.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import cudnn_cases
+import module_cases
 import operator_cases
 import torch
-from operator_cases import Case, play
+from operator_cases import play
+
+CASES = {"cudnn": cudnn_cases, "modules": module_cases, "": operator_cases}
 
 
 def events(entries: list[dict[str, Any]]) -> list[int]:
@@ -37,23 +40,27 @@ def events(entries: list[dict[str, Any]]) -> list[int]:
     return found
 
 
-def record(case: Case) -> list[int]:
+def record(case: Any) -> list[int]:
     """Play a case; inputs' gradients stay alive to the end."""
     inputs = case.inputs("cuda")
-    begin = len(torch.cuda.memory._snapshot()["device_traces"][0])
-    play(case, inputs)
-    return events(torch.cuda.memory._snapshot()["device_traces"][0][begin:])
+    # The history of each case alone: a snapshot of all that went before takes ever longer.
+    torch.cuda.memory._record_memory_history(max_entries=10**6, context=None)
+    try:
+        play(case, inputs)
+        return events(torch.cuda.memory._snapshot()["device_traces"][0])
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def main() -> None:
-    torch.backends.cudnn.enabled = "cudnn" in sys.argv
+    kind = "".join(sys.argv[2:])
+    torch.backends.cudnn.enabled = kind == "cudnn"
     torch.cuda.init()
     # Workspaces of matrix products are made once, not by the case that comes first.
     warm = torch.zeros(8, 8, device="cuda", requires_grad=True)
     (warm @ warm).sum().backward()
-    torch.cuda.memory._record_memory_history(max_entries=10**6, stacks="python")
     found, failed = {}, {}
-    for case in (cudnn_cases if torch.backends.cudnn.enabled else operator_cases).cases():
+    for case in CASES[kind].cases():
         try:
             found[case.name] = record(case)
         except (RuntimeError, NotImplementedError) as error:

@@ -29,6 +29,8 @@ SCANNED = frozenset(_SCANS)
 _UNIQUE_TILES = {7: {4: 704, 8: 320}, 8: {4: 2816, 8: 1344}, 9: {4: 7168, 8: 4928}}
 """By CUB's generation of tuning, then width of a key."""
 _UNIQUE_STATE = 16
+_SCAN_BY_KEY_TILES = {7: 1536, 8: 1536, 9: 1664}
+"""Of 64-bit keys and sums."""
 _WARP = 32
 """States before the first tile's."""
 
@@ -52,6 +54,11 @@ def sort_pairs(count: int, key_bytes: int, value_bytes: int, bits: int, target: 
 def scan(count: int, element_bytes: int) -> int:
     """A running sum."""
     return _states(count, *_SCANS[element_bytes])
+
+
+def scan_by_key(count: int, target: Target) -> int:
+    """A running sum in 64 bit that begins anew with each 64-bit key."""
+    return _states(count, _SCAN_BY_KEY_TILES[target.architecture.cub], _UNIQUE_STATE)
 
 
 def unique_by_key(count: int, key_bytes: int, target: Target) -> int:

@@ -96,9 +96,20 @@ def _flash_forward(
 
 
 def _flash_backward(
-    target: Target, query: tuple[int, int, int, int], key: tuple[int, int, int, int], element: int
+    target: Target,
+    query: tuple[int, int, int, int],
+    key: tuple[int, int, int, int],
+    element: int,
+    copies: tuple[int, ...],
 ) -> Scratch:
-    return Scratch(after=fused_attention.flash_backward(query, key, element))
+    return _behind(copies, nested(*fused_attention.flash_backward(query, key, element)))
+
+
+def _behind(copies: tuple[int, ...], after: Allocations) -> Scratch:
+    """``copies``: bytes of what is copied first and held to the end."""
+    first = len(copies)
+    freed = tuple(~number for number in reversed(range(first)))
+    return Scratch(copies, (*_later(after, first), *freed))
 
 
 def _efficient_forward(
@@ -108,9 +119,13 @@ def _efficient_forward(
 
 
 def _efficient_backward(
-    target: Target, query: tuple[int, int, int, int], k_len: int, element: int
+    target: Target,
+    query: tuple[int, int, int, int],
+    k_len: int,
+    element: int,
+    copies: tuple[int, ...],
 ) -> Scratch:
-    return Scratch(after=fused_attention.efficient_backward(query, k_len, element, target))
+    return _behind(copies, fused_attention.efficient_backward(query, k_len, element, target))
 
 
 def _cudnn_forward(target: Target) -> Scratch:
@@ -137,10 +152,19 @@ def _problem(direction: int, *sizes: Any) -> tuple[int, convolution.Problem | No
 
 
 def _embedding_backward(
-    target: Target, indices: int, rows: int, width: int, index_bytes: int, copies: tuple[int, ...]
+    target: Target,
+    indices: int,
+    rows: int,
+    width: int,
+    index_bytes: int,
+    copies: tuple[int, ...],
+    bag: bool,
+    by_frequency: bool,
 ) -> Scratch:
     """``copies``: bytes of what is copied first and held to the end."""
-    before, after = indexing.embedding_backward(indices, rows, width, index_bytes, target)
+    before, after = indexing.embedding_backward(
+        indices, rows, width, index_bytes, target, bag=bag, by_frequency=by_frequency
+    )
     first = len(copies)
     freed = tuple(~number for number in reversed(range(first)))
     return Scratch((*copies, *_later(before, first)), (*_later(after, first), *freed))

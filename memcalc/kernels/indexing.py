@@ -62,7 +62,14 @@ def sort(elements: int, along: int, key_bytes: int, target: Target) -> Allocatio
 
 
 def embedding_backward(
-    indices: int, rows: int, width: int, index_bytes: int, target: Target
+    indices: int,
+    rows: int,
+    width: int,
+    index_bytes: int,
+    target: Target,
+    *,
+    bag: bool = False,
+    by_frequency: bool = False,
 ) -> tuple[Allocations, Allocations]:
     """Scratch of a dense embedding gradient, before and after the gradient is allocated.
 
@@ -72,13 +79,15 @@ def embedding_backward(
         width: D, size of a vector.
         index_bytes: bytes per index.
         target: the GPU and PyTorch.
+        bag: of an ``EmbeddingBag``, which always sorts.
+        by_frequency: the gradient is divided by how often each row was looked up.
 
     Returns:
         Two ``Allocations``, empty up to 3072 indices, where the kernel needs no sorting. Above:
-        sorted indices before; after, segment offsets and the fp32 sums of partial segments,
-        ``4 D (N // 10 + min(N, V))`` bytes.
+        sorted indices before, and with ``by_frequency`` their counts; after, segment offsets and
+        the fp32 sums of partial segments, ``4 D (N // 10 + min(N, V))`` bytes.
     """
-    if indices <= _SORTED_ABOVE:
+    if not indices or (indices <= _SORTED_ABOVE and not bag and not by_frequency):
         return (), ()
     size = indices * index_bytes
     bits = max(rows - 1, 1).bit_length() if target.torch >= _BITS_OF_ROWS else index_bytes * 8
@@ -88,10 +97,16 @@ def embedding_backward(
     before = (size, size, size, temporary, ~3, ~2)
     unique = cub.unique_by_key(indices, index_bytes, target)
     scan = cub.scan(min(indices, rows), index_bytes)
+    counted = 0
+    if by_frequency:
+        sums = cub.scan_by_key(indices, target)
+        before += (size, sums, ~5, sums, ~6)
+        counted = 3
     after = (
         *(size, 8, size, unique, ~7, ~6),
         *(segments, segments, scan, ~10),
         *(8, partial * index_bytes, partial * width * _FLOAT),
-        *(~13, ~12, ~11, ~9, ~8, ~5, ~4, ~1, ~0),
+        *(~13, ~12, ~11, ~9, ~8, ~5, ~4),
     )
-    return before, after
+    moved = tuple(word if word > 0 else word - counted for word in after)
+    return before, (*moved, *((~4,) if counted else ()), ~1, ~0)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import called_from_engine, is_owned_once
+from memcalc.trace.torch_private import (
+    called_from_engine,
+    is_held_by_engine_alone,
+    is_owned_once,
+)
 
 _aten = torch.ops.aten
 
@@ -24,7 +29,8 @@ def accumulates(node: Any, args: tuple[Any, ...]) -> bool:
     if not isinstance(args[1], torch.Tensor) or not called_from_engine(sys._getframe(1)):
         return False
     old, new = args
-    return old.shape == new.shape and old.dtype is new.dtype and is_owned_once(old)
+    alike = old.shape == new.shape and old.dtype is new.dtype
+    return alike and is_owned_once(old) and is_held_by_engine_alone(old)
 
 
 IN_PLACE = {
@@ -35,6 +41,34 @@ IN_PLACE = {
     _aten.index_put.default: _aten.index_put_.default,
     _aten._unsafe_index_put.default: _aten.index_put_.default,
 }
+
+
+_FORMULAS = {
+    "BinaryCrossEntropyWithLogitsBackward0": {
+        _aten.sub.Tensor: _aten.sub_.Tensor,
+        _aten.mul.Tensor: _aten.mul_.Tensor,
+        _aten.div.Tensor: _aten.div_.Tensor,
+    },
+}
+"""Nodes whose formula goes on in place with what it has made, but for subclasses of tensors."""
+_BEGINS = {"BinaryCrossEntropyWithLogitsBackward0": "sigmoid"}
+"""The operator that makes it."""
+
+
+def in_place(func: Any, node: Any, made_by: Callable[[], str]) -> Any:
+    """What writes into its first argument instead, where such a formula would; else ``None``.
+
+    Args:
+        func: an operator.
+        node: of autograd's graph; ``None`` outside of backward.
+        made_by: tells the operator that made the storage of the first argument.
+    """
+    if func in IN_PLACE:
+        return IN_PLACE[func]
+    formula = _FORMULAS.get(node.name()) if node is not None else None
+    if formula is None or func not in formula or made_by() != _BEGINS[node.name()]:
+        return None
+    return formula[func]
 
 
 def writes_in_place(node: Any, args: tuple[Any, ...]) -> bool:

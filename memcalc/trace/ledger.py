@@ -149,6 +149,11 @@ class Ledger:
         found = self._live.get(storage_key(tensor))
         return found[0] if found is not None else None
 
+    def maker_of(self, tensor: torch.Tensor) -> str:
+        """The operator that made a tensor's storage; empty if it was not seen."""
+        number = self.number_of(tensor)
+        return self.entries[number].op if number is not None else ""
+
     def follow(self, args: Any) -> None:
         """What happens now repeats with the first tensor on the device among arguments.
 

@@ -18,7 +18,7 @@ from memcalc.kernels import blas
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device, flops
-from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
+from memcalc.trace.engine import accumulates, in_place, writes_in_place
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators.convolution import PLANNED
 from memcalc.trace.operators.overrides import (
@@ -196,8 +196,9 @@ class TraceRecorder(TorchDispatchMode):
             return torch.ops.aten.add_.Tensor(*args)
         if func in _ADDS and getattr(adds_bias, "inside", False):
             return torch.ops.aten.alias.default(args[0])
-        if func in IN_PLACE and writes_in_place(node, args):
-            func = IN_PLACE[func]
+        instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
+        if instead is not None and writes_in_place(node, args):
+            func = instead
         name = _name(func)
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, name)

@@ -119,13 +119,29 @@ class _Twice(torch.autograd.Function):
         return once + grad
 
 
+class _Keeping(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        made = grad * 2
+        ctx.kept = made.detach()
+        return made
+
+
 def _sums_beside(recorder: TraceRecorder) -> bool:
-    """Once the model's own code adds, once two hold the gradient."""
-    own, shared = _leaf(4), _leaf(4)
-    loss = (_Twice.apply(own) + (shared + shared)).sum()  # type: ignore[no-untyped-call]
+    """Once the model's own code adds, then the gradient, its storage and again it are held."""
+    own, shared, kept, held = (_leaf(4) for _ in range(4))
+    parts = _Twice.apply(own) + (shared + shared)  # type: ignore[no-untyped-call]
+    loss = (parts + (kept.tanh() + _Keeping.apply(kept))).sum()  # type: ignore[no-untyped-call]
+    tail = held - held.tanh()
+    grad = torch.empty_like(tail)
     with _made(recorder) as names:
         loss.backward()
-    return names.count("add") == 2
+        tail.backward(grad)
+    return names.count("add") == 4
 
 
 def _writes_in_place(recorder: TraceRecorder) -> bool:

@@ -103,6 +103,16 @@ def is_owned_once(tensor: torch.Tensor) -> bool:
     return _storage_users(tensor.untyped_storage()._cdata) == 2
 
 
+_HELD_BY_ENGINE = 4
+"""Users of a gradient that the engine alone holds, as a dispatch mode sees it where it is summed:
+the engine, its call, the call's stack and the Python object (2.13)."""
+
+
+def is_held_by_engine_alone(tensor: torch.Tensor) -> bool:
+    """Nobody else, such as a variable of the program or another node's input, has this gradient."""
+    return tensor._use_count() <= _HELD_BY_ENGINE
+
+
 def next_node_number() -> int:
     """The number that the next node of this thread's autograd graph gets."""
     return _next_sequence_number()

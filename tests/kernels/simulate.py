@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
 import cudnn_cases  # noqa: E402
+import module_cases  # noqa: E402
 import operator_cases  # noqa: E402
 import torch  # noqa: E402
 from operator_cases import play  # noqa: E402
@@ -17,7 +18,7 @@ from operator_cases import play  # noqa: E402
 from memcalc.kernels.attention.choice import Backend  # noqa: E402
 from memcalc.kernels.target import Target  # noqa: E402
 from memcalc.trace import device  # noqa: E402
-from memcalc.trace.operators import attention, overrides  # noqa: E402
+from memcalc.trace.operators import attention, autocast, overrides  # noqa: E402
 from memcalc.trace.recorder import TraceRecorder  # noqa: E402
 from memcalc.trace.scratch.kernels import TargetKernelMemory  # noqa: E402
 
@@ -55,17 +56,22 @@ def simulate(name):
     """The events of every case of a recording, by name."""
     device.use("cuda")
     overrides.install()
-    recorded = json.loads(pathlib.Path(name).read_text())
+    autocast.install()
+    path = pathlib.Path(name)
+    recorded = json.loads(path.read_text())
     target = Target(
         capability=tuple(recorded["capability"]),
         multiprocessors=recorded["multiprocessors"],
         torch=tuple(int(part) for part in recorded["torch"].split(".")[:2]),
+        # The recorded cuDNN is one that PyTorch does not prefer for attention.
+        cudnn_attention=not path.name.startswith("modules"),
     )
     assert target.architecture.threads == recorded["threads_per_multiprocessor"]
-    cudnn = "-cudnn" in name
-    source = cudnn_cases if cudnn else operator_cases
+    cudnn, modules = "-cudnn" in path.name, path.name.startswith("modules")
+    source = cudnn_cases if cudnn else module_cases if modules else operator_cases
     os.environ["MEMCALC_NO_CUDNN"] = "" if cudnn else "1"
-    attention.install(target, None if cudnn else frozenset({Backend.EFFICIENT, Backend.MATH}))
+    plain = frozenset({Backend.EFFICIENT, Backend.MATH})
+    attention.install(target, None if cudnn or modules else plain)
     return {
         case.name: simulated(case, target)
         for case in source.cases()

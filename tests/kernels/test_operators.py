@@ -10,15 +10,28 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-RECORDINGS = sorted((ROOT / "evidence" / "standin").glob("operators-*.json"))
-USUAL = {"operators-torch2.13-cc75", "operators-torch2.13-cc90", "operators-torch2.13-cc90-cudnn"}
+STANDIN = ROOT / "evidence" / "standin"
+RECORDINGS = sorted([*STANDIN.glob("operators-*.json"), *STANDIN.glob("modules-*.json")])
+USUAL = {
+    "modules-torch2.13-cc90",
+    "operators-torch2.13-cc75",
+    "operators-torch2.13-cc90",
+    "operators-torch2.13-cc90-cudnn",
+}
 LEAST = {True: 40, False: 250}
 """Cases of a recording where cuDNN runs, and where it does not."""
 UNEQUAL = {
-    "bce_with_logits": "autograd's formula for subclasses makes other temporaries",
     "index_put": "autograd takes the two gradients in another order",
+    "Embedding of norm": "CUDA sorts the indices first, for as many as are in a batch",
 }
 """Operators whose events differ, and why; their peaks do not."""
+UNEQUAL_LAYOUT = "Softmax2d LocalResponseNorm MaxUnpool2d ReflectionPad2d Unfold CrossEntropyLoss"
+"""Of these, CUDA copies what lies with channels last elsewhere; peaks do not differ."""
+SEEDED = "MultiheadAttention without Transformer"
+"""Flash attention with dropout frees another of two seeds of 16 bytes."""
+LOWER = {"Bilinear": ("CUDA makes slices of the weight one by one", 0.06)}
+"""Modules whose peak is lower here than recorded, why, and by which share at most."""
+REFUSED = ("Embedding sparse", "EmbeddingBag sum sparse", "EmbeddingBag mean sparse")
 
 
 def simulated(name):
@@ -64,8 +77,31 @@ def test_every_event_of_every_operator_is_the_recorded_one(forked, path):
     assert len(recorded) > LEAST["-cudnn" in path.stem]
     found = forked(simulated, str(path))
     for name, events in recorded.items():
+        if name.startswith(REFUSED):
+            assert "sparse tensors are not simulated" in found[name]
+            continue
         assert isinstance(found[name], list), f"{name}: {found[name]}"
-        equal = canonical(found[name]) == canonical(events)
-        expected = not any(name.startswith(f"{other} ") for other in UNEQUAL)
-        assert equal == expected, f"{name}: {found[name]} here, {events} recorded"
-        assert peak(found[name]) == peak(events), name
+        _, share = LOWER.get(name.split()[0], ("", 0))
+        assert peak(events) * (1 - share) <= peak(found[name]) <= peak(events), name
+        if not share:
+            equal = canonical(found[name]) == canonical(events)
+            assert equal == as_recorded(name), f"{name}: {found[name]} here, {events} recorded"
+
+
+def as_recorded(name):
+    """Events, and not just peaks, are the recorded ones."""
+    if name.endswith("channels last") and name.split()[0] in UNEQUAL_LAYOUT.split():
+        return False
+    if name.startswith(tuple(SEEDED.split())) and not name.endswith("fp32"):
+        return "without" not in name and not name.startswith("Transformer")
+    return not any(name.startswith(f"{other} ") for other in UNEQUAL)
+
+
+def test_every_module_of_torch_nn_is_recorded_or_said_not_to_be(forked):
+    assert forked(missing) == []
+
+
+def missing():
+    from tests.kernels import simulate
+
+    return sorted(simulate.module_cases.missing())

@@ -39,6 +39,8 @@ BREAKS = {
     "nothing": (self_check, "F", self_check.F),
     "how often a storage is used": (engine, "is_owned_once", lambda _: False),
     "that a storage is used by others": (engine, "is_owned_once", lambda _: True),
+    "who holds a gradient": (engine, "is_held_by_engine_alone", lambda _: False),
+    "that a program holds a gradient": (engine, "is_held_by_engine_alone", lambda _: True),
     "which frames are wrappers": (torch_private, "_WRAPPERS", ("elsewhere.py",)),
     "who calls the dispatch mode": (engine, "called_from_engine", lambda _: True),
     "what names a storage": (ledger, "storage_key", lambda _: next(numbers)),
@@ -103,6 +105,8 @@ def test_a_pytorch_that_was_read_passes(found, case):
     [
         ("how often a storage is used", "autograd adds gradients in place"),
         ("that a storage is used by others", "only where nobody else holds it"),
+        ("who holds a gradient", "autograd adds gradients in place"),
+        ("that a program holds a gradient", "only where nobody else holds it"),
         ("which frames are wrappers", "autograd adds gradients in place"),
         ("who calls the dispatch mode", "only where nobody else holds it"),
         ("who runs the engine on a CPU", "autograd adds gradients in place"),

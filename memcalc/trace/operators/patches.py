@@ -29,6 +29,7 @@ def install_once() -> None:
     _read_ctc_lengths()
     _scatter_one_hot()
     _add_bias_in_place()
+    _normalize_rows()
 
 
 adds_bias = threading.local()
@@ -55,6 +56,21 @@ def _add_bias_in_place() -> None:
             adds_bias.inside = False
 
     torch.nn.functional.linear = linear
+
+
+def _normalize_rows() -> None:
+    """``group_norm`` copies an input that does not lie in rows, and normalizes the copy.
+
+    Of devices like the simulated one it takes any layout.
+    Source: aten/src/ATen/native/group_norm.cpp, ``group_norm`` (2.13).
+    """
+    original: Callable[..., torch.Tensor] = torch.group_norm
+
+    def group_norm(tensor: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        simulated = tensor.device.type == device.NAME != "cpu"
+        return original(tensor.contiguous() if simulated else tensor, *rest, **more)
+
+    torch.group_norm = group_norm
 
 
 def _leave_unchanged_modules_alone(

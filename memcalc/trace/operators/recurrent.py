@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.operators import decompositions
+
 _GRU_WORKSPACE, _GRU_GATES = 5, 3
 _aten = torch.ops.aten
 
@@ -52,28 +54,8 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
     return gates, hidden, grad_hx, *bias
 
 
-def _pack(
-    inputs: torch.Tensor, lengths: torch.Tensor, batch_first: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of a padded batch, those of the same place together; lengths are the host's, sorted.
-
-    Source: aten/src/ATen/native/PackedSequence.cpp, ``_pack_padded_sequence`` (2.11 and 2.13).
-    """
-    if batch_first:
-        inputs = inputs.transpose(0, 1)
-    steps, sizes, before = [], [], 0
-    for shorter, length in enumerate(reversed(lengths.tolist())):
-        if length > before:
-            rows = inputs.shape[1] - shorter
-            step = inputs[before:length, :rows].contiguous()
-            steps.append(step.view(-1, *inputs.shape[2:]))
-            sizes += [rows] * (length - before)
-            before = length
-    return torch.cat(steps), torch.tensor(sizes)
-
-
 OVERRIDES: dict[Any, tuple[Any, str]] = {
-    _aten._pack_padded_sequence.default: (_pack, ""),
+    _aten._pack_padded_sequence.default: (decompositions.pack_padded_sequence, ""),
     _aten._thnn_fused_lstm_cell.default: (_lstm_cell, ""),
     _aten._thnn_fused_lstm_cell_backward_impl.default: (_lstm_cell_backward, ""),
     _aten._thnn_fused_gru_cell.default: (_gru_cell, ""),

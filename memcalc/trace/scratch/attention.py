@@ -18,9 +18,11 @@ def _flash_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
 
 
 def _flash_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
-    _, query, key = args[:3]
+    """Source: flash_attn attention_backward.cu, ``_flash_attention_backward`` (2.11 and 2.13)."""
+    grad, query, key, _, out_of_forward = args[:5]
+    copies = _copied(grad, out_of_forward)
     return KernelCall(
-        "flash_backward", (tuple(query.shape), tuple(key.shape), query.element_size())
+        "flash_backward", (tuple(query.shape), tuple(key.shape), query.element_size(), copies)
     )
 
 
@@ -32,10 +34,18 @@ def _efficient_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
 
 
 def _efficient_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
-    _, query, key = args[:3]
+    """Source: attention_backward.cu, ``_efficient_attention_backward`` (2.11 and 2.13)."""
+    grad, query, key = args[:3]
+    copies = _copied(grad)
     return KernelCall(
-        "efficient_backward", (tuple(query.shape), key.shape[2], query.element_size())
+        "efficient_backward", (tuple(query.shape), key.shape[2], query.element_size(), copies)
     )
+
+
+def _copied(*tensors: Any) -> tuple[int, ...]:
+    """Bytes of those (B, H, S, D) that do not lie in rows of (B, S, H, D)."""
+    turned = (tensor.transpose(1, 2) for tensor in tensors)
+    return tuple(t.numel() * t.element_size() for t in turned if not t.is_contiguous())
 
 
 def _cudnn_forward(args: tuple[Any, ...], out: Any) -> KernelCall:

@@ -14,6 +14,7 @@ import torch
 
 from memcalc.kernels import cub
 from memcalc.kernels.formulas import KernelCall
+from memcalc.kernels.scratch import nested
 from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import attention as attention_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
@@ -30,6 +31,9 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     "nll_loss2d_forward": (1, 0),
     # Seed and offset are made first, with or without dropout.
     "_scaled_dot_product_cudnn_attention": (6, 7, 0, 1),
+    # EmbeddingBag.cu, ``_embedding_bag_cuda``: sizes and bags of the indices come first.
+    "_embedding_bag": (2, 1, 0, 3),
+    "_embedding_bag_forward_only": (2, 1, 0, 3),
 }
 """Operators whose outputs CUDA allocates in another order, or not all on the device."""
 
@@ -72,11 +76,29 @@ def _index_put(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 
 
 def _embedding(args: tuple[Any, ...], out: Any) -> KernelCall:
-    grad, indices, rows = args[:3]
-    count, width = indices.numel(), grad.shape[-1]
+    grad, indices, rows, _, by_frequency = args[:5]
     # What does not lie in a row is copied first: Embedding.cu, ``embedding_dense_backward_cuda``.
+    return _table_gradient(grad, indices, rows, False, bool(by_frequency))
+
+
+_MAX = 2
+"""The mode of a bag that takes the largest."""
+
+
+def _embedding_bag(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Source: aten/src/ATen/native/cuda/EmbeddingBag.cu, ``_embedding_bag_dense_backward_cuda``."""
+    grad, indices, _, _, _, rows, by_frequency, mode = args[:8]
+    if mode == _MAX:
+        return None
+    return _table_gradient(grad, indices, rows, True, bool(by_frequency))
+
+
+def _table_gradient(
+    grad: torch.Tensor, indices: torch.Tensor, rows: int, bag: bool, by_frequency: bool
+) -> KernelCall:
     copies = tuple(t.numel() * t.element_size() for t in (indices, grad) if not t.is_contiguous())
-    return KernelCall("embedding_backward", (count, rows, width, indices.element_size(), copies))
+    sizes = indices.numel(), rows, grad.shape[-1], indices.element_size()
+    return KernelCall("embedding_backward", (*sizes, copies, bag, by_frequency))
 
 
 def _safe_softmax(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -115,6 +137,24 @@ def _gradient_of_image(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 def _gradient_of_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """The same, but channels come last where they do in the input."""
     return _copied(args[0], suggest_memory_format(args[1]))
+
+
+def _adaptive_max_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Input and outputs are copied where they do not lie in rows.
+
+    Source: aten/src/ATen/native/cuda/AdaptiveMaxPooling2d.cu (2.13).
+    """
+    return _in_rows(*out, args[0])
+
+
+def _adaptive_max_pool_backward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    return _in_rows(args[0], args[2], out)
+
+
+def _in_rows(*tensors: torch.Tensor) -> KernelCall | None:
+    """Copies of those that do not lie in rows, in this order."""
+    sizes = [t.numel() * t.element_size() for t in tensors if not t.is_contiguous()]
+    return _fixed(after=nested(*sizes)) if sizes else None
 
 
 def _copied(grad: torch.Tensor, layout: torch.memory_format) -> KernelCall | None:
@@ -215,6 +255,8 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(_IN_ROWS, _gradient_in_rows),
     **dict.fromkeys(_IMAGES, _gradient_of_image),
     **dict.fromkeys(_POOLS, _gradient_of_pool),
+    "adaptive_max_pool2d": _adaptive_max_pool,
+    "adaptive_max_pool2d_backward": _adaptive_max_pool_backward,
     "_safe_softmax": _safe_softmax,
     "sort": _sort,
     "cumsum": _cumsum,
@@ -223,4 +265,5 @@ READERS: dict[str, Reader] = {
     "convolution": convolution.forward_call,
     "convolution_backward": convolution.backward_call,
     "embedding_dense_backward": _embedding,
+    "_embedding_bag_dense_backward": _embedding_bag,
 }
