@@ -94,7 +94,7 @@ def embedding_backward(
     temporary = cub.sort_pairs(indices, index_bytes, index_bytes, bits, target)
     segments = min(indices, rows) * index_bytes
     partial = indices // _ROWS_PER_THREAD + min(indices, rows)
-    before = (size, size, size, temporary, ~3, ~2)
+    before: Allocations = (size, size, size, temporary, ~3, ~2)
     unique = cub.unique_by_key(indices, index_bytes, target)
     scan = cub.scan(min(indices, rows), index_bytes)
     counted = 0

@@ -110,7 +110,8 @@ the engine, its call, the call's stack and the Python object (2.13)."""
 
 def is_held_by_engine_alone(tensor: torch.Tensor) -> bool:
     """Nobody else, such as a variable of the program or another node's input, has this gradient."""
-    return tensor._use_count() <= _HELD_BY_ENGINE
+    users: int = tensor._use_count()  # type: ignore[attr-defined]
+    return users <= _HELD_BY_ENGINE
 
 
 def next_node_number() -> int:

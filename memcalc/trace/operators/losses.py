@@ -78,13 +78,12 @@ def multi_margin(
     reduction: int = _MEAN,
 ) -> torch.Tensor:
     """A number for each sample, where there are several and one is wanted."""
-    like = {"dtype": scores.dtype, "device": scores.device}
     samples = target.numel()
     if reduction == _NONE and target.dim():
-        return torch.empty(samples, **like)
-    out = torch.empty((), **like)
+        return scores.new_empty(samples)
+    out = scores.new_empty(())
     if scores.dim() > 1 and samples > 1:
-        each = torch.empty(samples, **like)
+        each = scores.new_empty(samples)
         _aten.sum.IntList_out(each, [0], out=out)
     return out
 
@@ -98,15 +97,14 @@ def labels_margin(
     scores: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``multilabel_margin_loss_forward``: the loss, and which classes are targets."""
-    like = {"dtype": scores.dtype, "device": scores.device}
-    targets = torch.empty(target.shape, **like)
+    targets = scores.new_empty(target.shape)
     samples = scores.shape[0] if scores.dim() > 1 else 1
     if scores.dim() < 2:
-        return torch.empty((), **like), targets
-    each = torch.empty(samples, **like)
+        return scores.new_empty(()), targets
+    each = scores.new_empty(samples)
     if reduction == _NONE:
         return each, targets
-    out = torch.empty((), **like)
+    out = scores.new_empty(())
     _aten.sum.IntList_out(each, [0], out=out)
     return out, targets
 

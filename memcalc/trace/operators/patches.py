@@ -70,7 +70,7 @@ def _normalize_rows() -> None:
         simulated = tensor.device.type == device.NAME != "cpu"
         return original(tensor.contiguous() if simulated else tensor, *rest, **more)
 
-    torch.group_norm = group_norm
+    torch.group_norm = group_norm  # type: ignore[assignment]
 
 
 def _leave_unchanged_modules_alone(
