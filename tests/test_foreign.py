@@ -140,7 +140,7 @@ def told(small_model, settings, cached, traced):
 TAGS = {
     "html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "small", "code", "br",
     "wbr", "table", "caption", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption",
-    "div",
+    "div", "span", "section", "ul", "li", "dl", "dt", "dd", "i", "details", "summary", "script",
 }  # fmt: skip
 
 
@@ -238,6 +238,7 @@ def test_a_picture_draws_text_from_a_file_as_text(traced, text):
     reader = Strict()
     reader.feed(html)
     assert reader.tags <= TAGS
+    assert html.count("<script") == 1
     labels = plots.optimizers([prediction]).axes[0].get_yticklabels()
     assert not any(
         label.get_text().count("$") % 2 and "\\$" not in label.get_text() for label in labels

@@ -18,8 +18,9 @@ from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.predict import UNLIMITED, tuples
 from memcalc.records.plan import Plan
 from memcalc.records.steady import MORE
-from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import program_end
+from memcalc.units import format_bytes
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,8 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: the run has no caching allocator."""
     reserved: tuple[int, ...] | None
     phases: tuple[Stretch, ...]
+    made: tuple[str, ...]
+    """What each event was: module, operator, and bytes more or less."""
     events: int
     """How many moments there were before any were left out."""
 
@@ -55,7 +58,9 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
     bands: dict[Component, list[int]] = {component: [] for component in Component}
     rungs: list[Levels] = []
     stretches: list[Stretch] = []
-    for step, phase, component, size, held in _played(trace, plan):
+    made: list[str] = []
+    for step, phase, storage, size, held in _played(trace, plan):
+        component = storage.component
         levels[component] += size
         if step != trace.steps - 1 + MORE and not trace.whole:
             continue
@@ -65,6 +70,7 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
         else:
             stretches.append(Stretch(phase=phase, begin=here, end=here + 1))
         rungs.append(held)
+        made.append(_words(storage, size))
         for name, band in bands.items():
             band.append(levels[name])
     device = plan.target != "cpu"
@@ -74,11 +80,12 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
         allocated=tuple(held.allocated for held in rungs) if device else None,
         reserved=tuple(held.reserved for held in rungs) if device else None,
         phases=tuple(stretches),
+        made=tuple(made),
         events=len(rungs),
     )
 
 
-def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Component, int, Levels]]:
+def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int, Levels]]:
     """Each event as the allocator serves it: when, of what, bytes more or less, and the levels."""
     allocator = CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED))
     live: dict[int, Block] = {}
@@ -99,7 +106,14 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Component, i
         else:
             allocator.free(live.pop(key))
         change = storage.bytes if what else -storage.bytes
-        yield step, phase, storage.component, change, allocator.levels()
+        yield step, phase, storage, change, allocator.levels()
+
+
+def _words(storage: Storage, change: int) -> str:
+    """What an event was, in a few words."""
+    name = storage.component.value.replace("_", " ")
+    made = " ".join(part for part in (storage.module, storage.op) if part) or name
+    return f"{made} {'+' if change > 0 else '-'}{format_bytes(abs(change))}"
 
 
 def thin(line: Timeline, moments: int) -> Timeline:
@@ -122,6 +136,7 @@ def thin(line: Timeline, moments: int) -> Timeline:
             Stretch(phase=stretch.phase, begin=begin, end=end)
             for stretch, begin, end in zip(line.phases, starts, [*starts[1:], moments], strict=True)
         ),
+        made=tuple(line.made[i] for i in keep),
         events=line.events,
     )
 

@@ -10,7 +10,7 @@ from memcalc.records.prediction import Fit, FitVerdict, Prediction
 from memcalc.records.trace import Component
 from memcalc.report import rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Table
-from memcalc.units import GIB, MIB, format_bytes, unit_for
+from memcalc.units import format_bytes, unit_for
 
 _NOTES = {
     Component.ACTIVATIONS: "saved for backward",
@@ -104,7 +104,7 @@ def _table(prediction: Prediction) -> Table:
             row("+ managed", managed, "paged optimizer state")
         outside = peak.process_used - peak.reserved - managed
         row("+ outside", outside, "CUDA context and libraries")
-        rung("process used", peak.process_used, f"nvidia-smi: {_range(prediction)}")
+        rung("process used", peak.process_used, f"nvidia-smi: {rows.process_range(prediction)}")
     return Table(
         head=(f"at the peak, in {peak.phase.value}", unit.name, "", ""),
         rows=body,
@@ -125,16 +125,6 @@ def _rule(prediction: Prediction) -> str:
     name = f"{prediction.plan.optim} state"
     found = [r.bytes_per_parameter for r in prediction.rules_of_thumb if r.name == name]
     return f" (rule: {found[0]:g})" if found else ""
-
-
-def _range(prediction: Prediction) -> str:
-    context, reserved = prediction.context, prediction.peak.reserved
-    if context is None or reserved is None:
-        return "one figure"
-    bare = reserved + prediction.optimizer_state.total(Place.MANAGED)
-    low, high = bare + context.low, bare + context.high
-    unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
-    return f"{low / unit:,.2f} to {high / unit:,.2f} {name}"
 
 
 def _sentences(prediction: Prediction) -> Iterator[Line]:

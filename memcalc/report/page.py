@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,10 @@ from memcalc.errors import UsageError
 from memcalc.explanation.chapters import Chapter, Document
 from memcalc.explanation.records import Explanation
 from memcalc.records.prediction import Prediction
-from memcalc.report import explained, measured, plots, predictions, rows
+from memcalc.report import drawing, explained, measured, plots, predictions, rows
 from memcalc.report.blocks import Block, Kind, Line, Picture
-from memcalc.units import format_bytes
+from memcalc.report.drawing import Drawing
+from memcalc.report.hero import Hero, hero
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOP = 25
+Part = Block | Hero | Drawing
 
 
 def render(document: Document) -> str:
@@ -73,11 +76,12 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     made.filters["breakable"] = breakable
+    made.filters["json"] = lambda data: json.dumps(data, separators=(",", ":"))
     made.filters["base64"] = lambda data: base64.b64encode(data).decode()
     return made
 
 
-def _blocks(document: Document) -> Iterator[Block]:
+def _blocks(document: Document) -> Iterator[Part]:
     found = [chapter.prediction for chapter in document.chapters]
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
@@ -107,19 +111,14 @@ def _title(document: Document) -> str:
     return f"memory of training {', '.join(models)}"
 
 
-def _chapter(chapter: Chapter) -> Iterator[Block]:
+def _chapter(chapter: Chapter) -> Iterator[Part]:
     prediction = chapter.prediction
-    yield from predictions.verdict(prediction)
-    if prediction.peak.allocated is not None:
-        rungs = "what is asked for, held in blocks, held of the driver, and held by the process"
-        yield _picture(plots.ladder(prediction), f"the ladder at the peak: {rungs}")
+    yield hero(prediction)
     if chapter.line is not None:
-        size = format_bytes(prediction.peak.requested)
-        figure = plots.timeline(
-            chapter.line, f"peak in {prediction.peak.phase.value}: {size} requested"
-        )
-        caption = "requested bytes by component over one steady step, with the allocator's lines"
-        yield _picture(figure, caption)
+        fit = prediction.fit
+        limit, gpu = (fit.limit, fit.gpu) if fit is not None else (None, "")
+        yield drawing.whole(chapter.line, limit, gpu)
+        yield drawing.close_up(chapter.line, limit, gpu)
     yield from (Line(note, Kind.NOTE) for note in chapter.notes)
     yield predictions.phases(prediction)
     yield predictions.components(prediction)

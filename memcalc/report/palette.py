@@ -33,7 +33,7 @@ STYLES = {
     Component.TEMPORARIES: Style(color="#F0E442", hatch=".."),
     Component.UNSHARDED: Style(color="#332288", hatch="oo"),
     Component.COMMUNICATION: Style(color="#882255", hatch="**"),
-    Component.KV_CACHE: Style(color="#117733", hatch="++"),
+    Component.KV_CACHE: Style(color="#AA4499", hatch="///"),
     Component.WORKSPACES: Style(color="#009E73", hatch="||"),
 }
 """In the order bands are stacked: what is always there lies at the bottom."""

@@ -10,7 +10,7 @@ from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction, Span
 from memcalc.records.trace import Component
-from memcalc.units import MIB, format_bytes, format_mib
+from memcalc.units import GIB, MIB, format_bytes, format_mib
 from memcalc.workload import loops
 
 COMPONENT_WORDS = {
@@ -109,6 +109,17 @@ def ladder(prediction: Prediction) -> list[tuple[str, str]]:
         for name in ALLOCATOR_RUNGS
     ]
     return [*known, ("process used", process_words(prediction))]
+
+
+def process_range(prediction: Prediction) -> str:
+    """The two ends of what nvidia-smi will show of the process."""
+    context, reserved = prediction.context, prediction.peak.reserved
+    if context is None or reserved is None:
+        return "n/a"
+    bare = reserved + prediction.optimizer_state.total(Place.MANAGED)
+    low, high = bare + context.low, bare + context.high
+    unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
+    return f"{low / unit:,.2f} to {high / unit:,.2f} {name}"
 
 
 def process_words(prediction: Prediction) -> str:
