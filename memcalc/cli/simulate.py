@@ -5,14 +5,17 @@ from __future__ import annotations
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Literal, NoReturn
 
 from memcalc.cli.command import argument, exit_with, option, say, verb
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
-from memcalc.cli.values import counted
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver, deliver_predictions, format_option
+from memcalc.cli.values import Value, counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
+from memcalc.records.plan import Plan
 from memcalc.script.records import Ending
 
+Backend = Literal["simulated", "driver"]
 _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Options behind the command are the command's own."""
 
@@ -23,6 +26,13 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @option("--steps", type=counted(0), default=3, help="Stop after so many optimizer steps; 0: never.")
 @option("--torch", help="PyTorch version that will run. Default: the installed one.")
 @option("--alloc-conf", help="PYTORCH_ALLOC_CONF of the run.")
+@option(
+    "--backend",
+    type=Value(Backend),
+    default="simulated",
+    help="simulated, or driver: PyTorch's own CUDA code over a driver that does nothing.",
+)
+@option("--python", help="Of the driver back-end: a Python with PyTorch's CUDA build.")
 @format_option("predictions")
 @OUTPUT
 @VERBOSE
@@ -32,6 +42,8 @@ def command(
     steps: int,
     torch: str | None,
     alloc_conf: str | None,
+    backend: str,
+    python: str | None,
     format: str | None,
     output: Path | None,
     verbose: bool,
@@ -39,6 +51,11 @@ def command(
     """Run your own training script, unchanged, on a GPU that is not there; nothing is computed."""
     from memcalc.script.simulate import plan_of, simulate
 
+    if backend == "driver":
+        plan = plan_of(command, gpu=gpu, steps=steps, torch=torch, alloc_conf=alloc_conf)
+        _over_driver(plan, python, format, output)
+    if python is not None:
+        raise UsageError("--python is of the driver back-end: add --backend driver, or leave it.")
     name = chosen("simulation", format, output)
     if output is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
@@ -58,6 +75,20 @@ def command(
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise exit_with(found.ending.code)
+
+
+def _over_driver(
+    plan: Plan, python: str | None, format: str | None, output: Path | None
+) -> NoReturn:
+    from memcalc.report import driver as report
+    from memcalc.script.driver.run import run
+
+    name = chosen("driver", format, output)
+    found = run(plan, python or sys.executable)
+    deliver(name, output, report.blocks(plan, found), json=lambda: report.as_json(plan, found))
+    sys.stdout.flush()
+    _say_what_became(Ending(code=found.code, stopped=found.stopped, steps=found.steps))
+    raise exit_with(found.code)
 
 
 def _say_what_became(ending: Ending) -> None:

@@ -28,9 +28,9 @@ def _format(extension: str, kinds: str, needs: str = "") -> Format:
 _ANSWERS = "predictions simulation explanation snapshot fit suggestions difference check"
 
 FORMATS = {
-    "table": _format(".txt", f"{_ANSWERS} measurements"),
-    "json": _format(".json", _ANSWERS),
-    "markdown": _format(".md", f"{_ANSWERS} measurements"),
+    "table": _format(".txt", f"{_ANSWERS} measurements driver"),
+    "json": _format(".json", f"{_ANSWERS} driver"),
+    "markdown": _format(".md", f"{_ANSWERS} measurements driver"),
     "csv": _format(".csv", "predictions simulation"),
     "github": _format("", "check"),
     "junit": _format(".xml", "check"),

@@ -1,0 +1,214 @@
+"""Builds the stand-in libraries that one installation of PyTorch's CUDA build links to.
+
+Functions that must do something are written by hand (``sources/``); all others that PyTorch or
+CUDA's headers name do nothing and return success. Built once for each version of PyTorch, with the
+C compiler of the system, and kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from memcalc.errors import EstimateError
+from memcalc.files import cache, lock
+from memcalc.script.driver import elf
+
+SOURCES = Path(__file__).parent / "sources"
+_OURS = re.compile(
+    r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util|gomp|gfortran|numa|c10|torch|shm)[._]"
+)
+"""Libraries of the system and of PyTorch itself."""
+_UNVERSIONED = {
+    "libnccl": r"nccl",
+    "libnvshmem_host": r"nvshmem",
+    "libcufile": r"cuFile",
+    "libcusparseLt": r"cusparseLt",
+    "libcurand": r"curand",
+    "libcuda": r"cu(?!File)[A-Z]",
+    "libcupti": r"cupti",
+    "libnvToolsExt": r"nvtx",
+    "libcudnn": r"cudnn",
+}
+_HEADERS = {
+    "libcuda": (
+        "cuda.h",
+        re.compile(r"\bCUDAAPI\s+(cu[A-Z]\w+)\s*\(|#define\s+cu\w+\s.*?\b(cu[A-Z]\w+_v\d)\b"),
+    ),
+    "libcudart": ("cuda_runtime_api.h", re.compile(r"\bCUDARTAPI\s+(cuda[A-Z]\w+)\s*\(")),
+}
+"""Whose functions are made whether or not PyTorch asks for them: extensions do."""
+_DRIVER = "libcuda.so.1"
+_DONE = "built"
+_PATIENCE = 120.0
+"""Seconds to wait for another process that builds the same."""
+_STUBS = """
+#include <stdio.h>
+static int called(const char *name) {
+  if (getenv("MEMCALC_DRIVER_TRACE")) fprintf(stderr, "[stand-in driver] %s\\n", name);
+  return 0;
+}
+"""
+_ASK = """
+import importlib.util, json, pathlib, re, sys
+spec = importlib.util.find_spec("torch")
+if spec is None: print(json.dumps({})); sys.exit()
+root = pathlib.Path(spec.origin).parent
+text = (root / "version.py").read_text()
+value = lambda name: (re.findall(rf"^{name}[^=]*= *'([^']*)'", text, re.M) or [""])[-1]
+print(json.dumps({"root": str(root), "torch": value("__version__"), "cuda": value("cuda")}))
+"""
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """PyTorch as a Python has it; nothing is imported to find out."""
+
+    root: str = ""
+    torch: str = ""
+    cuda: str = ""
+    """Version of CUDA it was built for; empty: a build without CUDA."""
+
+
+def installed(python: str) -> Installed:
+    """Which PyTorch a Python would import.
+
+    Raises:
+        EstimateError: the Python does not run, or has no CUDA build.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK], capture_output=True, text=True, check=True, timeout=60
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EstimateError(f"{python} does not run: {error}.") from None
+    found = msgspec.json.decode(done.stdout, type=Installed)
+    if not found.cuda:
+        what = f"PyTorch {found.torch} without CUDA" if found.torch else "no PyTorch"
+        raise EstimateError(
+            f"{python} has {what}: the driver back-end runs PyTorch's CUDA build (Linux, x86-64); "
+            "in an environment of its own, type pip install torch, and name its Python with "
+            "--python."
+        )
+    return found
+
+
+def libraries(found: Installed) -> Path:
+    """The folder of the stand-in libraries for this PyTorch; built if it is not there.
+
+    Raises:
+        EstimateError: there is no C compiler, no CUDA headers, or they do not go together.
+    """
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise EstimateError(
+            "The driver back-end needs a C compiler: install gcc or clang, or name one in CC."
+        )
+    include = _headers(found)
+    more = sorted(Path(found.root).parent.glob("bitsandbytes/libbitsandbytes_cuda*.so"))
+    named = sorted(Path(found.root, "lib").glob("lib*.so"))
+    digest = hashlib.sha256(f"{found}{include}".encode())
+    for file in (*sorted(SOURCES.iterdir()), Path(__file__), Path(elf.__file__)):
+        digest.update(file.read_bytes())
+    for file in (*named, *more):
+        digest.update(f"{file}{file.stat().st_size}{file.stat().st_mtime_ns}".encode())
+    folder = cache.folder() / "driver" / digest.hexdigest()[:20]
+    if (folder / _DONE).exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock.held(folder / _DONE, patience=_PATIENCE):
+        if not (folder / _DONE).exists():
+            _build([*named, *more], folder, include, compiler)
+            (folder / _DONE).touch()
+    return folder
+
+
+def _build(named: list[Path], folder: Path, include: Path, compiler: str) -> None:
+    needed = [elf.needs(path) for path in named]
+    own = {path.name for path in named}
+    sonames = {
+        library
+        for needs in needed
+        for library in needs.libraries
+        if not _OURS.match(library) and library not in own
+    }
+    symbols = {symbol for needs in needed for symbol in needs.symbols}
+    # The others take memory from the driver.
+    for soname in sorted(sonames | {_DRIVER}, key=lambda name: name != _DRIVER):
+        _one(soname, symbols, folder, include, compiler)
+
+
+def _one(soname: str, symbols: set[elf.Wanted], folder: Path, include: Path, compiler: str) -> None:
+    base = soname.split(".so")[0]
+    source = SOURCES / f"{base}.c"
+    text = source.read_text() if source.exists() else '#include "device.h"\n'
+    names = _names(base, soname, symbols, include)
+    names -= set(re.findall(r"^(?:EXPORT [^(]*?|MAKES\()(\w+)[(,)]", text, re.MULTILINE))
+    stubs = (f'EXPORT int {name}(void) {{ return called("{name}"); }}' for name in sorted(names))
+    code = folder / f"{base}.c"
+    code.write_text("\n".join((text, _STUBS, *stubs, "")))
+    command = [
+        *(compiler, "-O1", "-w", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{include}"),
+        *(f"-Wl,-soname,{soname}", "-Wl,-rpath,$ORIGIN", "-o", str(folder / soname), str(code)),
+    ]
+    versions = {symbol.version for symbol in symbols if symbol.library == soname} - {""}
+    if versions:
+        script = folder / f"{base}.map"
+        script.write_text(f"{max(versions)} {{ global: *; }};\n")
+        command.append(f"-Wl,--version-script={script}")
+    if soname != _DRIVER:
+        command += [str(folder / _DRIVER), "-ldl", "-lpthread"]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    if compiled.returncode:
+        raise EstimateError(
+            f"The stand-in for {soname} cannot be compiled: {compiled.stderr.strip()[:500]}"
+        )
+
+
+def _names(base: str, soname: str, symbols: set[elf.Wanted], include: Path) -> set[str]:
+    """Functions that a library has to have."""
+    names = {symbol.name for symbol in symbols if symbol.library == soname}
+    pattern = _UNVERSIONED.get(base)
+    if pattern is not None:
+        names |= {s.name for s in symbols if not s.library and re.match(pattern, s.name)}
+    if base in _HEADERS:
+        header, declared = _HEADERS[base]
+        text = (include / header).read_text(encoding="utf-8", errors="replace")
+        names |= {name for found in declared.finditer(text) for name in found.groups() if name}
+    return names
+
+
+def _headers(found: Installed) -> Path:
+    """CUDA's headers, of the version that PyTorch was built for.
+
+    Raises:
+        EstimateError: there are none.
+    """
+    site = Path(found.root).parent
+    major = found.cuda.split(".")[0]
+    places = [
+        *sorted(site.glob("nvidia/cu*/include")),
+        *sorted(site.glob("nvidia/cuda_runtime/include")),
+        *([Path(os.environ["CUDA_HOME"]) / "include"] if "CUDA_HOME" in os.environ else []),
+        Path("/usr/local/cuda/include"),
+        *sorted(Path("/usr/local").glob("cuda-*/include")),
+        site / "triton/backends/nvidia/include",
+        *(Path(entry) / "triton/backends/nvidia/include" for entry in sys.path),
+    ]
+    for place in places:
+        runtime = place / "cuda_runtime_api.h"
+        if not all((place / name).is_file() for name in ("cuda.h", "driver_types.h")):
+            continue
+        version = re.search(r"#define CUDART_VERSION\s+(\d+)", runtime.read_text(errors="replace"))
+        if version is not None and str(int(version[1]) // 1000) == major:
+            return place
+    raise EstimateError(
+        f"There are no headers of CUDA {major} here: type pip install nvidia-cuda-runtime, or name "
+        "a toolkit in CUDA_HOME."
+    )

@@ -1,0 +1,82 @@
+"""The stand-in driver: what it is built from, and what is said where it cannot be.
+
+``MEMCALC_CUDA_PYTHON`` names a Python with PyTorch's CUDA build; without it nothing is run over it.
+"""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memcalc.errors import EstimateError
+from memcalc.script.driver import build, elf
+from memcalc.script.driver.run import run
+from memcalc.script.simulate import plan_of, simulate
+
+CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
+SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "scripts"
+
+
+def test_what_a_library_needs_is_read_from_it():
+    found = elf.needs(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    assert {"libc10.so", "libc.so.6", "libstdc++.so.6"} <= found.libraries
+    by_name = {symbol.name: symbol for symbol in found.symbols}
+    assert by_name["memcpy"].library == "libc.so.6"
+    assert by_name["memcpy"].version.startswith("GLIBC_2.")
+    assert any(s.name.startswith("_ZN3c10") and not s.version for s in found.symbols)
+
+
+def test_no_library_is_told_apart(tmp_path):
+    (tmp_path / "text").write_text("text " * 99)
+    with pytest.raises(ValueError, match="no 64-bit library"):
+        elf.needs(tmp_path / "text")
+
+
+def test_a_build_without_cuda_is_told_what_to_install():
+    with pytest.raises(EstimateError, match=r"without CUDA.*pip install torch.*--python"):
+        build.installed(sys.executable)
+    with pytest.raises(EstimateError, match="does not run"):
+        build.installed("/nothing/like/it")
+
+
+def test_without_a_compiler_or_headers_it_is_told_what_to_install(monkeypatch, tmp_path):
+    found = build.Installed(root=str(tmp_path / "torch"), torch="2.13.0", cuda="3.0")
+    with pytest.raises(EstimateError, match="headers of CUDA 3"):
+        build.libraries(found)
+    monkeypatch.setenv("CC", "nothing-like-it")
+    with pytest.raises(EstimateError, match="needs a C compiler"):
+        build.libraries(found)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_driver_counts_its_memory_and_maps_none(tmp_path):
+    source = build.SOURCES / "libcuda.c"
+    library = tmp_path / "libcuda.so"
+    command = ["cc", "-shared", "-fPIC", "-w", "-o", str(library), str(source)]
+    subprocess.run(command, check=True)
+    driver = ctypes.CDLL(str(library))
+    at, left, whole = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_size_t()
+    assert driver.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(3 << 20)) == 0
+    assert driver.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(whole)) == 0
+    assert whole.value - left.value == 4 << 20
+    assert driver.cuMemAlloc_v2(ctypes.byref(at), ctypes.c_size_t(80 << 30)) == 2
+
+
+@pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
+@pytest.mark.parametrize("name", ["sam_and_lion", "side_stream", "resnet_sgd", "adam_8bit"])
+def test_both_back_ends_give_one_answer(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMCALC_READS", "zeros")
+    monkeypatch.setenv("MEMCALC_NO_CUDNN", "1")
+    monkeypatch.chdir(tmp_path)
+    command = ["python", str(SCRIPTS / f"{name}.py")]
+    plan = plan_of(command, steps=2, gpu="H100 SXM", torch="2.13", cudnn_attention=False)
+    over = run(plan, CUDA)
+    found = simulate(plan).traced.prediction.phases
+    assert over.stopped
+    assert max(phase.allocated for phase in found) == over.peaks.allocated
+    assert max(phase.reserved for phase in found) == over.peaks.reserved
