@@ -17,7 +17,7 @@ from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
-from memcalc.records.steady import MORE, continued
+from memcalc.records.steady import continued, repeats
 from memcalc.records.trace import Aside, Component, Mark, Phase, Trace
 from memcalc.records.walk import components, counts, highest, most_of
 
@@ -39,9 +39,8 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     """
     plan, gpu = question.plan, question.gpu
     settings = question.settings
-    more = 0 if trace.whole else MORE
-    replayed = replay(tuples(trace, more), settings, UNLIMITED)
-    phases = _phases(replayed, trace, more)
+    replayed = replay(tuples(trace), settings, UNLIMITED)
+    phases = _phases(replayed, trace)
     if plan.target == "cpu":
         phases = tuple(map(_requested_only, phases))
     top = max(phases, key=lambda phase: phase.allocated or phase.requested)
@@ -86,16 +85,16 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     if gpu is None:
         return answer
     device = device_of(gpu, plan=plan).holding(state)
-    fit = judge(lambda: tuples(trace, more), settings, device, replayed.peaks)
+    fit = judge(lambda: tuples(trace), settings, device, replayed.peaks)
     return replace(answer, fit=fit)
 
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
     """The same prediction, judged by a device that need not be the plan's GPU."""
     settings = asked(prediction.plan).settings
-    unlimited = replay(tuples(trace, MORE), settings, UNLIMITED).peaks
+    unlimited = replay(tuples(trace), settings, UNLIMITED).peaks
     there = device.holding(prediction.optimizer_state)
-    return replace(prediction, fit=judge(lambda: tuples(trace, MORE), settings, there, unlimited))
+    return replace(prediction, fit=judge(lambda: tuples(trace), settings, there, unlimited))
 
 
 def _requested_only(phase: PhasePeak) -> PhasePeak:
@@ -130,12 +129,10 @@ def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) 
     )
 
 
-def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
+def tuples(trace: Trace) -> Iterator[tuple[Any, ...]]:
     """The events of a trace in the form the allocator replays, phases as marks.
 
-    Args:
-        trace: what happened.
-        more: how often the last step is repeated.
+    The last step is repeated until there are as many as ``memcalc measure`` takes.
     """
     sizes = [storage.bytes for storage in trace.storages]
     streams = [(storage.stream, storage.used_by) for storage in trace.storages]
@@ -146,7 +143,7 @@ def tuples(trace: Trace, more: int = 0) -> Iterator[tuple[Any, ...]]:
 
     if trace.whole:
         return _as_it_ran(trace)
-    stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=more)
+    stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=repeats(trace))
     events = replayable(stream, sizes, streams if any(map(any, streams)) else None)
     return _told_early(trace, events) if trace.asides else events
 
@@ -213,13 +210,13 @@ def replayable(
             yield ~event, 0
 
 
-def _phases(replayed: Replay, trace: Trace, more: int) -> tuple[PhasePeak, ...]:
+def _phases(replayed: Replay, trace: Trace) -> tuple[PhasePeak, ...]:
     """Peaks of the parts that count, rung by rung; beside them the first step's."""
     first: dict[Phase, list[Levels]] = {}
     steady: dict[Phase, list[Levels]] = {}
     for interval in replayed.intervals:
         step, phase = cast(tuple[int, Phase], interval.name)
-        for group, inside in ((first, step == 0), (steady, counts(trace, phase, step, more))):
+        for group, inside in ((first, step == 0), (steady, counts(trace, phase, step, repeats(trace)))):
             if inside:
                 group.setdefault(phase, []).append(interval.peaks)
     return tuple(

@@ -14,7 +14,6 @@ from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
 from memcalc.estimation.predict import UNLIMITED, tuples
 from memcalc.explanation.timeline import settings_of
-from memcalc.records.steady import MORE
 from memcalc.records.trace import Storage
 from memcalc.records.walk import program_end
 
@@ -50,7 +49,7 @@ def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
     trace = traced.trace
     # As if dumped after the last step, with the model and the optimizer still there.
     alive = replace(trace, events=trace.events[: program_end(trace)])
-    for event in tuples(alive, MORE):
+    for event in tuples(alive):
         if event[0] is Op.MARK:
             step, phase = event[1]
             yield Op.MARK, f"step {step} {phase.value}"

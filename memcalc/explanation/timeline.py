@@ -17,7 +17,7 @@ from memcalc.allocator.replay import Op
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.predict import UNLIMITED, tuples
 from memcalc.records.plan import Plan
-from memcalc.records.steady import MORE
+from memcalc.records.steady import repeats
 from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import program_end
 from memcalc.units import format_bytes
@@ -59,10 +59,11 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
     rungs: list[Levels] = []
     stretches: list[Stretch] = []
     made: list[str] = []
+    steady = trace.steps - 1 + repeats(trace)
     for step, phase, storage, size, held in _played(trace, plan):
         component = storage.component
         levels[component] += size
-        if step != trace.steps - 1 + MORE and not trace.whole:
+        if step != steady and not trace.whole:
             continue
         here = len(rungs)
         if stretches and stretches[-1].phase is phase:
@@ -91,7 +92,7 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int
     live: dict[int, Block] = {}
     step, phase = 0, Phase.LOAD
     whole = replace(trace, events=trace.events[: program_end(trace)])
-    for key, what, *stream in tuples(whole, MORE):
+    for key, what, *stream in tuples(whole):
         if key is Op.MARK:
             step, phase = what
         elif key is Op.EMPTY_CACHE:

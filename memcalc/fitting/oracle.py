@@ -22,7 +22,7 @@ from memcalc.fitting.records import Probe
 from memcalc.fitting.symbolic import SymbolicTraces
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit
-from memcalc.records.steady import MORE, continued
+from memcalc.records.steady import continued, repeats
 from memcalc.records.trace import Trace
 from memcalc.records.walk import changes
 from memcalc.symbolic.evaluate import EventStream
@@ -173,7 +173,8 @@ class _Events:
             origin = storages[origins[number]]
             return sizes[number], origin.op, origin.module, origin.phase
 
-        events = continued(stream.events, stream.marks, kind, storages=len(sizes))
+        more = repeats(self._whole)
+        events = continued(stream.events, stream.marks, kind, storages=len(sizes), more=more)
         return replayable(events, sizes)
 
 
@@ -184,7 +185,7 @@ class _Traced:
         self._trace = trace
 
     def __call__(self) -> Iterable[tuple[Any, ...]]:
-        return tuples(self._trace, MORE)
+        return tuples(self._trace)
 
 
 def _judged(events: _Events | _Traced, question: Asked, trace: Trace, device: Device) -> Fit:

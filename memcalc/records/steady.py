@@ -11,11 +11,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from memcalc.records.trace import Mark, Phase
+from memcalc.records.trace import Mark, Phase, Trace
 from memcalc.records.walk import interleaved, last_step
 
-MORE = 2
-"""Steps that are repeated: with the two that are run, the four that ``memcalc measure`` takes."""
+STEPS = 4
+"""Of a run whose last step is taken for all that follow, as ``memcalc measure`` does."""
+
+
+def repeats(trace: Trace) -> int:
+    """How often the last step of a trace is repeated, so that so many are there; of a script's,
+    which is taken as it is, never."""
+    return 0 if trace.whole else max(1, STEPS - trace.steps)
 
 
 def continued(
@@ -24,7 +30,7 @@ def continued(
     kind: Callable[[int], Hashable],
     *,
     storages: int,
-    more: int = MORE,
+    more: int,
 ) -> Iterator[int | Mark]:
     """The events of a run with its last step repeated, each phase's mark before its events.
 

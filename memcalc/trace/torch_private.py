@@ -275,10 +275,20 @@ def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
     DDP compares shapes by values that are read back (torch/nn/parallel/distributed.py); FSDP1
     calls ``record_stream`` past all modes (torch/distributed/fsdp/_common_utils.py).
     """
+
+    def compared(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:
+        # What torch/csrc/distributed/c10d/reducer.cpp (verify_params_across_processes, 2.13) makes
+        # on the device: how many parameters each rank has, then their sizes and strides.
+        numbers = {"dtype": torch.int64, "device": parameters[0].device}
+        counts = [torch.empty(1, **numbers) for _ in range(1 + group.size())]
+        torch.empty(group.size(), **numbers)
+        torch.empty(sum(2 * parameter.dim() for parameter in parameters), **numbers)
+        del counts
+
     with ExitStack() as stack:
         ddp = importlib.import_module("torch.nn.parallel.distributed")
         stack.enter_context(
-            replaced(ddp, "_verify_param_shape_across_processes", lambda *_, **__: None)
+            replaced(ddp, "_verify_param_shape_across_processes", compared)
         )
         for name in ("_common_utils", "_flat_param", "_runtime_utils"):
             module = importlib.import_module(f"torch.distributed.fsdp.{name}")

@@ -14,7 +14,7 @@ from memcalc.explanation.peak import moments
 from memcalc.explanation.timeline import thin, timeline
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.records.steady import MORE
+from memcalc.records.steady import repeats
 from memcalc.records.trace import Component, Mark, Phase, Storage, Trace
 from memcalc.records.walk import components, highest, program_end
 
@@ -94,11 +94,11 @@ def test_the_bands_sum_to_the_total_at_every_event(trace):
     line = timeline(trace, PLAN)
     # The steady step: the last one, after it was repeated.
     events, wanted = [], []
-    for key, what in tuples(replace(trace, events=trace.events[: program_end(trace)]), MORE):
+    for key, what in tuples(replace(trace, events=trace.events[: program_end(trace)])):
         if key is Op.MARK:
             now = what
             continue
-        if now[0] == 1 + MORE:
+        if now[0] == 1 + repeats(trace):
             wanted.append(len(events))
         events.append(key if what else ~key)
     every = list(by_component(trace, events))
