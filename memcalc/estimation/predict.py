@@ -216,7 +216,10 @@ def _phases(replayed: Replay, trace: Trace) -> tuple[PhasePeak, ...]:
     steady: dict[Phase, list[Levels]] = {}
     for interval in replayed.intervals:
         step, phase = cast(tuple[int, Phase], interval.name)
-        for group, inside in ((first, step == 0), (steady, counts(trace, phase, step, repeats(trace)))):
+        for group, inside in (
+            (first, step == 0),
+            (steady, counts(trace, phase, step, repeats(trace))),
+        ):
             if inside:
                 group.setdefault(phase, []).append(interval.peaks)
     return tuple(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.kernels import blas, convolution, cub, indexing, reduction
+from memcalc.kernels import blas, convolution, cub, gathering, indexing, reduction
 from memcalc.kernels.attention import cudnn as cudnn_attention
 from memcalc.kernels.attention import fused as fused_attention
 from memcalc.kernels.scratch import Allocations, nested
@@ -83,6 +83,10 @@ def _index_put(target: Target, count: int, indices: int, rows: int) -> Scratch:
 
 def _sort(target: Target, elements: int, along: int, key_bytes: int) -> Scratch:
     return Scratch(after=indexing.sort(elements, along, key_bytes, target))
+
+
+def _split_copy(target: Target, pieces: tuple[int, ...], chunks: int) -> Scratch:
+    return Scratch(gathering.split_copy(pieces, chunks, target))
 
 
 def _scan(target: Target, count: int, element_bytes: int) -> Scratch:
@@ -206,6 +210,8 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "group_norm": _group_norm,
     "index_put": _index_put,
     "sort": _sort,
+    "split_copy": _split_copy,
+    "chunk_cat": lambda target, pieces: Scratch(gathering.chunk_cat(pieces)),
     "scan": _scan,
     "fixed": _fixed,
     "cublas": _cublas,

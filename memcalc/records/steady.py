@@ -19,8 +19,10 @@ STEPS = 4
 
 
 def repeats(trace: Trace) -> int:
-    """How often the last step of a trace is repeated, so that so many are there; of a script's,
-    which is taken as it is, never."""
+    """How often the last step of a trace is repeated, so that there are so many.
+
+    A script's run is taken as it is.
+    """
     return 0 if trace.whole else max(1, STEPS - trace.steps)
 
 

@@ -209,7 +209,9 @@ class TraceRecorder(TorchDispatchMode):
         self._values.remember(func, args, kwargs, out)
         self._count(func, args, kwargs, out)
         reader = READERS.get(name)
-        call = reader(args, out) if reader is not None and self._kernel_memory is not None else None
+        call = None
+        if reader is not None and self._kernel_memory is not None:
+            call = reader(args, kwargs.get("out", out))
         if name in PROBES:
             self._probe(name)
         if call is None:
@@ -225,6 +227,9 @@ class TraceRecorder(TorchDispatchMode):
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in _SCALARS and isinstance(args[0], FakeTensor):
             return self._read(args[0])
+        if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            # Weights that stay on the host: nobody asks for their values.
+            return func(*args, **kwargs)
         with without_modes():
             out = func(*args, **kwargs)
         if isinstance(out, FakeTensor):

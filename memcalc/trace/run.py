@@ -68,7 +68,10 @@ def trace(
             symbols=symbols,
             rank=rank,
         )
-        tagged, folded = trace_folded(program.model, once, fold_length(program))
+        if layouts.of(program.plan).folds:
+            tagged, folded = trace_folded(program.model, once, fold_length(program))
+        else:
+            tagged, folded = once([], 0), False
         if folded:
             said["repeated layers are traced a few times and continued, proven on one more"] = None
         assumptions = dict.fromkeys((*notes, *program.assumptions, *said))

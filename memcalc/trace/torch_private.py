@@ -159,7 +159,9 @@ def autocast_names() -> frozenset[str]:
 
 def register_device(name: str, module: Any, guard: Any) -> None:
     """Give PyTorch's ``PrivateUse1`` device a name, the module behind ``torch.<name>``, a guard."""
+    global _registered_device
     _set_up_device(name, backend_module=module, device_guard=guard)
+    _registered_device = name
 
 
 def wrap_backward(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -268,31 +270,70 @@ def planning_wrapped(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
         yield
 
 
+_registered_device = ""
+_data: Any = _ask("torch._C:TensorBase.data")
+_as_meta = _ask("torch._subclasses.fake_tensor:in_kernel_invocation_manager")
+
+
+def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """``tensor.data = new``, also from the simulated device to the host and back.
+
+    PyTorch lets tensors of its own devices take each other's data, and not those of others
+    (c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type``, 2.13): the new data comes under
+    the old device's keys, and the fake tensor is told where it is.
+    """
+    try:
+        _data.__set__(tensor, new)
+    except RuntimeError:
+        if not isinstance(tensor, FakeTensor):
+            raise
+        fake = new if isinstance(new, FakeTensor) else tensor.fake_mode.from_tensor(new)
+        with torch.no_grad(), _as_meta(fake.fake_mode):
+            plain = fake.detach()
+        keys = "cpu" if fake.device.type != "cpu" else _registered_device
+        _data.__set__(tensor, FakeTensor(fake.fake_mode, plain, torch.device(keys)))
+    if isinstance(tensor, FakeTensor):
+        tensor.fake_device = getattr(new, "fake_device", new.device)
+
+
 @contextmanager
 def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
     """DDP takes it that ranks agree, and FSDP1 records streams by this function.
 
     DDP compares shapes by values that are read back (torch/nn/parallel/distributed.py); FSDP1
-    calls ``record_stream`` past all modes (torch/distributed/fsdp/_common_utils.py).
+    calls ``record_stream`` past all modes (torch/distributed/fsdp/_common_utils.py), and knows
+    storages by their address, which fake ones do not have (_flat_param.py). Pinned host memory is
+    host memory.
     """
 
     def compared(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:
         # What torch/csrc/distributed/c10d/reducer.cpp (verify_params_across_processes, 2.13) makes
         # on the device: how many parameters each rank has, then their sizes and strides.
-        numbers = {"dtype": torch.int64, "device": parameters[0].device}
-        counts = [torch.empty(1, **numbers) for _ in range(1 + group.size())]
-        torch.empty(group.size(), **numbers)
-        torch.empty(sum(2 * parameter.dim() for parameter in parameters), **numbers)
+        like = parameters[0]
+
+        def numbers(count: int) -> torch.Tensor:
+            return torch.empty(count, dtype=torch.int64, device=like.device)
+
+        counts = [numbers(1) for _ in range(1 + group.size())]
+        numbers(group.size())
+        numbers(sum(2 * parameter.dim() for parameter in parameters))
         del counts
 
     with ExitStack() as stack:
         ddp = importlib.import_module("torch.nn.parallel.distributed")
-        stack.enter_context(
-            replaced(ddp, "_verify_param_shape_across_processes", compared)
-        )
+        stack.enter_context(replaced(ddp, "_verify_param_shape_across_processes", compared))
         for name in ("_common_utils", "_flat_param", "_runtime_utils"):
             module = importlib.import_module(f"torch.distributed.fsdp.{name}")
             stack.enter_context(replaced(module, "_no_dispatch_record_stream", record_stream))
+        flat = importlib.import_module("torch.distributed.fsdp._flat_param")
+        for owner, name, value in (
+            (flat, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
+            (flat, "_same_storage", lambda one, two: storage_key(one) == storage_key(two)),
+            (torch.Tensor, "data", property(lambda tensor: _data.__get__(tensor), _set_data)),
+            (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
+            (torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.device.type == "cpu"),
+        ):
+            stack.enter_context(replaced(owner, name, value))
         yield
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,21 +13,33 @@ from memcalc.errors import UsageError
 def blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The modules that transformers says must not be split (``_no_split_modules``), in order.
 
+    Where it names none, they are what the model's lists of like modules hold.
+
     Raises:
-        UsageError: the model names none.
+        UsageError: there are none either.
     """
     names: set[str] = set()
     for module in model.modules():
         names |= set(getattr(module, "_no_split_modules", None) or ())
     found = [module for module in model.modules() if type(module).__name__ in names]
+    found = found or [layer for layers in _lists(model) for layer in layers]
     inner = {child for block in found for child in block.modules() if child is not block}
     found = [block for block in found if block not in inner]
     if not found:
         raise UsageError(
             f"{type(model).__name__} does not say which of its layers must stay whole "
-            "(_no_split_modules), so it cannot be divided: choose --parallel ddp."
+            "(_no_split_modules) and has no list of them, so it cannot be divided: choose "
+            "--parallel ddp."
         )
     return found
+
+
+def _lists(model: torch.nn.Module) -> Iterator[torch.nn.ModuleList]:
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) > 1:
+            alike = len({type(layer) for layer in module}) == 1
+            if alike and all(any(True for _ in layer.parameters()) for layer in module):
+                yield module
 
 
 def to_empty(model: torch.nn.Module, device: Any, fill: Callable[[torch.nn.Module], None]) -> None:

@@ -57,7 +57,9 @@ def test_recordings_of_ranks_cover_what_they_claim():
     spreads = [layouts.spread(plan) for plan in PLANS]
     assert {spread.layout for spread in spreads} == set(layouts.names()) - {layouts.SINGLE}
     assert {2, 4, 8, 64} <= {spread.world for spread in spreads}
-    assert {0, 1} <= {(plan.rank or 0) // (s.world - 1) for plan, s in zip(PLANS, spreads)}
+    assert {0, 1} <= {
+        (plan.rank or 0) // (s.world - 1) for plan, s in zip(PLANS, spreads, strict=True)
+    }
     for layout in ("ddp", "fsdp2"):
         plans = [p for p, s in zip(PLANS, spreads, strict=True) if s.layout == layout]
         assert {"fp32", "amp-bf16"} <= {plan.precision for plan in plans}

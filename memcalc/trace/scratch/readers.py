@@ -17,6 +17,7 @@ from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import nested
 from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import attention as attention_scratch
+from memcalc.trace.scratch import gathering as gathering_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
 from memcalc.trace.scratch import step as step_scratch
 from memcalc.trace.scratch.step import is_dense
@@ -246,6 +247,7 @@ READERS: dict[str, Reader] = {
     **step_scratch.READERS,
     **reduction_scratch.READERS,
     **attention_scratch.READERS,
+    **gathering_scratch.READERS,
     "embedding": _embedding_forward,
     "index": _index,
     **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),

@@ -62,6 +62,9 @@ def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
     if sequence:
         inner |= _along_tokens()
         root |= _around_tokens()
+    elif _tied(model):
+        # One tensor cannot be a part in the head and whole in the embedding.
+        root |= _embedding()
     for layer in layers:
         parallelize_module(layer, mesh, inner)
     parallelize_module(model, mesh, root)
@@ -93,15 +96,12 @@ def _around_tokens() -> dict[str, Any]:
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         PrepareModuleInput,
-        RowwiseParallel,
         SequenceParallel,
     )
 
     # transformers makes the mask from the embeddings' length: tokens are divided after them.
     return {
-        "model.embed_tokens": RowwiseParallel(
-            input_layouts=Replicate(), output_layouts=Replicate()
-        ),
+        **_embedding(),
         "model.layers.0": PrepareModuleInput(
             input_layouts=(Replicate(),),
             desired_input_layouts=(Shard(1),),
@@ -112,13 +112,49 @@ def _around_tokens() -> dict[str, Any]:
     }
 
 
+def _embedding() -> dict[str, Any]:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import RowwiseParallel
+
+    whole = Replicate()
+    return {"model.embed_tokens": RowwiseParallel(input_layouts=whole, output_layouts=whole)}
+
+
+def _tied(model: torch.nn.Module) -> bool:
+    embedding: Any = model.get_submodule("model.embed_tokens")
+    head: Any = model.get_submodule("lm_head")
+    return embedding.weight is head.weight
+
+
 def groups(model: torch.nn.Module) -> list[Any]:
-    """Operators over lists do not take tensors and DTensors together: a group of each kind."""
-    kinds: dict[type, list[Any]] = {}
+    """A group of each kind."""
+    return [{"params": group} for group in _kinds(model)]
+
+
+def clip(model: torch.nn.Module, norm: float) -> None:
+    """To one norm of all kinds together."""
+    import torch
+    from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+    kinds = _kinds(model)
+    if len(kinds) == 1:
+        clip_grad_norm_(kinds[0], norm)
+        return
+    norms: list[Any] = [get_total_norm([p.grad for p in k if p.grad is not None]) for k in kinds]
+    whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in norms]
+    total = torch.linalg.vector_norm(torch.stack(whole))
+    for kind in kinds:
+        clip_grads_with_norm_(kind, norm, total)
+
+
+def _kinds(model: torch.nn.Module) -> list[list[Any]]:
+    """Operators over lists take no tensors and DTensors together, nor those of several meshes."""
+    kinds: dict[Any, list[Any]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            kinds.setdefault(type(parameter.data), []).append(parameter)
-    return [{"params": group} for group in kinds.values()]
+            mesh = getattr(parameter, "device_mesh", None)
+            kinds.setdefault(mesh, []).append(parameter)
+    return list(kinds.values())
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
@@ -134,5 +170,6 @@ LAYOUT = Layout(
     options=(*fsdp2.LAYOUT.options, "sequence_parallel"),
     groups=groups,
     quiet=quiet,
+    clip=clip,
     even=fsdp2.even,
 )
