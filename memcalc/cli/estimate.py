@@ -7,12 +7,13 @@ from typing import Any
 
 from memcalc.cli.command import exit_with, no_cache, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver, deliver_predictions, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.values import METHOD
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
 from memcalc.files.formats import chosen
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 
@@ -23,6 +24,12 @@ from memcalc.records.prediction import Prediction
     default="trace",
     help="trace (run the real code on a simulated GPU) or analytic.",
 )
+@option(
+    "--lengths",
+    type=str,
+    help="Replay a hundred batches of varying length: FILE with one length a line, "
+    "normal:MEAN,STD or uniform:A,B; --seq is where samples are cut.",
+)
 @format_option("predictions")
 @OUTPUT
 @VERBOSE
@@ -30,6 +37,7 @@ from memcalc.records.prediction import Prediction
 def command(
     settings: dict[str, Any],
     method: str,
+    lengths: str | None,
     format: str | None,
     output: Path | None,
     verbose: bool,
@@ -38,6 +46,8 @@ def command(
     """Predict what one training step costs, by component and by phase."""
     name = chosen("predictions", format, output)
     plans = plans_of(settings)
+    if lengths is not None and (len(plans) > 1 or name not in ("table", "markdown")):
+        raise UsageError("--lengths prints a table for one plan: name one optimizer, no --format.")
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
     with progress(f"estimating {plans[0].model}") as steps:
@@ -53,9 +63,20 @@ def command(
     if not found:
         raise failed[0]
     deliver_predictions(found, name, output, verbose=verbose)
+    if lengths is not None:
+        _vary(plans[0], lengths, name)
     if settings.get("optim") == "all":
         # An optimizer that does not take this model is no failure.
         failed = [error for error in failed if not isinstance(error, UsageError)]
     if failed:
         # What was answered is not the whole answer.
         raise exit_with(max(error.exit_code for error in failed))
+
+
+def _vary(plan: Plan, lengths: str, name: str) -> None:
+    from memcalc.estimation.lengths import varied
+    from memcalc.report.lengths import blocks
+
+    with progress(f"replaying batches of {lengths}"):
+        found = varied(plan, lengths)
+    deliver(name, None, list(blocks(found)))

@@ -48,7 +48,7 @@ def continued(
     after = [mark for mark in marks if mark.phase is Phase.EVAL]
     step = [mark for mark in marks if mark.step == final and mark.phase is not Phase.EVAL]
     yield from interleaved(events, [mark for mark in marks if mark not in after], 0, end)
-    held = _partners(events, kind, begin, end)
+    held = partners(events, kind, begin, end)
     before: dict[int, int] = {}
     """Of what an earlier step made and this one frees: the copy that stands for it now."""
     for copy in range(1, more + 1):
@@ -75,7 +75,7 @@ def continued(
             yield event
 
 
-class _Held:
+class Held:
     """How one step hands over to the next."""
 
     __slots__ = ("kept", "successor")
@@ -87,16 +87,22 @@ class _Held:
         """Of each storage that the last step found and freed: what it left in its place."""
 
 
-def _partners(
-    events: Sequence[int], kind: Callable[[int], Hashable], begin: int, end: int
-) -> _Held:
+def partners(events: Sequence[int], kind: Callable[[int], Hashable], begin: int, end: int) -> Held:
+    """What the step between these events hands over to the next one.
+
+    Args:
+        events: of the whole run.
+        kind: what must be equal for two storages to have the same part in two steps.
+        begin: index of the step's first event.
+        end: index after its last.
+    """
     born = [event for event in events[begin:end] if event >= 0]
     died = {~event for event in events[begin:end] if event < 0}
     here = set(born)
     freed: dict[Hashable, list[int]] = defaultdict(list)
     for storage in sorted(died - here):
         freed[kind(storage)].append(storage)
-    held = _Held()
+    held = Held()
     for storage in born:
         if storage in died:
             continue

@@ -1,0 +1,231 @@
+"""Batches of varying length: a trace's exact growth, replayed batch by batch by one allocator.
+
+A batch is as long as its longest sample. The allocator keeps what it took for the batches before,
+cut to their sizes, so what it reserves depends on the order they come in. A hundred batches are
+drawn, always the same ones, and three ways of training on them are compared.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.allocator.replay import Op, replay
+from memcalc.allocator.settings import AllocatorSettings
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.client import Client
+from memcalc.estimation.predict import UNLIMITED
+from memcalc.estimation.question import Asked, asked
+from memcalc.files.plain import content
+from memcalc.records.plan import Plan
+from memcalc.records.steady import Held, partners
+from memcalc.records.trace import Trace
+from memcalc.records.walk import last_step
+from memcalc.symbolic.evaluate import Evaluator
+from memcalc.symbolic.records import Point
+
+BATCHES = 100
+_SEED = 0
+_FORM = "normal:MEAN,STD, uniform:A,B or a file with one length a line"
+_DRAWN = re.compile(r"(normal|uniform):(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to train on the same samples."""
+
+    name: str
+    allocated: int
+    """The peak over all batches."""
+    reserved: int
+    """After the last batch; the allocator gives nothing back by itself."""
+    shortest: int
+    """Tokens of the shortest and the longest batch."""
+    longest: int
+
+
+class Varied(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hundred batches of varying length take."""
+
+    lengths: str
+    batches: int
+    longest: int
+    """Tokens at which samples are cut."""
+    least: int
+    """Peak allocated of the batch that takes least, and of the one that takes most."""
+    most: int
+    ways: tuple[Way, ...]
+
+
+def samples(text: str, count: int, longest: int | None) -> list[int]:
+    """Draw lengths, the same for the same text.
+
+    Args:
+        text: ``normal:mean,std``, ``uniform:a,b`` or the name of a file.
+        count: how many.
+        longest: where samples are cut.
+
+    Raises:
+        UsageError: it is none of these, or the file holds something else than lengths.
+    """
+    draw = random.Random(_SEED)
+    form = _DRAWN.fullmatch(text)
+    if form is not None:
+        first, second = float(form[2]), float(form[3])
+        if form[1] == "uniform" and first > second:
+            raise UsageError(f"--lengths {text}: the first number is the smaller one.")
+        kind = draw.gauss if form[1] == "normal" else draw.uniform
+        drawn = [round(kind(first, second)) for _ in range(count)]
+    else:
+        known = _lengths_in(Path(text))
+        drawn = [draw.choice(known) for _ in range(count)]
+    most = longest or max(drawn)
+    return [min(max(length, 1), most) for length in drawn]
+
+
+def _lengths_in(path: Path) -> list[int]:
+    if not path.is_file():
+        raise UsageError(f"--lengths {path} is neither {_FORM}.")
+    lines = content(path).decode(errors="replace").split()
+    if not lines or not all(line.isdigit() and int(line) for line in lines):
+        raise UsageError(f"--lengths {path}: write one whole number of tokens a line.")
+    return [int(line) for line in lines]
+
+
+def varied(plan: Plan, text: str) -> Varied:
+    """Replay a hundred batches of these lengths.
+
+    Args:
+        plan: ``seq`` is where samples are cut; ``None``: nowhere.
+        text: see ``samples``.
+
+    Raises:
+        MemcalcError: the plan could not be traced, or its model takes one length only.
+    """
+    if plan.infers or plan.command or plan.target == "cpu" or plan.devices > 1:
+        raise UsageError("--lengths is for training on one GPU: leave it out, or the rest.")
+    question = asked(plan)
+    drawn = samples(text, BATCHES * plan.batch, plan.seq)
+    as_drawn = [max(part) for part in _parts(drawn, plan.batch)]
+    bucketed = [max(part) for part in _parts(sorted(drawn), plan.batch)]
+    random.Random(_SEED).shuffle(bucketed)
+    traces = _traces(question, {*as_drawn, *bucketed})
+    growing = replace(question.settings, expandable=True)
+    ways = (
+        _way("in the order drawn", as_drawn, traces, question.settings),
+        _way("bucketed by length", bucketed, traces, question.settings),
+        _way("expandable segments", as_drawn, traces, growing),
+    )
+    alone = [
+        replay(sequence([traces[seq]] * 2), question.settings, UNLIMITED).peaks.allocated
+        for seq in (min(as_drawn), max(as_drawn))
+    ]
+    return Varied(
+        lengths=text,
+        batches=BATCHES,
+        longest=max(drawn),
+        least=alone[0],
+        most=alone[1],
+        ways=ways,
+    )
+
+
+def _parts(values: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _way(
+    name: str, seqs: Sequence[int], traces: dict[int, Trace], settings: AllocatorSettings
+) -> Way:
+    peaks = replay(sequence([traces[seq] for seq in seqs]), settings, UNLIMITED).peaks
+    return Way(
+        name=name,
+        allocated=peaks.allocated,
+        reserved=peaks.reserved,
+        shortest=min(seqs),
+        longest=max(seqs),
+    )
+
+
+def _traces(question: Asked, seqs: set[int]) -> dict[int, Trace]:
+    """A trace of each length: by formulas where they hold, else traced."""
+    plan, found = question.plan, {}
+    with Client() as client:
+        grown = client.grow(replace(plan, seq=max(seqs)))
+        evaluator = None if isinstance(grown, MemcalcError) else Evaluator(grown)
+        if isinstance(grown, MemcalcError) and len(seqs) > BATCHES // 10:
+            raise grown
+        if evaluator is not None and evaluator.symbolic.default_seq is None:
+            raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
+        for seq in sorted(seqs):
+            point = Point(batch=plan.batch, seq=seq)
+            if evaluator is not None and evaluator.holds(point, question.target):
+                found[seq] = evaluator.trace(point, question.target)
+                continue
+            answer = client.trace(replace(plan, seq=seq))
+            if isinstance(answer, MemcalcError):
+                raise answer
+            found[seq] = answer[1]
+    return found
+
+
+def sequence(traces: Sequence[Trace]) -> Iterator[tuple[Any, ...]]:
+    """A run whose steps are the last steps of these traces, as the allocator replays it.
+
+    The first trace is replayed from the program's start, with both of its steps. What one step
+    hands over to the next is matched by what made it, whatever its size.
+    """
+    carried: dict[Any, Any] = {}
+    for number, trace in enumerate(traces):
+        begin, end = last_step(trace.events, trace.marks)
+        held = partners(trace.events, _kinds(trace), begin, end)
+        slots = _slots(trace, held)
+        coming: dict[Any, Any] = {}
+        made: set[int] = set()
+        for event in trace.events[0 if number == 0 else begin : end]:
+            if event >= 0:
+                if number and event in held.kept:
+                    continue
+                made.add(event)
+                storage = trace.storages[event]
+                on = (storage.stream,) if storage.stream else ()
+                yield ((number, event), storage.bytes, *on)
+                if event in slots:
+                    coming[slots[event]] = (number, event)
+                continue
+            key = (number, ~event)
+            if ~event not in made:
+                key = carried.pop(slots.get(held.successor.get(~event)), None)
+                if key is None:
+                    continue
+            used_by = trace.storages[~event].used_by
+            if used_by is not None:
+                yield Op.USED_BY, key, used_by
+            yield key, 0
+        carried.update(coming)
+
+
+def _kinds(trace: Trace) -> Any:
+    def kind(number: int) -> Any:
+        storage = trace.storages[number]
+        return storage.bytes, storage.op, storage.module, storage.phase
+
+    return kind
+
+
+def _slots(trace: Trace, held: Held) -> dict[int | None, Any]:
+    """Names of what a step hands over, the same in traces of other lengths."""
+    seen: Counter[Any] = Counter()
+    slots: dict[int | None, Any] = {}
+    for number in sorted(held.successor.values()):
+        storage = trace.storages[number]
+        name = storage.op, storage.module, storage.phase
+        slots[number] = (*name, seen[name])
+        seen[name] += 1
+    return slots

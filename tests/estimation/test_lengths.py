@@ -1,0 +1,76 @@
+"""Batches of varying length are replayed exactly, and drawn the same every time."""
+
+import pytest
+
+from memcalc.allocator.replay import replay
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.lengths import samples, sequence, varied
+from memcalc.estimation.predict import UNLIMITED
+from memcalc.estimation.question import asked
+
+
+@pytest.fixture(scope="module")
+def both(small_model):
+    plans = [make({"model": small_model, "batch": 4, "seq": seq, "gpu": "t4"}) for seq in (64, 48)]
+    with Tracer() as tracer:
+        traced = [(plan, tracer.trace(plan)) for plan in plans]
+    return [(plan, found.prediction, found.trace) for plan, found in traced]
+
+
+def reserved(plan, traces):
+    return replay(sequence(traces), asked(plan).settings, UNLIMITED).peaks.reserved
+
+
+def test_batches_of_one_length_reserve_what_the_estimate_says(both):
+    for plan, prediction, trace in both:
+        assert reserved(plan, [trace] * 3) == prediction.peak.reserved
+
+
+def test_nothing_is_left_over_from_a_batch_of_another_length(both):
+    (plan, _, longer), (_, _, shorter) = both
+    settings = asked(plan).settings
+    ends = [
+        replay(sequence([longer, *middle, longer]), settings, UNLIMITED).end.allocated
+        for middle in ((), (shorter,), (shorter, longer, shorter))
+    ]
+    assert len(set(ends)) == 1
+
+
+def test_a_hundred_batches_take_no_less_than_the_largest_alone(small_model):
+    plan = make({"model": small_model, "batch": 2, "seq": 64, "gpu": "t4"})
+    found = varied(plan, "uniform:8,64")
+    drawn, bucketed, expandable = found.ways
+    assert (found.batches, found.longest) == (100, 64)
+    assert found.least < drawn.allocated <= found.most <= drawn.reserved
+    assert expandable.reserved <= drawn.reserved
+    assert bucketed.shortest < drawn.shortest
+
+
+def test_lengths_are_drawn_the_same_every_time(tmp_path):
+    for text in ("normal:100,30", "uniform:5,9"):
+        assert samples(text, 50, None) == samples(text, 50, None)
+    assert set(samples("uniform:5,9", 200, None)) <= set(range(5, 10))
+    assert max(samples("normal:100,30", 200, 110)) == 110
+    file = tmp_path / "lengths.txt"
+    file.write_text("7\n9\n")
+    assert set(samples(str(file), 50, None)) == {7, 9}
+
+
+@pytest.mark.parametrize("text", ["normal:1", "gauss:3,4", "uniform:9,5", "nowhere.txt"])
+def test_what_is_no_length_is_said_so(text):
+    with pytest.raises(UsageError, match="--lengths"):
+        samples(text, 5, None)
+
+
+def test_a_file_of_something_else_is_said_so(tmp_path):
+    file = tmp_path / "lengths.txt"
+    file.write_text("seven\n")
+    with pytest.raises(UsageError, match="one whole number of tokens a line"):
+        samples(str(file), 5, None)
+
+
+def test_a_model_of_images_takes_no_lengths():
+    with pytest.raises(UsageError, match="takes no tokens"):
+        varied(make({"model": "microsoft/resnet-50", "batch": 1, "gpu": "t4"}), "uniform:8,64")
