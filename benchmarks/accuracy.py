@@ -1,6 +1,9 @@
 """Hold every recorded run against memcalc's estimate of the same plan, rung by rung.
 
-python benchmarks/accuracy.py evidence/standin/runs-*.json
+python benchmarks/accuracy.py -o evidence/accuracy.json FILE...
+python scripts/make_accuracy.py
+
+The files: evidence/standin/{runs,loops,parallel,quant}-*.json
 """
 
 import argparse
@@ -135,33 +138,21 @@ def words(row: Row, rung: str) -> str:
     return "equal" if row.exact[rung] else f"{row.off[rung]:+.3%}"
 
 
-def document(results: dict[str, list[Row]]) -> str:
-    """The page docs/accuracy.md."""
-    every = [row for rows in results.values() for row in rows]
-    head = "| rung | median error | worst error | every phase equal |\n|---|---:|---:|---:|\n"
-    parts = [
-        "# Accuracy\n\nMade by `benchmarks/accuracy.py` from the recordings in `evidence/standin`: "
-        "PyTorch's own CUDA code\n(allocator, autograd, kernel choice, scratch requests) over a "
-        "driver that does nothing. It judges\nrequested, allocated and reserved memory; cuDNN is "
-        "off, but in recordings named so, where the real\nlibrary plans for a device it is told "
-        "of. It cannot judge the CUDA context or what nvidia-smi\nshows.\n\n**No run on a real "
-        "GPU is recorded yet: the rows for a real GPU are empty.**\n",
-        head + "".join(f"| {' | '.join(line)} |\n" for line in summary(every)),
-    ]
+def written(results: dict[str, list[Row]]) -> str:
+    """What scripts/make_accuracy.py reads: a list of runs for each recording, one a line."""
+    parts = []
     for name, rows in results.items():
-        parts.append(f"## {name}\n")
-        body = "".join(
-            f"| {label(row.plan)} | {' | '.join(words(row, rung) for rung in RUNGS)} |\n"
-            for row in rows
-        )
-        parts.append("| run | requested | allocated | reserved |\n|---|---:|---:|---:|\n" + body)
-    return "\n".join(parts)
+        lines = [
+            json.dumps({"run": label(row.plan), "off": row.off, "exact": row.exact}) for row in rows
+        ]
+        parts.append(f"{json.dumps(name)}: [\n" + ",\n".join(lines) + "\n]")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recordings", type=pathlib.Path, nargs="+")
-    parser.add_argument("--markdown", type=pathlib.Path, help="write the page here")
+    parser.add_argument("-o", "--output", type=pathlib.Path, help="evidence/accuracy.json")
     arguments = parser.parse_args()
     results = {}
     for path in arguments.recordings:
@@ -173,8 +164,8 @@ def main() -> None:
     print()
     for line in summary([row for rows in results.values() for row in rows]):
         print("{}: median {}, worst {}, every phase equal in {} runs".format(*line))
-    if arguments.markdown:
-        arguments.markdown.write_text(document(results))
+    if arguments.output:
+        arguments.output.write_text(written(results))
 
 
 if __name__ == "__main__":

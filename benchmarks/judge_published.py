@@ -1,0 +1,201 @@
+"""Hold what others read on real cards (evidence/published) against memcalc's estimates.
+
+    PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
+    python benchmarks/judge_published.py --with 4.46=FOLDER --packages FOLDER ...
+
+A reading belongs to the transformers it was made with: ``--with`` names a folder that holds that
+version (``pip install --target FOLDER --no-deps transformers==4.46.3``, and its tokenizers and
+huggingface_hub); otherwise the installed one stands in, which the result says. Models of packages
+that are not there are left out, with their reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from memcalc.accuracy.compare import Difference
+from memcalc.allocator.context import eager_span
+from memcalc.catalog import gpus
+from memcalc.estimation.client import trace_all
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+PUBLISHED = FOLDER.parent / "evidence" / "published"
+RUNGS = ("allocated", "reserved", "process_used")
+UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+OLDEST = "2.11"
+"""PyTorch whose code answers for every reading: older ones are outside what memcalc knows."""
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading beside its estimate, in bytes."""
+
+    source: str
+    """Name of its file in ``evidence/published``."""
+    gpu: str
+    plan: str
+    half: str
+    rung: str
+    published: int
+    predicted: int | None = None
+    low: int | None = None
+    high: int | None = None
+    """Ends of what is said; ``None``: one figure is said."""
+    transformers: str | None = None
+    """Version that was traced."""
+    reason: str | None = None
+    """Why there is no estimate."""
+
+    @property
+    def relative(self) -> float | None:
+        """Predicted less published, of the published."""
+        if self.predicted is None:
+            return None
+        return Difference(
+            name=self.rung, predicted=self.predicted, measured=self.published
+        ).relative
+
+    @property
+    def inside(self) -> bool | None:
+        """The range that is said holds the reading; ``None``: there is no range."""
+        if self.low is None or self.high is None:
+            return None
+        return self.low <= self.published <= self.high
+
+
+def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
+    """The plans of one source, and what was read of each, in bytes."""
+    unit = UNITS[source["unit"]]
+    for row in source["rows"]:
+        named = dict(zip(source["columns"], row, strict=True))
+        read = {rung: round(named.pop(rung) * unit) for rung in RUNGS if rung in named}
+        settings = {"gpu": source["gpu"], "torch": OLDEST, **source["plan"], **named}
+        yield msgspec.convert(settings, Plan), read
+
+
+def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
+    """Estimates beside the readings of one source."""
+    rows = list(rows_of(source))
+    for (plan, read), answer in zip(rows, trace_all([plan for plan, _ in rows]), strict=True):
+        for rung, published in read.items():
+            told: dict[str, Any] = {}
+            if isinstance(answer, Prediction):
+                told = said(answer, rung, eager=source.get("kernels") == "loaded at the start")
+                told["transformers"] = answer.versions.get("transformers")
+            else:
+                told["reason"] = str(answer).splitlines()[0][:200]
+            yield Judged(
+                source=name,
+                gpu=source["gpu"],
+                plan=label(plan),
+                half=source["half"],
+                rung=rung,
+                published=published,
+                **told,
+            )
+
+
+def elsewhere(name: str, folders: list[str]) -> list[Judged]:
+    """The same by a process that finds its packages in other folders first."""
+    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
+    with tempfile.NamedTemporaryFile(suffix=".json") as output:
+        command = [sys.executable, __file__, name, "-o", output.name]
+        environment = {**os.environ, "PYTHONPATH": path}
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        return msgspec.json.decode(pathlib.Path(output.name).read_bytes(), type=list[Judged])
+
+
+def said(answer: Prediction, rung: str, *, eager: bool) -> dict[str, Any]:
+    """The figure of a rung, and its range where it has one.
+
+    Args:
+        answer: the estimate.
+        rung: which figure of it.
+        eager: the PyTorch of that time loaded all kernels at the start.
+    """
+    peak = answer.peak
+    context, reserved = answer.context, peak.reserved
+    if rung != "process_used" or context is None or reserved is None:
+        return {"predicted": getattr(peak, rung)}
+    if eager and answer.plan.gpu is not None:
+        context = eager_span(gpus.find(answer.plan.gpu))
+    likely = None if context.likely is None else reserved + context.likely
+    return {"predicted": likely, "low": reserved + context.low, "high": reserved + context.high}
+
+
+def label(plan: Plan) -> str:
+    """A plan in a few words."""
+    words = [plan.model.removeprefix("published_models:"), f"batch={plan.batch}"]
+    shown = ("seq", "precision", "optim", "grad_accum", "checkpointing", "loop", "lora")
+    plain = Plan()
+    for field in shown:
+        value = getattr(plan, field)
+        if value != getattr(plain, field):
+            words.append(field if value is True else f"{field}={value}")
+    return " ".join(words)
+
+
+def summary(rows: list[Judged]) -> dict[str, Any]:
+    """Median and 90th percentile of the errors, and the share that the ranges hold."""
+    errors = sorted(abs(row.relative) for row in rows if row.relative is not None)
+    inside = [row.inside for row in rows if row.inside is not None]
+    if not errors:
+        return {"readings": 0}
+    return {
+        "readings": len(errors),
+        "median": statistics.median(errors),
+        "p90": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+        "inside": sum(inside),
+        "ranges": len(inside),
+    }
+
+
+def write(rows: list[Judged], path: pathlib.Path) -> None:
+    """One reading a line."""
+    lines = ",\n".join(json.dumps(msgspec.to_builtins(row)) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n")
+
+
+def main() -> None:
+    """Judge all sources and say how good the estimates are."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="sources; all if none is named")
+    parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
+    parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("-o", "--output", type=pathlib.Path)
+    arguments = parser.parse_args()
+    folders = dict(text.split("=", 1) for text in arguments.versions)
+    every: list[Judged] = []
+    for path in sorted(PUBLISHED.glob("*.json")):
+        if arguments.names and path.stem not in arguments.names:
+            continue
+        source = json.loads(path.read_text())
+        others = [folders[v] for v in (source.get("transformers"),) if v in folders]
+        others += arguments.packages
+        if others:
+            rows = elsewhere(path.stem, [*others, str(FOLDER)])
+        else:
+            rows = list(judged(path.stem, source))
+        every += rows
+        if arguments.output:
+            write(every, arguments.output)
+        print(path.stem, summary(rows), *{r.reason for r in rows if r.reason}, flush=True)
+    for half in ("tune", "report"):
+        print(half, summary([row for row in every if row.half == half]))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

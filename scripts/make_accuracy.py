@@ -1,0 +1,184 @@
+"""Write docs/accuracy.md from what was judged.
+
+python benchmarks/accuracy.py -o evidence/accuracy.json FILE...
+python benchmarks/judge_published.py -o evidence/judged.json
+python scripts/make_accuracy.py
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "accuracy.md"
+RUNGS = ("requested", "allocated", "reserved")
+MIB = 1 << 20
+
+
+def table(head: str, rows: list[tuple[str, ...]]) -> str:
+    """A table; figures stand on the right, but for the first column."""
+    names = [name.strip() for name in head.split("|")]
+    lines = ["---", *["---:" if name.startswith("=") else "---" for name in names[1:]]]
+    titles = " | ".join(name.removeprefix("=") for name in names)
+    body = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"| {titles} |\n|{'|'.join(lines)}|\n{body}"
+
+
+def percentile(errors: list[float], share: float) -> float:
+    """Of sorted errors the one that this share does not exceed."""
+    return errors[min(len(errors) - 1, int(share * len(errors)))]
+
+
+def relative(row: dict) -> float | None:
+    """Said less published, of the published."""
+    if row["predicted"] is None:
+        return None
+    return (row["predicted"] - row["published"]) / row["published"]
+
+
+def inside(row: dict) -> bool | None:
+    """The range that is said holds the reading; ``None``: one figure is said."""
+    return None if row["low"] is None else row["low"] <= row["published"] <= row["high"]
+
+
+def held(rows: list[dict]) -> str:
+    """Share of the readings that lie in their range, in words."""
+    ranges = [inside(row) for row in rows if inside(row) is not None]
+    return f"{sum(ranges)} of {len(ranges)}" if ranges else "-"
+
+
+def numbers(rows: list[dict]) -> tuple[str, ...]:
+    """How many, median, 90th percentile and worst error, share inside."""
+    errors = sorted(abs(e) for e in map(relative, rows) if e is not None)
+    if not errors:
+        return ("0", "-", "-", "-", "-")
+    middle, most = statistics.median(errors), percentile(errors, 0.9)
+    return (str(len(errors)), f"{middle:.2%}", f"{most:.2%}", f"{errors[-1]:.1%}", held(rows))
+
+
+def published(rows: list[dict], sources: dict[str, dict]) -> str:
+    """The part on readings of real cards."""
+    cards = {row["gpu"] for row in rows}
+    halves = [
+        (f"{name}, {rung.replace('_', ' ')}", *numbers(found))
+        for name in ("tune", "report")
+        for rung in ("allocated", "reserved", "process_used")
+        if (found := [row for row in rows if row["half"] == name and row["rung"] == rung])
+    ]
+    halves = [
+        *((name, *numbers([r for r in rows if r["half"] == name])) for name in ("tune", "report")),
+        *halves,
+    ]
+    names = sorted(sources, key=lambda name: -worst([r for r in rows if r["source"] == name]))
+    each = [
+        (
+            f"[{name}]({sources[name]['source']})"
+            if sources[name]["source"].startswith("http")
+            else name,
+            sources[name]["card"],
+            sources[name]["half"],
+            *numbers([row for row in rows if row["source"] == name]),
+            sources[name].get("cause", ""),
+        )
+        for name in names
+    ]
+    ordered = sorted(rows, key=lambda row: -abs(relative(row) or 0))
+    every = [
+        (
+            row["source"],
+            row["gpu"],
+            row["plan"],
+            row["rung"].replace("_", " "),
+            f"{row['published'] / MIB:,.0f}",
+            f"{row['predicted'] / MIB:,.0f}" if row["predicted"] is not None else "-",
+            f"{relative(row):+.2%}" if row["predicted"] is not None else row["reason"],
+            {None: "-", True: "inside", False: "outside"}[inside(row)],
+        )
+        for row in ordered
+    ]
+    columns = "=readings | =median error | =90 % within | =worst | =range holds"
+    return "\n".join(
+        [
+            "## Readings of real cards that others published\n",
+            f"{len(rows)} readings on {len(cards)} kinds of card, each with its source in "
+            "`evidence/published`, judged by\n`benchmarks/judge_published.py`. Sources were split "
+            "into two halves: one that may be looked at while\nmemcalc is improved (tune), one "
+            "that is only reported. PyTorch 2.11 answers for all of them, as older\nones are "
+            "outside what memcalc knows; transformers is the version of the reading where one "
+            "could be run.\n",
+            table(f"half | {columns}", halves),
+            "By source, the largest error first:\n",
+            table(f"source | card | half | {columns} | likely cause of misses", each),
+            "Every reading, the largest error first, in MiB:\n",
+            table("source | card | plan | read | =published | =said | =error | range", every),
+        ]
+    )
+
+
+def worst(rows: list[dict]) -> float:
+    """The largest error."""
+    return max((abs(e) for e in map(relative, rows) if e is not None), default=0.0)
+
+
+def recorded(results: dict[str, list[dict]]) -> str:
+    """The part on recordings over the stand-in driver."""
+    every = [row for rows in results.values() for row in rows]
+    lines = []
+    for rung in RUNGS:
+        errors = [abs(row["off"][rung]) for row in every]
+        exact = sum(row["exact"][rung] for row in every)
+        lines.append(
+            (
+                rung,
+                f"{statistics.median(errors):.3%}",
+                f"{max(errors):.3%}",
+                f"{exact} of {len(every)}",
+            )
+        )
+    parts = [
+        "## Recordings of PyTorch's own code\n",
+        "Made by `benchmarks/accuracy.py` from the recordings in `evidence/standin`: PyTorch's own "
+        "CUDA code\n(allocator, autograd, kernel choice, scratch requests) over a driver that does "
+        "nothing. It judges\nrequested, allocated and reserved memory; cuDNN is off, but in "
+        "recordings named so, where the real\nlibrary plans for a device it is told of. It cannot "
+        "judge the CUDA context or what nvidia-smi\nshows. Recordings that are not listed (several "
+        "GPUs, quantised models, decoding, whole scripts) are held\nby `tests/evidence` and "
+        "`tests/script`.\n",
+        table("rung | =median error | =worst error | =every phase equal", lines),
+    ]
+    for name, rows in results.items():
+        ordered = sorted(rows, key=lambda row: -max(abs(row["off"][rung]) for rung in RUNGS))
+        parts.append(f"### {name}\n")
+        body = [(row["run"], *(words(row, rung) for rung in RUNGS)) for row in ordered]
+        parts.append(table("run | =requested | =allocated | =reserved", body))
+    return "\n".join(parts)
+
+
+def words(row: dict, rung: str) -> str:
+    """The error of the peak; ``equal`` where every phase is."""
+    return "equal" if row["exact"][rung] else f"{row['off'][rung]:+.3%}"
+
+
+def page() -> str:
+    """The page docs/accuracy.md."""
+    folder = ROOT / "evidence"
+    rows = json.loads((folder / "judged.json").read_text())
+    sources = {
+        path.stem: json.loads(path.read_text())
+        for path in sorted((folder / "published").glob("*.json"))
+    }
+    parts = [
+        "# Accuracy\n\nMade by `scripts/make_accuracy.py`. **No run on a real GPU was recorded by "
+        "memcalc itself yet**: what is\nsaid of real cards rests on readings that others "
+        "published.\n",
+        published(rows, sources),
+        recorded(json.loads((folder / "accuracy.json").read_text())),
+    ]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        sys.exit(0 if PAGE.read_text() == page() else "docs/accuracy.md is not what was judged")
+    PAGE.write_text(page())

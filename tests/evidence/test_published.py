@@ -1,0 +1,47 @@
+"""Readings that others published: each with its source, each a plan, and the page made of them."""
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from memcalc.catalog import gpus
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = sorted((ROOT / "evidence" / "published").glob("*.json"))
+NEEDED = {"source", "card", "gpu", "half", "read", "unit", "sure", "plan", "columns", "rows"}
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return runpy.run_path(str(ROOT / "benchmarks" / "judge_published.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_every_reading_says_where_it_is_from_and_is_a_plan(path, judge):
+    source = json.loads(path.read_text())
+    assert set(source) >= NEEDED
+    assert source["half"] in ("tune", "report")
+    assert gpus.find(source["gpu"]).name == source["gpu"]
+    rows = list(judge["rows_of"](source))
+    assert len(rows) == len(source["rows"])
+    for plan, read in rows:
+        assert plan.disagreement is None
+        assert read
+        assert all(size > 0 for size in read.values())
+
+
+def test_there_are_many_readings_of_many_kinds_of_card():
+    found = [json.loads(path.read_text()) for path in SOURCES]
+    assert sum(len(source["rows"]) for source in found) >= 150
+    assert len({source["gpu"] for source in found}) >= 10
+
+
+def test_every_reading_was_judged_and_the_page_shows_what_was_found():
+    judged = json.loads((ROOT / "evidence" / "judged.json").read_text())
+    assert {row["source"] for row in judged} == {path.stem for path in SOURCES}
+    for row in judged:
+        assert (row["predicted"] is None) == (row["reason"] is not None)
+    made = runpy.run_path(str(ROOT / "scripts" / "make_accuracy.py"))
+    assert made["page"]() == (ROOT / "docs" / "accuracy.md").read_text()
