@@ -1,4 +1,6 @@
-"""Every module of ``torch.nn``, forward and backward, in the form of ``operator_cases``.
+"""Modules of ``torch.nn``, forward and backward, and steps of ``torch.optim``'s optimizers.
+
+They have the form of ``operator_cases``.
 
 Each runs with fp32, bf16 and under autocast, those for images with channels last as well.
 ``LEFT_OUT`` says of the rest why they do not.
@@ -14,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, optim
 from torch.nn.utils.rnn import pack_padded_sequence
 
 FLOAT, HALF, LONG = torch.float32, torch.bfloat16, torch.int64
@@ -308,6 +310,51 @@ def _losses() -> Iterator[Row]:
     )
 
 
+def _two_steps(kind: type, **more: Any) -> Callable[..., Any]:
+    """The first step makes the state; the second finds it."""
+
+    def run(module: nn.Module, _: torch.Tensor) -> torch.Tensor:
+        parameters = [p for p in module.parameters() if p.dim() == 2 or kind is not optim.Muon]
+        optimizer = kind(parameters, lr=0.01, **more)
+        for _ in range(2):
+            for parameter in parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.zeros(())
+
+    return run
+
+
+_WAYS: tuple[dict[str, Any], ...] = ({}, {"foreach": False}, {"capturable": True})
+_MAXIMIZE, _FUSED = {"maximize": True}, {"fused": True}
+OPTIMIZERS: dict[str, tuple[dict[str, Any], ...]] = {
+    "SGD": (
+        *({}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, _MAXIMIZE, _FUSED),
+        *({"momentum": 0.9, **_FUSED}, {"momentum": 0.9, "foreach": False}, {"weight_decay": 0.1}),
+    ),
+    "Adam": (*_WAYS, {"amsgrad": True}, _FUSED, _MAXIMIZE, {"amsgrad": True, **_FUSED}),
+    "AdamW": (*_WAYS, {"amsgrad": True}, _FUSED, _MAXIMIZE),
+    "Adagrad": ({}, {"foreach": False}, _FUSED, {"lr_decay": 0.1}),
+    "RMSprop": (*_WAYS, {"momentum": 0.9, "centered": True}),
+    "Adafactor": ({}, {"foreach": True}, _MAXIMIZE),
+    "Muon": ({}, {"nesterov": False}),
+    **dict.fromkeys(("NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "ASGD"), _WAYS),
+}
+
+
+def _two_layers() -> nn.Module:
+    return nn.Sequential(nn.Linear(128, 64), nn.Linear(64, 300))
+
+
+def _optimizers() -> Iterator[Row]:
+    for name, ways in OPTIMIZERS.items():
+        for more in ways:
+            words = " ".join(f"{key}={value}" for key, value in more.items())
+            call = _two_steps(getattr(optim, name), **more)
+            yield _row(f"optim.{name} {words}".strip(), _two_layers, given(1), call=call)
+
+
 LEFT_OUT = {
     "AdaptiveLogSoftmaxWithLoss": "how many rows each cluster gets depends on values",
     "LinearCrossEntropyLoss": "PyTorch 2.11 has none",
@@ -322,7 +369,10 @@ LEFT_OUT = {
     **{name: "becomes another" for name in dir(nn) if name.startswith("Lazy")},
 }
 """Modules without a case, and why."""
-GROUPS = (_activations, _norms, _pools_and_pads, _weights, _recurrent, _attention, _losses)
+GROUPS = (
+    *(_activations, _norms, _pools_and_pads, _weights, _recurrent, _attention, _losses),
+    _optimizers,
+)
 
 
 def missing() -> set[str]:
@@ -342,5 +392,6 @@ def cases() -> Iterator[ModuleCase]:
         for name, make, inputs, call in group():
             images = any(len(one.shape) == 4 and one.kind == "trained" for one in inputs)
             more = ("channels last",) if images else ()
-            for precision in ("fp32", "bf16", "amp", *more):
+            precisions = ("fp32", "bf16") if group is _optimizers else ("fp32", "bf16", "amp")
+            for precision in (*precisions, *more):
                 yield ModuleCase(f"{name} {precision}", make, inputs, precision, call)

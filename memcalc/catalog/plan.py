@@ -11,6 +11,8 @@ from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan, with_preset
 from memcalc.records.texts import input_of
 
+TRAINER_OPTIM = "adamw_torch_fused"
+"""``TrainingArguments.optim`` where nobody names one (transformers 5.23, training_args.py)."""
 _SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
 
 
@@ -35,6 +37,8 @@ def make(settings: Mapping[str, Any]) -> Plan:
     if checked.get("inputs"):
         checked["batch"] = _samples(checked)
     checked.pop("preset", None)
+    if checked.get("loop") == "trainer" and not checked.get("optim_in_backward"):
+        checked.setdefault("optim", TRAINER_OPTIM)
     plan = Plan(**_several(checked))
     if plan.disagreement is not None:
         raise UsageError(plan.disagreement)

@@ -80,7 +80,9 @@ def understood(words: Sequence[str]) -> dict[str, Any]:
 def plans_of(settings: dict[str, Any]) -> list[Plan]:
     """One plan for each optimizer asked for."""
     settings = with_preset(settings)
-    wanted = settings.get("optim", FIELDS["optim"].default)
+    wanted = settings.get("optim")
+    if wanted is None:
+        return [plans.make(settings)]
     names = wanted if isinstance(wanted, list) else [wanted]
     if isinstance(wanted, str) and "," in wanted:
         names = [name.strip() for name in wanted.split(",")]

@@ -73,6 +73,7 @@ def estimate(
     top = max(levels, key=lambda phase: levels[phase])
     reason = "the analytic method does not replay the allocator; use --method trace"
     unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
+    unknown["flops"] = "closed forms do not count floating-point operations"
     if live.unknown:
         unknown["activations"] = live.unknown
     fit = _hopeless(weights + buffers + states + gradients, gpu)

@@ -18,7 +18,7 @@ from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
 from memcalc.records.steady import continued, repeats
-from memcalc.records.trace import Aside, Component, Mark, Phase, Trace
+from memcalc.records.trace import UNCOUNTED_FLOPS, Aside, Component, Mark, Phase, Trace
 from memcalc.records.walk import components, counts, highest, most_of
 
 UNLIMITED = 1 << 50
@@ -79,14 +79,22 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         assumptions=trace.assumptions,
         versions=trace.versions,
     )
+    answer = _on_cpu(answer) if plan.target == "cpu" else _on_cuda(answer, top, trace, gpu)
+    if trace.flops is None:
+        answer = replace(answer, unknown={**answer.unknown, "flops": _uncounted_flops(trace)})
     if plan.target == "cpu":
-        return _on_cpu(answer)
-    answer = _on_cuda(answer, top, trace, gpu)
+        return answer
     if gpu is None:
         return answer
     device = device_of(gpu, plan=plan).holding(state)
     fit = judge(lambda: tuples(trace), settings, device, replayed.peaks)
     return replace(answer, fit=fit)
+
+
+def _uncounted_flops(trace: Trace) -> str:
+    """Why nobody knows how many floating-point operations a step takes."""
+    said = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
+    return said or "a run on symbols does not count them"
 
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:

@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     optim: Annotated[
         Text,
         about(
-            "Optimizer; see memcalc list optimizers.",
+            "Optimizer; see memcalc list optimizers. The Trainer's own is adamw_torch_fused.",
             typed="Several: a comma list, or all.",
         ),
     ] = "adamw"

@@ -98,6 +98,10 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
     stream: int = 0
 
 
+UNCOUNTED_FLOPS = "floating-point operations are not known"
+"""How the assumption begins that says which operators PyTorch cannot count."""
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """A simulated run of some optimizer steps: every storage's birth and death, in order."""
 

@@ -17,6 +17,7 @@ from memcalc.errors import EstimateError
 from memcalc.kernels import blas
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
+from memcalc.records.trace import UNCOUNTED_FLOPS
 from memcalc.trace import device, flops
 from memcalc.trace.engine import accumulates, in_place, writes_in_place
 from memcalc.trace.ledger import Ledger
@@ -268,7 +269,7 @@ class TraceRecorder(TorchDispatchMode):
         if not self.uncounted_flops:
             return ()
         names = ", ".join(self.uncounted_flops)
-        return (f"floating-point operations are not known: PyTorch cannot count {names}",)
+        return (f"{UNCOUNTED_FLOPS}: PyTorch cannot count {names}",)
 
     def _native(self, func: Any, args: tuple[Any, ...]) -> bool:
         """PyTorch runs this operator by itself, where it could have asked cuDNN."""

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
-from memcalc.kernels.target import Target
+from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.records.walk import changes
 from memcalc.trace import device, self_check, torch_private
@@ -150,10 +150,17 @@ def tracer(
             dict.fromkeys((*recorder.assumptions, *recorder.said_of_flops(), *autocast.unread()))
         )
         if missing is not None and isinstance(kernels, TargetKernelMemory):
-            missing.update(dict.fromkeys(kernels.uncounted))
+            missing.update(dict.fromkeys((*kernels.uncounted, *_recurrent(program, target))))
         return tagged
 
     return once
+
+
+def _recurrent(program: Program, target: Target) -> Iterator[str]:
+    """Layers of ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` are cuDNN's, unless that is switched off."""
+    layers = any(isinstance(module, torch.nn.RNNBase) for module in program.model.modules())
+    if layers and target.cudnn and cudnn_enabled():
+        yield "cuDNN's recurrent layers: they are taken to need what PyTorch's own cells do"
 
 
 def _of_another_torch(target: Target) -> Iterator[str]:

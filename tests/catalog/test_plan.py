@@ -79,3 +79,17 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 def test_updates_in_backward_are_refused_where_pytorch_cannot_do_them(against):
     with pytest.raises(UsageError, match="optim_in_backward"):
         make({"model": "gpt2", "optim_in_backward": True, **against})
+
+
+@pytest.mark.parametrize(
+    ("settings", "optim"),
+    [
+        ({}, "adamw"),
+        ({"loop": "trainer"}, "adamw_torch_fused"),
+        ({"loop": "trainer", "optim": "adamw"}, "adamw"),
+        ({"loop": "trainer", "preset": "qlora"}, "paged_adamw_8bit"),
+        ({"loop": "accelerate"}, "adamw"),
+    ],
+)
+def test_without_a_name_the_optimizer_is_that_of_the_loop(settings, optim):
+    assert make({"model": "gpt2", **settings}).optim == optim

@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.estimate import Tracer, estimate
 
 MAKES = {
     "native_layer_norm_backward": ("layer_norm", "LayerNorm"),
@@ -25,3 +25,28 @@ def test_a_gradient_belongs_to_the_module_that_ran_forward_not_to_the_next_one(s
     assert modules
     for module in modules:
         assert module.split(".")[-1].endswith(MAKES[op]), module
+
+
+RECURRENT = """
+import torch
+
+class Reads(torch.nn.Module):
+    def __init__(self, kind="LSTM"):
+        super().__init__()
+        self.layer = getattr(torch.nn, kind)(8, 8)
+
+    def forward(self, x):
+        out = self.layer(x)
+        return (out[0] if isinstance(out, tuple) else out).sum()
+
+def cell():
+    return Reads("LSTMCell")
+"""
+
+
+@pytest.mark.parametrize(("name", "said"), [("Reads", True), ("cell", False)])
+def test_recurrent_layers_of_cudnn_are_said_not_to_be_counted(tmp_path, monkeypatch, name, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recurrent.py").write_text(RECURRENT)
+    answer = estimate(f"recurrent.py:{name}", inputs=["x=float32[4,8]"], use_cache=False)
+    assert any("recurrent" in text for text in answer.uncounted) == said

@@ -78,6 +78,10 @@ def _all_alike(
     )
 
 
+def _in_place_alone(*_: Any, **__: Any) -> None:
+    """The kernel writes into what it is given, and takes nothing beside."""
+
+
 def _grouped_mm(
     left: torch.Tensor,
     right: torch.Tensor,
@@ -115,6 +119,12 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten._ctc_loss_backward.default: (ctc.backward, ""),
     _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
     _aten.native_batch_norm_backward.default: (batch_norm.backward, ""),
+    **{
+        one: (_in_place_alone, "")
+        for step in (_aten._fused_sgd_, _aten._fused_adagrad_)
+        for one in (getattr(step, name) for name in step.overloads())
+        if not one._schema.returns
+    },
     **lookups.OVERRIDES,
     **losses.OVERRIDES,
     **recurrent.OVERRIDES,
