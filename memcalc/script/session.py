@@ -15,7 +15,16 @@ from memcalc.estimation.estimate import Traced
 from memcalc.estimation.predict import UNLIMITED, predict
 from memcalc.estimation.question import Asked
 from memcalc.records.trace import Trace
-from memcalc.script import cuda, loading, packages, parameters, saving, tensors, torch_private
+from memcalc.script import (
+    cuda,
+    loading,
+    packages,
+    parameters,
+    quiet,
+    saving,
+    tensors,
+    torch_private,
+)
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import Labels
 from memcalc.script.patches import Patches
@@ -87,6 +96,7 @@ class Session:
         parameters.install(patches, mode)
         loading.install(patches)
         saving.install(patches, self.say)
+        quiet.install(patches, self.say)
         packages.install(patches, self.recorder, self._target)
         self.phases.install(patches)
         patches.environment("MEMCALC_SIMULATED", "1")

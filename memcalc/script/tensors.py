@@ -50,9 +50,13 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
 
 def like_real_ones(patches: Patches) -> None:
     """Where PyTorch asks for the exact type of a tensor, a fake one is as good."""
+    from torch._subclasses import fake_tensor
     from torch.nn.utils import clip_grad
     from torch.optim.optimizer import _foreach_supported_types
 
+    # It makes a real tensor, so that there is a CUDA context (2.11: of whatever device).
+    if hasattr(fake_tensor, "init_gpu_context"):
+        patches.set(fake_tensor, "init_gpu_context", lambda device: None)
     before = list(_foreach_supported_types)
     _foreach_supported_types.append(FakeTensor)
     patches.also(lambda: _foreach_supported_types.__setitem__(slice(None), before))

@@ -100,20 +100,18 @@ def _library(name: str) -> ctypes.CDLL:
 def _install_guard(found: contextlib.ExitStack) -> None:
     """Have PyTorch put its own do-nothing guard in place of one that counts no devices.
 
-    ``torch._C._ensureCUDADeviceGuardSet`` does so where there is a guard; a CPU build has none, so
-    one that answers zero to every question is put there first.
+    That is what ``torch._C._ensureCUDADeviceGuardSet`` does. A CPU build has no guard, and one with
+    a GPU has a guard that counts it, so one that answers zero to every question is put there first.
     """
     registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(_library("libc10.so"), _GUARDS)
     found.callback(registry.__setitem__, _CUDA, registry[_CUDA])
-    if not registry[_CUDA]:
-        answer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)
-        functions = (ctypes.c_void_p * 64)(*[ctypes.cast(answer, ctypes.c_void_p).value] * 64)
-        stub = (ctypes.c_void_p * 1)(ctypes.addressof(functions))
-        _kept.extend((answer, functions, stub))
-        registry[_CUDA] = ctypes.addressof(stub)
-    before = registry[_CUDA]
+    answer = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(lambda _: 0)
+    functions = (ctypes.c_void_p * 64)(*[ctypes.cast(answer, ctypes.c_void_p).value] * 64)
+    stub = (ctypes.c_void_p * 1)(ctypes.addressof(functions))
+    _kept.extend((answer, functions, stub))
+    registry[_CUDA] = ctypes.addressof(stub)
     torch._C._ensureCUDADeviceGuardSet()
-    if registry[_CUDA] == before:
+    if registry[_CUDA] == ctypes.addressof(stub):
         raise ValueError("its CUDA device guard stays in place")
 
 

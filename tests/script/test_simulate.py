@@ -136,3 +136,22 @@ def test_lazy_modules_and_pinned_batches_run(run):
         """
     )
     assert found.ending.code == 0
+
+
+def test_compiled_code_runs_eagerly_and_the_answer_says_so(run):
+    found = run(
+        """
+        import os, torch
+        assert os.environ["MEMCALC_SIMULATED"] == "1" and os.environ["WANDB_MODE"] == "disabled"
+        model = torch.compile(torch.nn.Linear(64, 64).cuda())
+        @torch.compile
+        def loss(out):
+            return out.square().mean()
+        optimizer = torch.optim.SGD(model.parameters())
+        loss(model(torch.ones(8, 64, device="cuda"))).backward()
+        optimizer.step()
+        """
+    )
+    assert found.ending.code == 0
+    said = " ".join(found.traced.prediction.assumptions)
+    assert "torch.compile runs the eager code (train.py:4)" in said
