@@ -32,6 +32,8 @@ from memcalc.symbolic.evaluate import Evaluator
 from memcalc.symbolic.records import Point
 
 BATCHES = 100
+_KINDS = 8
+"""Formulas that are learnt at most; lengths where none holds are traced."""
 _SEED = 0
 _FORM = "normal:MEAN,STD, uniform:A,B or a file with one length a line"
 _DRAWN = re.compile(r"(normal|uniform):(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
@@ -154,17 +156,18 @@ def _way(
 
 
 def _traces(question: Asked, seqs: set[int]) -> dict[int, Trace]:
-    """A trace of each length: by formulas where they hold, else traced."""
+    """A trace of each length: by formulas where some that were learnt hold, else traced."""
     plan, found = question.plan, {}
+    known: list[Evaluator] = []
     with Client() as client:
-        grown = client.grow(replace(plan, seq=max(seqs)))
-        evaluator = None if isinstance(grown, MemcalcError) else Evaluator(grown)
-        if isinstance(grown, MemcalcError) and len(seqs) > BATCHES // 10:
-            raise grown
-        if evaluator is not None and evaluator.symbolic.default_seq is None:
-            raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
-        for seq in sorted(seqs):
+        # From the longest on: what holds there mostly holds for shorter ones.
+        for seq in sorted(seqs, reverse=True):
             point = Point(batch=plan.batch, seq=seq)
+            holds = (e for e in known if e.holds(point, question.target))
+            evaluator = next(holds, None)
+            if evaluator is None and len(known) < _KINDS:
+                evaluator = _learnt(client, replace(plan, seq=seq))
+                known += [evaluator] if evaluator is not None else []
             if evaluator is not None and evaluator.holds(point, question.target):
                 found[seq] = evaluator.trace(point, question.target)
                 continue
@@ -173,6 +176,20 @@ def _traces(question: Asked, seqs: set[int]) -> dict[int, Trace]:
                 raise answer
             found[seq] = answer[1]
     return found
+
+
+def _learnt(client: Client, plan: Plan) -> Evaluator | None:
+    """Formulas learnt at this plan; ``None``: it has none.
+
+    Raises:
+        UsageError: the model takes no tokens.
+    """
+    grown = client.grow(plan)
+    if isinstance(grown, MemcalcError):
+        return None
+    if grown.default_seq is None:
+        raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
+    return Evaluator(grown)
 
 
 def sequence(traces: Sequence[Trace]) -> Iterator[tuple[Any, ...]]:
