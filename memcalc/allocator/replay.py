@@ -110,23 +110,13 @@ def replay(
             was not alive.
     """
     device = DeviceMemory(device_bytes, available=available)
-    run = _Run(CachingAllocator(settings, device, streams_lag=streams_lag))
-    failure = run.play(events)
-    run.close_interval()
-    allocator = run.allocator
-    return Replay(
-        settings=settings,
-        peaks=run.peaks,
-        end=allocator.levels(),
-        at_reserved_peak=allocator.at_reserved_peak,
-        intervals=tuple(run.intervals),
-        retries=allocator.retries,
-        out_of_memory=failure,
-        device_events=tuple(entry for entry in allocator.trace if entry[0].startswith("segment_")),
-    )
+    player = Player(CachingAllocator(settings, device, streams_lag=streams_lag))
+    failure = player.play(events)
+    player.close_interval()
+    return player.result(settings, failure)
 
 
-class _Run:
+class Player:
     """One pass over the events."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
@@ -163,18 +153,36 @@ class _Run:
         """End the interval that runs, and fold its peaks into those of the whole."""
         statistics = self.allocator.stats
         peaks, end = statistics.peaks(), statistics.levels()
-        if self._name is not None:
-            self.intervals.append(
-                Interval(name=self._name, begin=self._begin, peaks=peaks, end=end)
-            )
+        self.add(Interval(name=self._name, begin=self._begin, peaks=peaks, end=end))
+        self._begin = end
+        statistics.reset_peaks()
+
+    def add(self, interval: Interval) -> None:
+        """Take what an interval came to; one without a name counts for the peaks alone."""
+        if interval.name is not None:
+            self.intervals.append(interval)
+        peaks = interval.peaks
         self.peaks = Levels(
             requested=max(self.peaks.requested, peaks.requested),
             allocated=max(self.peaks.allocated, peaks.allocated),
             active=max(self.peaks.active, peaks.active),
             reserved=max(self.peaks.reserved, peaks.reserved),
         )
-        self._begin = end
-        statistics.reset_peaks()
+
+    def result(self, settings: AllocatorSettings, failure: Failure | None) -> Replay:
+        """All of it, once the last interval is closed."""
+        allocator = self.allocator
+        entries = allocator.trace
+        return Replay(
+            settings=settings,
+            peaks=self.peaks,
+            end=allocator.levels(),
+            at_reserved_peak=allocator.at_reserved_peak,
+            intervals=tuple(self.intervals),
+            retries=allocator.retries,
+            out_of_memory=failure,
+            device_events=tuple(entry for entry in entries if entry[0].startswith("segment_")),
+        )
 
     def _special(self, event: Event) -> None:
         if event[0] is Op.MARK:

@@ -80,7 +80,16 @@ def verdict(fit: Fit, context: Span | None = None, spare: int = 0) -> FitVerdict
 Events = Callable[[], Iterable[tuple[Any, ...]]]
 
 
-def judge(events: Events, settings: AllocatorSettings, device: Device, unlimited: Levels) -> Fit:
+Played = Callable[[int, int], "Replay"]
+
+
+def judge(
+    events: Events,
+    settings: AllocatorSettings,
+    device: Device,
+    unlimited: Levels,
+    played: Played | None = None,
+) -> Fit:
     """Decide on the largest context that is likely; between it and the smallest nothing is sure.
 
     Args:
@@ -88,6 +97,8 @@ def judge(events: Events, settings: AllocatorSettings, device: Device, unlimited
         settings: of the allocator.
         device: where.
         unlimited: peaks of the same events on a device without a limit.
+        played: replays them on a device of so many bytes, of which the allocator can get as many;
+            ``None``: each by itself.
     """
     low, high = device.room(device.context.high), device.room(device.context.low)
     fit = functools.partial(_fit, device, settings.allowed(device.capacity))
@@ -99,6 +110,8 @@ def judge(events: Events, settings: AllocatorSettings, device: Device, unlimited
     from memcalc.allocator.replay import replay
 
     def at(room: int) -> Replay:
+        if played is not None:
+            return played(device.capacity, room)
         return replay(events(), settings, device.capacity, available=room)
 
     tight = at(low)

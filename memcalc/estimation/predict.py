@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Op, Replay, replay
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation.fits import Device, device_of, judge
+from memcalc.estimation.fits import Device, Played, device_of, judge
 from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
@@ -39,7 +39,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     """
     plan, gpu = question.plan, question.gpu
     settings = question.settings
-    replayed = replay(tuples(trace), settings, UNLIMITED)
+    replayed = _replayed(question, trace)
     phases = _phases(replayed, trace)
     if plan.target == "cpu":
         phases = tuple(map(_requested_only, phases))
@@ -87,7 +87,8 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     if gpu is None:
         return answer
     device = device_of(gpu, plan=plan).holding(state)
-    fit = judge(lambda: tuples(trace), settings, device, replayed.peaks)
+    played = _played(question, trace) if trace.curve is not None else None
+    fit = judge(lambda: tuples(trace), settings, device, replayed.peaks, played)
     return replace(answer, fit=fit)
 
 
@@ -95,6 +96,36 @@ def _uncounted_flops(trace: Trace) -> str:
     """Why nobody knows how many floating-point operations a step takes."""
     said = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
     return said or "a run on symbols does not count them"
+
+
+ROOMY = 80 << 30
+"""Bytes of the device that a long decode is replayed on where no GPU is named."""
+
+
+def _replayed(question: Asked, trace: Trace) -> Replay:
+    """The replay on a device without a limit.
+
+    A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
+    is full makes the allocator give them back: of a long decode it is the replay on a device, and
+    without a limit only where that is too small.
+    """
+    if trace.curve is None:
+        return replay(tuples(trace), question.settings, UNLIMITED)
+    gpu = question.gpu
+    room = device_of(gpu, plan=question.plan).room(0) if gpu is not None else ROOMY
+    found = _played(question, trace)(room, room)
+    return found if found.out_of_memory is None else _played(question, trace)(UNLIMITED, UNLIMITED)
+
+
+def _played(question: Asked, trace: Trace) -> Played:
+    def played(capacity: int, available: int) -> Replay:
+        from memcalc.estimation import decoding
+
+        prefix = _as_it_ran(decoding.as_prefix(trace))
+        target = question.target
+        return decoding.replayed(trace, prefix, question.settings, target, capacity, available)
+
+    return played
 
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from memcalc.kernels.attention import choice as attention
-from memcalc.kernels.formulas import KernelCall, scratch, uncounted
+from memcalc.kernels.formulas import KernelCall, Scratch, scratch, uncounted
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Mark, Storage, Trace
 from memcalc.records.walk import sections
@@ -100,7 +100,8 @@ class Evaluator:
         whole = self.whole
         if self._table is None:
             self._table = _SizeTable(whole)
-        return _expand(whole, self._table.sizes(sizes), scratch_of_calls)
+        plain = self._table.sizes(sizes)
+        return expand(whole.marks, whole.events, whole.storages, plain, scratch_of_calls)
 
     def uncounted(self, point: Point, target: Target) -> tuple[str, ...]:
         """What of the kernels' own memory nobody knows there, in words."""
@@ -191,15 +192,29 @@ class _SizeTable:
         return [table[place] for place in self._places]
 
 
-def _expand(trace: Trace, plain: list[int], scratch_of_calls: list[Any]) -> EventStream:
-    """Write the events down; kernels, whose ``plain`` size is 0, by their scratch."""
+def expand(
+    marks: Sequence[Mark],
+    all_events: Sequence[int],
+    storages: Sequence[Storage],
+    plain: list[int],
+    scratch_of_calls: list[Scratch],
+) -> EventStream:
+    """Write events down; kernels, whose ``plain`` size is 0, by their scratch.
+
+    Args:
+        marks: of the phases.
+        all_events: births and deaths; a kernel's are of the two storages that stand for it.
+        storages: of them.
+        plain: bytes of each.
+        scratch_of_calls: what each call takes, by its number.
+    """
     stream = EventStream([], [], [], [])
     sizes, origins, events = stream.sizes, stream.origins, stream.events
     numbers: dict[int, int] = {}
-    kernels = _ScratchWriter(stream, trace, scratch_of_calls)
-    for mark, begin, end in sections(trace.marks, len(trace.events)):
+    kernels = _ScratchWriter(stream, storages, scratch_of_calls)
+    for mark, begin, end in sections(marks, len(all_events)):
         stream.marks.append(replace(mark, index=len(events)))
-        for event in trace.events[begin:end]:
+        for event in all_events[begin:end]:
             if event >= 0:
                 if size := plain[event]:
                     numbers[event] = number = len(sizes)
@@ -218,16 +233,18 @@ def _expand(trace: Trace, plain: list[int], scratch_of_calls: list[Any]) -> Even
 class _ScratchWriter:
     """Writes the allocations of kernels where their calls stand in a trace."""
 
-    def __init__(self, stream: EventStream, trace: Trace, scratch_of_calls: list[Any]) -> None:
+    def __init__(
+        self, stream: EventStream, storages: Sequence[Storage], scratch_of_calls: list[Scratch]
+    ) -> None:
         self._stream = stream
-        self._trace = trace
+        self._storages = storages
         self._scratch = scratch_of_calls
         self._taken: list[int] = []
         self._held: dict[int, list[int]] = {}
 
     def begin(self, storage: int) -> None:
         """A kernel takes what it takes at this moment."""
-        kind, number = entry(self._trace.storages[storage].bytes)
+        kind, number = entry(self._storages[storage].bytes)
         allocations = (
             self._scratch[number].after if kind is Kind.AFTER else self._scratch[number].before
         )

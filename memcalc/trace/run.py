@@ -12,10 +12,12 @@ from msgspec.structs import replace
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
+from memcalc.kernels.formulas import uncounted
 from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.records.walk import changes
 from memcalc.trace import device, self_check, torch_private
+from memcalc.trace.decoding import TRACED, Decoding, WrittenCalls, continued
 from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
@@ -27,7 +29,7 @@ from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
 from memcalc.trace.packages import bitsandbytes
 from memcalc.trace.placing import Named, fold_length, placed, ranks
 from memcalc.trace.recorder import TraceRecorder
-from memcalc.trace.scratch.kernels import TargetKernelMemory
+from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.workload import inference, layouts, loops
 from memcalc.workload.inference import caches_of
@@ -55,6 +57,9 @@ def trace(
         breadcrumbs: shall always say where the program is.
         symbols: of the program's batches; sizes that hold one are written down as numbers.
     """
+    tokens = program.plan.generate
+    if tokens is not None and tokens > (TRACED if _movable(program) else _WHOLE):
+        return _decoded(program, tokens, target, notes, breadcrumbs)
     known = {}
     for rank in ranks(program):
         said: dict[str, None] = {}
@@ -78,6 +83,51 @@ def trace(
         whole = as_trace(tagged, program, tuple(assumptions))
         known[rank] = replace(whole, uncounted=tuple(missing))
     return _largest(known, layouts.spread(program.plan).world)
+
+
+def _decoded(
+    program: Program,
+    tokens: int,
+    target: Target,
+    notes: tuple[str, ...],
+    breadcrumbs: Breadcrumbs | None,
+) -> Trace:
+    """A decode of which a few passes are traced."""
+    said: dict[str, None] = {}
+    calls = WrittenCalls()
+
+    def run(shift: int) -> TaggedTrace:
+        later = program.later(shift, TRACED)
+        once = tracer(later, target, said, breadcrumbs=breadcrumbs, kernels=calls)
+        tagged, folded = trace_folded(program.model, once, fold_length(program))
+        if folded:
+            said["repeated layers are traced a few times and continued, proven on one more"] = None
+        return tagged
+
+    decoding = Decoding(run, calls, tokens, movable=_movable(program))
+    found = continued(decoding, tokens, target, calls)
+    where = "at the start and the end" if _movable(program) else "at the start"
+    said[f"passes of decoding are traced {where} and continued, proven on one more"] = None
+    assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
+    return replace(
+        as_trace(found.tagged, program, tuple(assumptions)),
+        curve=found.curve,
+        uncounted=uncounted(calls.calls, target),
+    )
+
+
+def _movable(program: Program) -> bool:
+    """Whether a pass is the same after a longer prompt as after so many generated tokens.
+
+    A decoder beside an encoder has no such prompt, and a beam search keeps a table of what it has
+    generated.
+    """
+    config: Any = program.model.config
+    return not config.is_encoder_decoder and program.plan.beams == 1
+
+
+_WHOLE = 48
+"""Tokens up to which a decode that cannot be traced at its end is traced whole."""
 
 
 def _steps(program: Program) -> int:
@@ -111,6 +161,7 @@ def tracer(
     breadcrumbs: Breadcrumbs | None = None,
     symbols: Symbols | None = None,
     rank: int = 0,
+    kernels: KernelMemory | None = None,
 ) -> Run:
     """A function that traces the program as it is when called; arguments as for ``trace``.
 
@@ -122,6 +173,7 @@ def tracer(
         breadcrumbs: shall always say where the program is.
         symbols: of the program's batches.
         rank: which process, where the plan has several.
+        kernels: what is told of kernels; ``None``: the target's own.
     """
     device.use(program.plan.target)
     autocast.install()
@@ -129,7 +181,7 @@ def tracer(
     said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target))))
     allowed = _ATTENTION.get(program.plan.attention)
     attention.install(target, allowed, choose if symbols is None else symbols.choose)
-    kernels = TargetKernelMemory(target) if symbols is None else symbols
+    kernels = kernels or (TargetKernelMemory(target) if symbols is None else symbols)
     packaged = bitsandbytes.Kernels(target, program.plan.target)
 
     def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:

@@ -39,6 +39,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     precision: Precision
     tokens: int | None
     """To generate; ``None``: one forward pass."""
+    until: int | None = None
+    """How many of them are generated; ``None``: all."""
     cache: str = "dynamic"
     beams: int = 1
 
@@ -81,7 +83,7 @@ def _generate(job: Inference) -> None:
     assert job.tokens is not None
     model: Any = job.model
     config = model.generation_config
-    vars(model)["_has_unfinished_sequences"] = _Countdown(job.tokens)
+    vars(model)["_has_unfinished_sequences"] = _Countdown(job.until or job.tokens)
     options: dict[str, Any] = {
         "max_new_tokens": job.tokens,
         "do_sample": False,

@@ -43,6 +43,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[str, ...]
     inputs: Inputs | None = None
     """What makes the batches; ``None`` where the user described them."""
+    until: int | None = None
+    """Of the tokens to generate, how many are; ``None``: all."""
 
     def resized(self, batch: Any, seq: Any) -> Program:
         """The same program on batches of another size; whole numbers or symbols.
@@ -63,6 +65,16 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             seq=inputs.seq if inputs.has_tokens else None,
             inputs=inputs,
         )
+
+    def later(self, shift: int, until: int) -> Program:
+        """The program when so many tokens are behind the prompt, up to so many tokens on."""
+        assert self.plan.generate is not None
+        moved = self
+        if shift:
+            assert self.inputs is not None
+            moved = self.resized(self.plan.batch, self.inputs.seq + shift)
+        plan = replace(moved.plan, generate=self.plan.generate - shift)
+        return replace(moved, plan=plan, until=until)
 
     def job(
         self,
@@ -116,6 +128,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             device=device,
             precision=self.precision,
             tokens=plan.generate,
+            until=self.until,
             cache=plan.cache,
             beams=plan.beams,
         )
