@@ -1,5 +1,6 @@
 """What the docs show is what the program says."""
 
+import importlib.util
 import pathlib
 import runpy
 
@@ -13,7 +14,7 @@ def test_the_command_line_reference_is_up_to_date():
     assert (ROOT / "docs" / "cli.md").read_text() == made
 
 
-SLOW = ("explain", "fit", "suggest", "measure", "check")
+SLOW = ("explain", "fit", "suggest", "measure", "check", "simulate")
 """Verbs whose examples take long: they are printed again in the nightly profile."""
 
 
@@ -23,6 +24,8 @@ def _examples():
         for command, shown in script["boxes"](page.read_text()):
             slow = any(f"memcalc {verb} " in command for verb in SLOW)
             marks = [pytest.mark.nightly] if slow else []
+            if "trl_" in command and importlib.util.find_spec("trl") is None:
+                marks.append(pytest.mark.skip(reason="trl is not installed"))
             yield pytest.param(script["output"], command, shown, marks=marks, id=command)
 
 
