@@ -9,19 +9,20 @@ import sys
 
 __version__ = "0.1.0"
 
-NEWEST_TORCH = (2, 13)
-"""Its allocator, operators and private names were read and compared with recorded runs."""
+OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 13)
+"""Their allocators, operators and private names were read and compared with recorded runs."""
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao")
 """Those whose code an answer depends on."""
 _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info")
 
 
-def newer_than_known(torch: tuple[int, int]) -> tuple[str, ...]:
+def not_held_against(torch: tuple[int, int]) -> tuple[str, ...]:
     """What an answer for a version of PyTorch has to say: a sentence, or nothing."""
-    if torch <= NEWEST_TORCH:
+    if OLDEST_TORCH <= torch <= NEWEST_TORCH:
         return ()
-    (given, known) = (".".join(map(str, version)) for version in (torch, NEWEST_TORCH))
-    return (f"PyTorch {given} is newer than any that memcalc was held against ({known})",)
+    known, than = (NEWEST_TORCH, "newer") if torch > NEWEST_TORCH else (OLDEST_TORCH, "older")
+    given, nearest = (".".join(map(str, version)) for version in (torch, known))
+    return (f"PyTorch {given} is {than} than any that memcalc was held against ({nearest})",)
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 from msgspec.structs import replace
 
@@ -13,8 +15,9 @@ from memcalc.errors import UsageError
 from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.version import NEWEST_TORCH, installed, newer_than_known
+from memcalc.version import NEWEST_TORCH, installed, not_held_against
 
+_VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
 ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=NEWEST_TORCH)
 """NVIDIA A100: what a run without a named GPU stands for."""
 
@@ -86,7 +89,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
         UsageError: the PyTorch version is not of the form 2.13.
     """
     version = version_of(plan.torch)
-    notes = newer_than_known(version)
+    notes = not_held_against(version)
     target = replace(
         ASSUMED, torch=version, cudnn_attention=plan.cudnn_attention, cudnn=cudnn_enabled()
     )
@@ -106,9 +109,12 @@ def version_of(text: str | None) -> tuple[int, int]:
     """The version of PyTorch that will run, (major, minor); ``None``: the installed one.
 
     Raises:
-        UsageError: it is no version.
+        UsageError: it is no version, or one whose allocator nobody has read.
     """
-    parts = (text or installed("torch") or "").split("+")[0].split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+    found = _VERSION.match(text or installed("torch") or "")
+    if found is None:
         raise UsageError(f"--torch {text!r} is not a version: write it like --torch 2.13.")
-    return int(parts[0]), int(parts[1])
+    version = int(found[1]), int(found[2])
+    if version < (2, 0):
+        raise UsageError(f"--torch {text}: memory of PyTorch before 2.0 is not known.")
+    return version

@@ -20,7 +20,7 @@ from memcalc.kernels.target import Target
 from memcalc.trace import device, torch_private
 from memcalc.trace.operators import attention
 from memcalc.trace.recorder import TraceRecorder
-from memcalc.version import NEWEST_TORCH, newer_than_known
+from memcalc.version import NEWEST_TORCH, not_held_against
 
 _AMPERE = Target(capability=(8, 0), multiprocessors=108, torch=(2, 13))
 _checked: dict[str, tuple[str, ...]] = {}
@@ -48,7 +48,7 @@ def run() -> tuple[str, ...]:
         EstimateError: sizes would be wrong.
     """
     if device.NAME not in _checked:
-        _checked[device.NAME] = (*newer_than_known(torch_private.installed_version()), *_try_out())
+        _checked[device.NAME] = (*not_held_against(torch_private.installed_version()), *_try_out())
     return _checked[device.NAME]
 
 

@@ -139,11 +139,14 @@ def test_a_name_that_is_gone_is_named(found):
     assert "has no torch._gone.name, which" in found["torch._gone:name"]
 
 
-def test_a_pytorch_newer_than_any_that_was_read_is_named():
-    _, notes = resolve(plans.make({"model": "gpt2", "torch": "2.99"}), None)
-    assert any("PyTorch 2.99 is newer than any" in note for note in notes)
-    _, notes = resolve(plans.make({"model": "gpt2", "torch": "2.11"}), None)
-    assert not any("newer" in note for note in notes)
+@pytest.mark.parametrize(
+    ("torch", "than"), [("2.99", "newer"), ("2.4", "older"), ("2.11", None), ("2.13", None)]
+)
+def test_a_pytorch_newer_or_older_than_any_that_was_read_is_named(torch, than):
+    _, notes = resolve(plans.make({"model": "gpt2", "torch": torch}), None)
+    said = [note for note in notes if "held against" in note]
+    assert said == [note for note in said if f"PyTorch {torch} is {than} than any" in note]
+    assert bool(said) == (than is not None)
 
 
 def test_autocast_leaves_alone_what_cudas_leaves_alone(found):
