@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from memcalc.errors import UsageError
+from memcalc.script import launchers
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _WITH_VALUE = ("-W", "-X")
-_LAUNCHERS = {"torchrun", "deepspeed", "accelerate", "mpirun", "srun", "torch.distributed.run"}
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,11 +24,13 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Of a script; empty: it is a module."""
     module: str = ""
     arguments: tuple[str, ...] = ()
+    launcher: str = ""
+    """What starts it, one process a GPU, and is told ``arguments``; empty: it is started alone."""
 
     @property
     def name(self) -> str:
         """How people call it."""
-        return Path(self.path).name if self.path else self.module
+        return self.launcher or (Path(self.path).name if self.path else self.module)
 
 
 def understand(typed: str, folder: Path | None = None) -> Program:
@@ -47,12 +50,18 @@ def understand(typed: str, folder: Path | None = None) -> Program:
     if not command:
         raise UsageError("Nothing to simulate: type memcalc simulate -- python train.py.")
     first, *rest = command
-    if Path(first).name in _LAUNCHERS:
-        raise _launcher(Path(first).name)
+    name = Path(first).name
+    if name in launchers.NAMES:
+        return Program(launcher=launchers.NAMES[name], arguments=tuple(rest))
+    if name in launchers.OTHERS:
+        raise UsageError(
+            f"{name} does not say how many processes it starts in a way that memcalc reads: type "
+            "memcalc simulate -- torchrun --nproc-per-node 8 train.py."
+        )
     if _PYTHON.fullmatch(Path(first).name):
         return _python(rest, folder)
     if first.endswith(".py"):
-        return _script(first, rest, folder)
+        return script(first, rest, folder)
     found = shutil.which(first)
     if found is None:
         raise UsageError(
@@ -70,15 +79,20 @@ def _python(rest: list[str], folder: Path | None) -> Program:
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c", "-m"):
         del rest[: 2 if rest[0] in _WITH_VALUE else 1]
     if len(rest) > 1 and rest[0] == "-m":
-        if rest[1] in _LAUNCHERS:
-            raise _launcher(rest[1])
+        if rest[1] in launchers.NAMES:
+            return Program(launcher=launchers.NAMES[rest[1]], arguments=tuple(rest[2:]))
         return Program(module=rest[1], arguments=tuple(rest[2:]))
     if not rest or rest[0].startswith("-"):
         raise UsageError("Name a script or a module: memcalc simulate -- python train.py.")
-    return _script(rest[0], rest[1:], folder)
+    return script(rest[0], rest[1:], folder)
 
 
-def _script(path: str, rest: list[str], folder: Path | None) -> Program:
+def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Program:
+    """A script and its arguments.
+
+    Raises:
+        UsageError: there is no such file.
+    """
     if not (folder or Path()).joinpath(path).is_file():
         raise UsageError(f"There is no script {path}.")
     return Program(path=path, arguments=tuple(rest))
@@ -93,10 +107,3 @@ def _is_python(path: Path) -> bool:
         return False
     # Long paths are reached by way of the shell: '''exec' /long/path/python "$0" "$@".
     return first.startswith(b"#!") and (b"python" in first or b"python" in second)
-
-
-def _launcher(name: str) -> UsageError:
-    return UsageError(
-        f"{name} starts processes of its own, and one GPU is simulated: "
-        "name the script itself, as in memcalc simulate -- python train.py."
-    )

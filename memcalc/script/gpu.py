@@ -81,6 +81,10 @@ class GpuMemory(Ledger):
             )
             self._allocator.record_stream(self._blocks[number], stream)
 
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        """The same, as wrappers over several GPUs say it."""
+        self.used_by(tensor, stream.stream_id)
+
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""
         self.asides.append(Aside(index=len(self.events), what="empty_cache"))

@@ -25,8 +25,10 @@ from memcalc.estimation.question import asked
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.plan import Plan
-from memcalc.script.command import Program, understand
+from memcalc.script import launchers
+from memcalc.script.command import Program, script, understand
 from memcalc.script.phases import EnoughStepsError
+from memcalc.script.processes import Process
 from memcalc.script.records import Ending
 
 NAME = "simulated script"
@@ -61,8 +63,8 @@ def answer(plan: Plan, breadcrumbs: Breadcrumbs | None = None) -> dict[str, Any]
         MemcalcError: it cannot be run.
     """
     question = asked(plan)
-    program = understand(plan.command or "")
-    session = sessions.Session(question, breadcrumbs=breadcrumbs)
+    program, process = _launched(understand(plan.command or ""))
+    session = sessions.Session(question, breadcrumbs=breadcrumbs, process=process)
     ending = _ending(program, session)
     if ending.out_of_memory:
         session.memory.count_refused()
@@ -74,6 +76,19 @@ def answer(plan: Plan, breadcrumbs: Breadcrumbs | None = None) -> dict[str, Any]
         "prediction": encode(found.prediction),
         "trace": pack(found.trace),
     }
+
+
+def _launched(program: Program) -> tuple[Program, Process | None]:
+    """What a launcher starts, and as which of its processes it is simulated: the first."""
+    if not program.launcher:
+        return program, None
+    launch = launchers.understand(program.launcher, program.arguments)
+    if launch.is_module:
+        started = Program(module=launch.script, arguments=launch.arguments)
+    else:
+        started = script(launch.script, launch.arguments)
+    rank = 0
+    return started, Process(rank=rank, world=launch.world, environment=launch.environment(rank))
 
 
 def _ending(program: Program, session: sessions.Session) -> Ending:

@@ -23,6 +23,8 @@ _READS = (
     "values read from the GPU (at {}) are worked out from the whole numbers that the script put "
     "there, with zeros in place of real numbers"
 )
+_PINNED = "_simulated_as_pinned"
+"""Attribute of tensors that were asked for in pinned host memory: DDP's reducer insists on it."""
 _SHOWN = 6
 """Lines of a script that are named."""
 
@@ -46,7 +48,7 @@ class ScriptRecorder(TraceRecorder):
             _aten.is_nonzero.default: self._is_nonzero,
             _aten.equal.default: self._equal,
             _aten.nonzero.default: self._nonzero,
-            _aten.is_pinned.default: lambda *_, **__: False,
+            _aten.is_pinned.default: lambda tensor, *_, **__: hasattr(tensor, _PINNED),
             _aten._pin_memory.default: lambda tensor, *_, **__: tensor,
         }
 
@@ -73,10 +75,14 @@ class ScriptRecorder(TraceRecorder):
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fake(args) or is_fake(kwargs.values()):
             return func(*args, **kwargs)
-        if kwargs.get("pin_memory"):
+        pinned = kwargs.get("pin_memory")
+        if pinned:
             kwargs = {**kwargs, "pin_memory": False}
         with without_dispatch():
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+        if pinned and isinstance(out, torch.Tensor):
+            setattr(out, _PINNED, True)
+        return out
 
     def _check(self, device: torch.device) -> None:
         if device.type == "cuda" and device.index:

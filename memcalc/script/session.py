@@ -20,6 +20,7 @@ from memcalc.script import (
     loading,
     packages,
     parameters,
+    processes,
     quiet,
     saving,
     tensors,
@@ -29,6 +30,7 @@ from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import Labels
 from memcalc.script.patches import Patches
 from memcalc.script.phases import Phases
+from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import device
 from memcalc.trace.operators import attention, overrides
@@ -47,9 +49,17 @@ class Session:
         question: which GPU (none: any, without a limit of memory), its kernels, the allocator's
             settings, and after how many optimizer steps the code is stopped.
         breadcrumbs: shall always say where the code is.
+        process: which one it is among several; ``None``: it is alone.
     """
 
-    def __init__(self, question: Asked, *, breadcrumbs: Breadcrumbs | None = None) -> None:
+    def __init__(
+        self,
+        question: Asked,
+        *,
+        breadcrumbs: Breadcrumbs | None = None,
+        process: Process | None = None,
+    ) -> None:
+        self._process = process
         self._question = question
         gpu, target = question.gpu, question.target
         name, total = (gpu.name, gpu.memory) if gpu is not None else ANY_GPU
@@ -85,6 +95,9 @@ class Session:
         opened.enter_context(torch_private.one_device())
         opened.enter_context(device.use_cuda())
         opened.callback(patches.undo)
+        if self._process is not None:
+            processes.install(opened, patches, self.recorder, self._process)
+            self.say(self._process.said)
         mode = _Mode(allow_non_fake_inputs=True)
         attention.install(self._target, None)
         opened.callback(attention.uninstall)

@@ -211,8 +211,8 @@ class Ledger:
         entry.stream, entry.resized = self.streams.of(None), True
         entry.component, entry.dtype = old.component, old.dtype
         self._live[key] = (len(self.entries), reference)
-        self.log(len(self.entries))
         self.entries.append(entry)
+        self.log(len(self.entries) - 1)
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         """Another stream uses a storage: what ``Tensor.record_stream`` says."""

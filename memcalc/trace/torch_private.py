@@ -296,6 +296,12 @@ def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
         tensor.fake_device = getattr(new, "fake_device", new.device)
 
 
+def ddp_asks_no_timer() -> AbstractContextManager[None]:
+    """DDP's logger would ask a timer of the device, which a build without CUDA does not have."""
+    owner = _ask("torch._C._distributed_c10d:Logger")
+    return replaced(owner, "set_runtime_stats_and_log", lambda logger: None)
+
+
 @contextmanager
 def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
     """DDP takes it that ranks agree, and FSDP1 records streams by this function.

@@ -19,13 +19,18 @@ from memcalc.trace.operators import patches
 from memcalc.trace.recorder import TraceRecorder
 
 
-@contextlib.contextmanager
-def process_group(rank: int, world: int) -> Iterator[None]:
-    """A group of so many ranks, of which this process is one and the others are made up."""
+def prepare() -> None:
+    """Have ready what a group needs whose other members are made up."""
     torch_private.give_collectives_shapes()
     with torch_private.replaced(torch, "tensor", patches.real_tensor):
         # It compiles functions, which cannot be done to what stands for torch.tensor.
         importlib.import_module("torch.distributed.optim")
+
+
+@contextlib.contextmanager
+def process_group(rank: int, world: int) -> Iterator[None]:
+    """A group of so many ranks, of which this process is one and the others are made up."""
+    prepare()
     backend = "fake" if device.NAME == "cpu" else f"cpu:fake,{device.NAME}:fake"
     dist.init_process_group(backend, store=torch_private.fake_store(), rank=rank, world_size=world)
     try:
@@ -64,8 +69,37 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         stack.enter_context(torch_private.replaced(torch.Tensor, "record_stream", record))
         stack.enter_context(torch_private.planning_wrapped(paused))
         stack.enter_context(torch_private.ranks_trusted(record))
+        stack.enter_context(_averaged())
         recorder.unpacks = torch_private.tensors_of_tensors()
         yield
+
+
+@contextlib.contextmanager
+def _averaged() -> Iterator[None]:
+    """DDP takes its buckets as they are for what an all-reduce gives.
+
+    The work of the ``fake`` group has no tensor as its result, which DDP's own would take
+    (torch/csrc/distributed/c10d/comm.cpp, 2.13).
+    """
+    wrapper = torch.nn.parallel.DistributedDataParallel
+    made = wrapper.__init__
+
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        self.register_comm_hook(None, _received)
+
+    with (
+        torch_private.replaced(wrapper, "__init__", make),
+        # It would ask a timer of the device, which a build without CUDA has not.
+        torch_private.ddp_asks_no_timer(),
+    ):
+        yield
+
+
+def _received(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations in strings
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,18 @@ def test_a_command_without_a_program_is_told_what_to_type(here, command):
         understand(command)
 
 
-@pytest.mark.parametrize("command", [["torchrun", "train.py"], ["accelerate", "launch", "a.py"]])
-def test_a_launcher_is_told_that_one_gpu_is_simulated(here, command):
-    with pytest.raises(UsageError, match="name the script itself"):
-        understand(command)
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        (["torchrun", "train.py"], "torchrun"),
+        (["accelerate", "launch", "a.py"], "accelerate"),
+        (["python", "-m", "torch.distributed.run", "a.py"], "torchrun"),
+    ],
+)
+def test_a_launcher_is_recognised(here, command, launcher):
+    assert understand(command).launcher == launcher
+
+
+def test_a_launcher_that_says_nothing_of_its_processes_is_refused(here):
+    with pytest.raises(UsageError, match="torchrun --nproc-per-node"):
+        understand(["mpirun", "python", "train.py"])

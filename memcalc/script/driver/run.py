@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from memcalc.allocator.context import context_span
-from memcalc.errors import EstimateError
+from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.predict import UNLIMITED
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
@@ -58,6 +58,11 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
         EstimateError: there is no CUDA build or no compiler, or the program died.
     """
     program = understand(plan.command or "")
+    if program.launcher:
+        raise UsageError(
+            f"Over the driver one process runs: leave {program.launcher} to the simulated "
+            "back-end, or name the script itself."
+        )
     question = asked(plan)
     folder = build.libraries(build.installed(python))
     named = [program.path] if program.path else ["-m", program.module]

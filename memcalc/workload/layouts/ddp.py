@@ -13,28 +13,11 @@ if TYPE_CHECKING:
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Move the model, and wrap it."""
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     rank.move(model)
     ids = None if rank.device.type == "cpu" else [rank.device.index]
-    wrapped = DistributedDataParallel(model, device_ids=ids, **rank.options)
-    if "fake" in str(dist.get_backend_config()):
-        wrapped.register_comm_hook(None, _received)
-    return wrapped
-
-
-def _received(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations in strings
-    """What an all-reduce gives where there is nobody else.
-
-    The work of the ``fake`` group has no tensor as its result, which DDP's own would take
-    (torch/csrc/distributed/c10d/comm.cpp, 2.13).
-    """
-    import torch
-
-    future: Any = torch.futures.Future()
-    future.set_result(bucket.buffer())
-    return future
+    return DistributedDataParallel(model, device_ids=ids, **rank.options)
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,211 @@
+"""Programs that start others, one a GPU: which script they run, and what each process finds.
+
+The launchers' own parsers read their command lines (torchrun of PyTorch, accelerate, DeepSpeed).
+What a process finds in its environment is what torchrun sets (torch/distributed/elastic/agent/
+server/local_elastic_agent.py, 2.13); accelerate's and DeepSpeed's launchers set no less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from memcalc.errors import UsageError
+
+NAMES = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed": "deepspeed",
+}
+"""Launchers by what is typed, as a command or after ``python -m``."""
+OTHERS = ("mpirun", "srun", "horovodrun")
+"""What starts processes too, and says nothing of them that a script could be told."""
+_PORT = 29500
+
+
+class Launch:
+    """What a launcher was told.
+
+    Args:
+        script: path or module of what each process runs.
+        is_module: it is a module.
+        arguments: of the script.
+        local: processes on this machine.
+        world: processes on all machines.
+        environment: what the launcher itself sets beside ranks.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        arguments: Sequence[str],
+        *,
+        is_module: bool = False,
+        local: int = 1,
+        nodes: int = 1,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.script, self.arguments, self.is_module = script, tuple(arguments), is_module
+        self.local, self.world = local, local * nodes
+        self._own = environment or {}
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """What the process of this rank finds."""
+        local = rank % self.local
+        names = {
+            "RANK": rank,
+            "LOCAL_RANK": local,
+            "WORLD_SIZE": self.world,
+            "LOCAL_WORLD_SIZE": self.local,
+            "GROUP_RANK": rank // self.local,
+            "GROUP_WORLD_SIZE": self.world // self.local,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": self.world,
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": _PORT,
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "OMP_NUM_THREADS": 1,
+        }
+        return {**{name: str(value) for name, value in names.items()}, **self._own}
+
+
+def understand(launcher: str, words: Sequence[str]) -> Launch:
+    """Read a launcher's command line.
+
+    Args:
+        launcher: one of the values of ``NAMES``.
+        words: what follows its name.
+
+    Raises:
+        UsageError: its own parser refuses them, or the launcher is not installed.
+    """
+    return _READERS[launcher](list(words))
+
+
+def _torchrun(words: list[str]) -> Launch:
+    from torch.distributed.run import get_args_parser
+
+    given = _parsed("torchrun", get_args_parser, words)
+    if given.no_python:
+        raise UsageError("torchrun --no-python starts a program that is not Python's.")
+    return Launch(
+        given.training_script,
+        given.training_script_args,
+        is_module=given.module,
+        local=_processes(given.nproc_per_node),
+        nodes=_nodes(str(given.nnodes)),
+    )
+
+
+def _processes(text: str) -> int:
+    if text in ("auto", "gpu", "cpu"):
+        raise UsageError(
+            f"torchrun --nproc-per-node {text} counts the GPUs of the machine it runs on: say how "
+            "many there will be, as in --nproc-per-node 8."
+        )
+    with contextlib.suppress(ValueError):
+        if int(text) > 0:
+            return int(text)
+    raise UsageError(f"torchrun --nproc-per-node {text} is no number of processes.")
+
+
+def _nodes(text: str) -> int:
+    """Of an elastic range the largest."""
+    try:
+        return max(int(part) for part in text.split(":"))
+    except ValueError:
+        raise UsageError(f"torchrun --nnodes {text} is no number of machines.") from None
+
+
+def _accelerate(words: list[str]) -> Launch:
+    if words[:1] == ["launch"]:
+        words = words[1:]
+    launch = _imported("accelerate.commands.launch", "accelerate")
+    given = _parsed("accelerate launch", launch.launch_command_parser, words)
+    # Its own reading of defaults and of --config_file.
+    with contextlib.redirect_stdout(io.StringIO()):
+        given, *_ = launch._validate_launch_command(given)
+    nodes = given.num_machines or 1
+    total = given.num_processes or 1
+    before = dict(os.environ)
+    own = _prepared(given, several=total > 1)
+    return Launch(
+        given.training_script,
+        given.training_script_args,
+        is_module=given.module,
+        local=max(1, total // nodes),
+        nodes=nodes,
+        environment={name: value for name, value in own.items() if before.get(name) != value},
+    )
+
+
+def _prepared(given: Any, *, several: bool) -> dict[str, str]:
+    """The environment that accelerate's launcher makes for its processes."""
+    utils = importlib.import_module("accelerate.utils.launch")
+    if given.use_deepspeed:
+        raise UsageError(
+            "accelerate launch with DeepSpeed is not simulated: DeepSpeed's ZeRO is not judged "
+            "yet. Choose FSDP in the config."
+        )
+    if several:
+        made: dict[str, str] = utils.prepare_multi_gpu_env(given)
+        return made
+    own: dict[str, str] = utils.prepare_simple_launcher_cmd_env(given)[1]
+    return own
+
+
+def _deepspeed(words: list[str]) -> Launch:
+    runner = _imported("deepspeed.launcher.runner", "deepspeed")
+    given = _parsed("deepspeed", lambda: runner, words)
+    local = given.num_gpus
+    if local < 1:
+        raise UsageError(
+            "deepspeed counts the GPUs of the machine it runs on: say how many there will be, as "
+            "in deepspeed --num_gpus 8 train.py."
+        )
+    return Launch(
+        given.user_script,
+        given.user_args,
+        is_module=given.module,
+        local=local,
+        nodes=max(1, given.num_nodes),
+    )
+
+
+def _imported(module: str, package: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise UsageError(
+            f"{package} is not installed here, and its own parser reads its command line: "
+            f"type pip install {package}, or name the script with torchrun."
+        ) from None
+
+
+def _parsed(name: str, parser: Callable[[], Any], words: list[str]) -> Any:
+    """What the launcher's parser makes of its words; what it prints becomes one sentence."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            return parser().parse_args(words)
+    except SystemExit:
+        lines = [line for line in said.getvalue().splitlines() if line.strip()]
+        why = lines[-1].split("error: ")[-1] if lines else "no script is named"
+        raise UsageError(f"{name} does not take this: {why}") from None
+
+
+_READERS: dict[str, Callable[[list[str]], Launch]] = {
+    "torchrun": _torchrun,
+    "accelerate": _accelerate,
+    "deepspeed": _deepspeed,
+}

@@ -1,0 +1,87 @@
+"""Scripts that a launcher starts once a GPU: the first of the processes is simulated."""
+
+import textwrap
+
+import pytest
+
+from memcalc.errors import UsageError
+from memcalc.records.trace import Component
+from memcalc.script import launchers
+from memcalc.script.simulate import plan_of, simulate
+
+SCRIPT = """
+    import os, torch, torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("nccl")
+    place = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(place)
+    assert (dist.get_rank(), dist.get_world_size()) == (0, 8)
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(4)]).cuda()
+    WRAP
+    optimizer = torch.optim.SGD(model.parameters())
+    for step in range(9):
+        model(torch.randn(4, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(step, torch.cuda.max_memory_allocated(), file=open("said", "a"))
+    dist.destroy_process_group()
+"""
+WRAPS = {
+    "ddp": "model = DistributedDataParallel(model, device_ids=[place])",
+    "fsdp2": "[fully_shard(layer) for layer in model]; fully_shard(model)",
+}
+WEIGHTS = 4 * 4 * 512 * 512
+
+
+@pytest.mark.parametrize(("wrap", "share"), [("ddp", 1), ("fsdp2", 8)])
+def test_the_first_of_eight_processes_holds_its_share(parent, tmp_path, monkeypatch, wrap, share):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT).replace("WRAP", WRAPS[wrap]))
+    found = simulate(plan_of(["torchrun", "--nproc-per-node", "8", "train.py"]), parent)
+    assert (found.ending.code, found.ending.steps) == (0, 3)
+    prediction = found.traced.prediction
+    assert prediction.components[Component.WEIGHTS] == WEIGHTS // share
+    seen = [int(line.split()[1]) for line in (tmp_path / "said").read_text().splitlines()]
+    assert seen[2] == prediction.peak.allocated
+    assert any("rank 0 of 8" in said for said in prediction.assumptions)
+
+
+def test_torchrun_says_how_many_and_what_each_finds():
+    words = ["--nnodes", "2", "--nproc-per-node=4", "-m", "pkg.train", "--lr", "1"]
+    launch = launchers.understand("torchrun", words)
+    assert (launch.script, launch.is_module, launch.arguments) == ("pkg.train", True, ("--lr", "1"))
+    found = launch.environment(5)
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    assert [found[name] for name in names] == ["5", "1", "8", "4", "1"]
+
+
+def test_accelerates_own_parser_reads_its_command_and_its_config(tmp_path):
+    config = tmp_path / "fsdp.yaml"
+    config.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 4\n"
+        "num_machines: 1\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
+        "  fsdp_cpu_ram_efficient_loading: false\n"
+    )
+    words = ["launch", "--config_file", str(config), "train.py", "--epochs", "3"]
+    launch = launchers.understand("accelerate", words)
+    assert (launch.script, launch.arguments, launch.world) == ("train.py", ("--epochs", "3"), 4)
+    found = launch.environment(0)
+    assert (found["ACCELERATE_USE_FSDP"], found["FSDP_VERSION"]) == ("true", "2")
+    assert found["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nproc-per-node", "gpu", "train.py"], "say how many there will be"),
+        (["--nproc-per-node", "some", "train.py"], "no number of processes"),
+        (["--no-such-option", "train.py"], "torchrun does not take this"),
+        (["--nproc-per-node", "2", "--no-python", "a"], "is not Python's"),
+        ([], "torchrun does not take this"),
+    ],
+)
+def test_what_a_launcher_cannot_start_is_said_in_one_sentence(words, said):
+    with pytest.raises(UsageError, match=said):
+        launchers.understand("torchrun", words)
