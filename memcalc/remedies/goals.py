@@ -42,6 +42,14 @@ def needed(figures: Figures) -> int:
     return size
 
 
+def needed_within(figures: Figures, limit: int) -> int:
+    """Bytes that a plan needs under a limit; on its GPU as it runs there, its cache given back."""
+    fit = figures.fit
+    if fit is None or fit.limit != limit or fit.verdict is not FitVerdict.FITS:
+        return needed(figures)
+    return fit.needed if fit.needed_high is None else fit.needed_high
+
+
 def under(limit: int, before: Figures) -> Goal:
     """To need no more than so many bytes on the deciding rung."""
     rung = rung_of(before)

@@ -11,7 +11,7 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.remedies.records import Figures, Option, Search
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
-from memcalc.report.rows import COMPONENT_WORDS
+from memcalc.report.rows import COMPONENT_WORDS, retries_words
 from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
 
@@ -160,7 +160,7 @@ def _option(
 
 def search_lines(search: Search, before: Figures) -> list[Line]:
     """The plan that holds, what it needs, and how to type it."""
-    from memcalc.remedies.goals import needed
+    from memcalc.remedies.goals import needed_within
 
     rung = search.rung.replace("_", " ")
     high = " (with the high end of the context)" if search.rung == "process_used" else ""
@@ -172,7 +172,9 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
     if best is None or best.figures is None:
         advice = "Try a smaller model, or fewer tokens."
         return [Line(f"Nothing holds under {limit}: {count}. {advice}", Kind.SUMMARY)]
-    size = format_bytes(needed(best.figures))
+    size = format_bytes(needed_within(best.figures, search.limit))
+    if best.figures.fit is not None and best.figures.fit.limit == search.limit:
+        size += retries_words(best.figures.fit.retries)
     if not best.remedies:
         return [Line(f"Under {limit}: the plan holds as it is, with {size}.", Kind.SUMMARY)]
     more = best.more_flops(before)

@@ -184,7 +184,7 @@ def fit_words(fit: Fit) -> str:
     return (
         f"{word} on {fit.gpu}: {rung} {format_bytes(fit.needed)} of "
         f"{_offered(fit)}, {format_bytes(abs(fit.margin))} {side}"
-        f"{_with_largest_context(fit)}{_retries(fit.retries)}"
+        f"{_with_largest_context(fit)}{retries_words(fit.retries)}"
     )
 
 
@@ -205,6 +205,7 @@ def _with_largest_context(fit: Fit) -> str:
     return f" ({format_bytes(abs(left))}{short} with the largest context)"
 
 
-def _retries(count: int) -> str:
+def retries_words(count: int) -> str:
+    """What goes behind a size that holds because the allocator gives its cache back."""
     times = "once" if count == 1 else f"{count} times"
     return f", after giving its cache back {times}" if count else ""

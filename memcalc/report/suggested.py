@@ -8,7 +8,7 @@ import msgspec
 
 from memcalc.explanation.command import options
 from memcalc.files.artifact import document, encode
-from memcalc.remedies.goals import needed
+from memcalc.remedies.goals import needed, needed_within
 from memcalc.remedies.records import Figures
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import described
@@ -70,7 +70,7 @@ def _table(found: Suggestions, work: Work) -> Table:
                 str(number),
                 (one.way.title, _changes(one)),
                 f"{at.batch} x {at.grad_accum}",
-                Size(needed(figures), unit),
+                Size(needed_within(figures, found.capacity), unit),
                 *([_rate(one, work)] if timed else []),
                 one.way.costs,
             )

@@ -13,10 +13,10 @@ from memcalc.explanation.command import options as typed
 from memcalc.explanation.records import Explanation
 from memcalc.files import artifact
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import ALLOCATOR_RUNGS, Peak
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak
 from memcalc.records.trace import Phase
 from memcalc.remedies.goals import needed, under
-from memcalc.remedies.records import Figures, Remedy, Trial
+from memcalc.remedies.records import Figures, Remedy, Search, Trial
 from memcalc.remedies.search import search, stages
 from memcalc.remedies.table import candidates
 from memcalc.remedies.trials import apply
@@ -328,3 +328,21 @@ def test_without_an_allocator_remedies_are_compared_by_what_is_requested(explain
     head = next(line for line in text.splitlines() if line.startswith(" remedy")).split()
     assert head == ["remedy", "requested", "FLOPs", "cost"]
     assert "requested | FLOPs" in markdown(report.blocks(on_cpu, 3))
+
+
+@pytest.mark.parametrize(
+    ("retries", "said"), [(0, ""), (2, ", after giving its cache back 2 times")]
+)
+def test_what_fits_by_giving_its_cache_back_is_not_said_to_need_more_than_there_is(retries, said):
+    plan = make({"model": "gpt2", "gpu": "rtx 4090"})
+    limit = 24 << 30
+    before, unlimited = _figures(plan, 2 * limit), _figures(plan, limit + (1 << 30))
+    fit = Fit(
+        gpu="RTX 4090", capacity=limit, needed=limit - 2048, needed_high=limit - 1024,
+        metric="process_used", verdict=FitVerdict.FITS, retries=retries,
+    )  # fmt: skip
+    best = Trial(remedies=("amp",), figures=replace(unlimited, fit=fit))
+    found = Search(limit=limit, rung="process_used", trials=(best,), best=best)
+    text = " ".join(line.text for line in report.search_lines(found, before))
+    assert f"needs 24.0 GiB{said}" in text
+    assert "25.0 GiB" not in text
