@@ -10,11 +10,15 @@ from memcalc.cli.command import exit_with, no_cache, option
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import OUTPUT, VERBOSE, deliver_explanation, format_option, put
 from memcalc.cli.progress import Steps, progress
+from memcalc.cli.saved import saved
 from memcalc.cli.values import SIZE, counted
 from memcalc.errors import UsageError
+from memcalc.estimation.question import code_in
 from memcalc.explanation.explain import Wish, explain_plan
 from memcalc.files.extras import require
 from memcalc.files.formats import chosen
+from memcalc.files.results import predictions
+from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
     from memcalc.explanation.records import Explanation
@@ -48,14 +52,14 @@ def command(
     use_cache: bool,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
-    plans = plans_of(settings)
+    plans = _saved(settings) or plans_of(settings)
     if len(plans) > 1:
         raise UsageError("One plan at a time is explained: name one optimizer.")
     name = chosen("explanation", format, output)
     if plot:
         require("plotext")
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=use_cache)
-    with progress(f"explaining {plans[0].model}") as steps:
+    with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))
     deliver_explanation(found, name, output, top, verbose=verbose)
     if plot:
@@ -65,6 +69,23 @@ def command(
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
         raise exit_with(1)
+
+
+def _saved(settings: dict[str, Any]) -> list[Plan]:
+    """The plans of a result file that is named in place of a model; none: it is a model.
+
+    Raises:
+        UsageError: it names code, which is not run for a file.
+    """
+    data = saved(settings.get("model"))
+    if data is None or data.get("kind") in ("measurements", "explanation"):
+        return []
+    path = Path(str(settings["model"]))
+    plans = [found.plan for found in predictions(data, path)]
+    code = next((code_in(plan) for plan in plans if not plan.command and code_in(plan)), None)
+    if code is not None:
+        raise UsageError(f"{path} names {code}, which is code: type memcalc explain {code} itself.")
+    return plans
 
 
 def _teller(steps: Steps) -> Callable[[Explanation], None]:

@@ -51,7 +51,8 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     """
     if saved.method != "trace":
         return Chapter(prediction=saved, notes=("closed forms answered: there is no timeline",))
-    code = code_in(saved.plan)
+    # Of a command the trace is kept; it is never run again.
+    code = code_in(saved.plan) if not saved.plan.command else None
     if code is not None:
         note = f"no timeline: {code} is code, which a file cannot have run"
         return Chapter(prediction=saved, notes=(note,))

@@ -84,6 +84,9 @@ def explain_plan(
             raise traced
         found = _explained(traced, wish)
         seen(found)
+        if plan.command:
+            # Remedies are settings of models; a script has its own.
+            return found
         goal = under(wish.under, found.figures) if wish.under is not None else None
         if goal is None and wish.remedies:
             goal = fitting(found.figures)

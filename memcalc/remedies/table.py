@@ -70,6 +70,8 @@ def candidates(plan: Plan) -> list[Remedy]:
     Raises:
         UsageError: the plan names a model or task that is not known.
     """
+    if plan.command:
+        return []
     task = tasks.choose(models.find(plan.model), plan.task).task
     found = [remedy for row in _ROWS for remedy in row(plan, task)]
     return sorted(found, key=lambda remedy: remedy.rank)

@@ -1,10 +1,11 @@
-"""What a simulated run leaves be: compilers, and trackers that would tell the world of it."""
+"""What a simulated run leaves be: compilers, trackers, and processes that the script starts."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
@@ -34,7 +35,7 @@ class _NoWriter:
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Compile nothing, and track nothing unless ``MEMCALC_TRACKERS`` is set.
+    """Compile nothing, track nothing unless ``MEMCALC_TRACKERS`` is set, and tell of processes.
 
     Args:
         patches: what is changed.
@@ -50,7 +51,14 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
             say(f"torch.compile runs the eager code{f' ({at})' if at else ''}")
         return original(*args, **kwargs)
 
+    def start(original: Any, *args: Any, **kwargs: Any) -> Any:
+        at = place.line()
+        say(f"processes that the script starts{f' ({at})' if at else ''} have no GPU of their own")
+        return original(*args, **kwargs)
+
     patches.wrap(torch, "compile", compile)
+    patches.wrap(os, "fork", start)
+    patches.wrap(BaseProcess, "start", start)
     if os.environ.get(KEEP_TRACKERS):
         return
     for name, value in _OFF.items():
