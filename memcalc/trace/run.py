@@ -36,6 +36,7 @@ from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch
 from memcalc.workload.job import Job
 from memcalc.workload.program import Program
+from memcalc.workload.quantised import described
 from memcalc.workload.resume import restore as load_state
 from memcalc.workload.resume import saved_state
 
@@ -79,6 +80,8 @@ def trace(
             tagged, folded = once([], 0), False
         if folded:
             said["repeated layers are traced a few times and continued, proven on one more"] = None
+        if tagged.inventory is not None:
+            said[described(tagged.inventory)] = None
         assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
         whole = as_trace(tagged, program, tuple(assumptions))
         known[rank] = replace(whole, uncounted=tuple(missing))

@@ -61,6 +61,7 @@ def _ask(path: str) -> Any:
 
 
 _storage_users: Callable[[int], int] = _ask("torch._C:_storage_Use_Count")
+_tensor_users: Callable[[torch.Tensor], int] = _ask("torch:Tensor._use_count")
 _next_sequence_number: Callable[[], int] = _ask("torch._C:_autograd._get_sequence_nr")
 _key_set = _ask("torch._C:DispatchKeySet")
 _keys = _ask("torch._C:DispatchKey")
@@ -98,9 +99,18 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
+_ON_THE_WAY = 3
+"""Users of a tensor that autograd's engine hands to a dispatch mode, beside the one who owns it."""
+
+
 def is_owned_once(tensor: torch.Tensor) -> bool:
-    """One tensor holds the storage, and the Python view of it that this makes."""
-    return _storage_users(tensor.untyped_storage()._cdata) == 2
+    """Nobody else holds the tensor, nor another tensor its storage.
+
+    To be asked inside of a dispatch mode that the engine called.
+    """
+    alone = _tensor_users(tensor) <= 1 + _ON_THE_WAY
+    # Beside the tensor it is the Python view of the storage that this makes.
+    return alone and _storage_users(tensor.untyped_storage()._cdata) == 2
 
 
 _HELD_BY_ENGINE = 4

@@ -221,6 +221,8 @@ def finished(program: Program, loaded: torch.nn.Module) -> Program:
     Raises:
         UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.
     """
+    if program.plan.checkpointing:
+        _check_checkpointing(loaded)
     quantised.prepare(loaded, program.plan)
     known = program.inventory
     model, inventory = _finished(loaded, program.plan, known.model, known.task)
@@ -302,14 +304,23 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
     return inputs, notes
 
 
-def _checkpoint(model: torch.nn.Module, every: int) -> None:
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    supported = getattr(model, "supports_gradient_checkpointing", enable is not None)
-    if enable is None or not supported:
+def _check_checkpointing(model: torch.nn.Module) -> Callable[[], None]:
+    """What turns checkpointing on.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    enable: Any = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
         raise UsageError(
             f"{type(model).__name__} does not support gradient checkpointing: "
             "leave --checkpointing out."
         )
+    return enable  # type: ignore[no-any-return]
+
+
+def _checkpoint(model: torch.nn.Module, every: int) -> None:
+    enable = _check_checkpointing(model)
     if every == 1:
         enable()
         return

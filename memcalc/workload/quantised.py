@@ -17,6 +17,7 @@ import torch
 
 from memcalc.errors import UsageError
 from memcalc.imports import line
+from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.workload.precision import PRECISIONS
 
@@ -112,6 +113,23 @@ def original(parameter: torch.Tensor) -> tuple[int, ...] | None:
     if state is not None:
         return tuple(state.shape)
     return tuple(parameter.shape) if getattr(parameter, "SCB", None) is not None else None
+
+
+def described(inventory: Inventory) -> str:
+    """What of a model is quantised, in how many bytes, and what is not; in a sentence."""
+    packed = [tensor for tensor in inventory.parameters if tensor.original is not None]
+    held = sum(tensor.bytes for tensor in inventory.tensors if tensor.constant)
+    held += sum(tensor.bytes for tensor in packed)
+    kept: dict[str, None] = {}
+    for tensor in inventory.parameters:
+        *_, owner, _ = ("", *tensor.name.split("."))
+        if tensor.original is None and "lora_" not in tensor.name:
+            kept[f"{owner} in {tensor.dtype}"] = None
+    each = held / max(1, sum(tensor.numel for tensor in packed))
+    return (
+        f"{len(packed)} linear layers are quantised, {each:.4f} bytes a weight with their "
+        f"constants; not {', '.join(kept)}"
+    )
 
 
 class _AsBuilt:

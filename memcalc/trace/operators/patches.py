@@ -30,6 +30,7 @@ def install_once() -> None:
     _scatter_one_hot()
     _add_bias_in_place()
     _normalize_rows()
+    _autocast_as_on_cuda()
 
 
 adds_bias = threading.local()
@@ -97,6 +98,19 @@ def _leave_unchanged_modules_alone(
         return original(module, fn, recurse)
 
     return apply
+
+
+def _autocast_as_on_cuda() -> None:
+    """Whoever asks for CUDA's autocast, as is meant where no device is named, is told of ours."""
+    enabled: Callable[..., bool] = torch.is_autocast_enabled
+    dtype: Callable[..., torch.dtype] = torch.get_autocast_dtype
+
+    def place(device_type: str) -> str:
+        return device.NAME if device_type == "cuda" else device_type
+
+    torch.is_autocast_enabled = lambda device_type="cuda": enabled(place(device_type))
+    torch.get_autocast_dtype = lambda device_type: dtype(place(device_type))
+    torch.get_autocast_gpu_dtype = lambda: dtype(device.NAME)
 
 
 def _make_on_host_first() -> None:
