@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script.patches import Patches
-from memcalc.trace.subclasses import data_of, made_of, set_data
+from memcalc.trace.subclasses import apply_by_data, data_of, made_of, set_data
 from memcalc.trace.torch_private import without_dispatch
 
 _Parameter = torch.nn.Parameter
@@ -46,7 +46,7 @@ def install(patches: Patches, mode: FakeTensorMode) -> None:
     )
     patches.set(torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), set_data))
     patches.wrap(torch.Tensor, "__deepcopy__", _deepcopy)
-    patches.wrap(torch.nn.Module, "_apply", _apply)
+    patches.set(torch.nn.Module, "_apply", apply_by_data)
 
 
 def _ours(data: Any) -> bool:
@@ -70,38 +70,6 @@ def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     with without_dispatch():
         empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
         return FakeTensor(mode, empty, torch.device("cpu"))
-
-
-def _apply(original: Any, module: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
-    """``Module._apply`` as it goes with real tensors: by ``.data =``, one after the other."""
-    if recurse:
-        for child in module.children():
-            child._apply(fn)
-    for name, parameter in module._parameters.items():
-        if parameter is None:
-            continue
-        with torch.no_grad():
-            applied = fn(parameter)
-        if _meets(parameter, applied):
-            parameter.data = applied
-        else:
-            module._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
-        if parameter.grad is not None:
-            with torch.no_grad():
-                moved = fn(parameter.grad)
-            gradient = parameter.grad
-            if moved is not gradient:
-                gradient.data = moved
-    for name, buffer in module._buffers.items():
-        if buffer is not None:
-            module._buffers[name] = fn(buffer)
-    return module
-
-
-def _meets(parameter: torch.Tensor, applied: torch.Tensor) -> bool:
-    """PyTorch would keep the parameter and change its content; the meta device makes a new one."""
-    meta = {tensor.device.type == "meta" for tensor in (parameter, applied)}
-    return len(meta) == 1
 
 
 def _deepcopy(original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:

@@ -58,8 +58,9 @@ def placed(
         rank: which process this is, where there are several.
     """
     if program.plan.quant is not None:
+        model = copy.deepcopy(program.model)
         with device.fake_mode(shapes), recorder, subclasses.made_of_fakes():
-            yield quantised(program, recorder)
+            yield _quantised(program, model, recorder)
         return
     if layouts.spread(program.plan).layout == SINGLE:
         found = _as_found(program.model)
@@ -87,10 +88,18 @@ def placed(
         yield replace(program, model=wrapped), named
 
 
-def quantised(program: Program, recorder: TraceRecorder) -> tuple[Program, Named]:
-    """The program over a copy of its model that is loaded quantised, layer by layer.
+def _quantised(
+    program: Program, model: torch.nn.Module, recorder: TraceRecorder
+) -> tuple[Program, Named]:
+    """The program over a model that is loaded quantised, layer by layer.
 
-    Call it inside the fake mode and the recorder. Paths are those in the model without adapters.
+    Args:
+        program: says how.
+        model: a copy of the program's, which is given memory.
+        recorder: sees what it takes.
+
+    Returns:
+        Beside the program, modules by their paths in the model without adapters.
     """
     ledger = recorder.ledger
 
@@ -100,8 +109,8 @@ def quantised(program: Program, recorder: TraceRecorder) -> tuple[Program, Named
 
     bitsandbytes.forget()
     with ledger.phase(Phase.LOAD, 0):
-        model = copy.deepcopy(program.model)
-        loaded = load(model, program.plan, f"{device.NAME}:0", read)
+        place = "cpu" if device.NAME == "cpu" else f"{device.NAME}:0"
+        loaded = load(model, program.plan, place, read)
         _label_quantised(loaded, ledger)
     with ledger.phase(Phase.PREPARE, 0), peft.prepared(ledger):
         ready = finished(program, loaded)

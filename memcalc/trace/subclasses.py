@@ -55,6 +55,38 @@ def pointer(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
 
 
+def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+    """``Module._apply`` as it goes with real tensors: by ``.data =``, one after the other."""
+    if recurse:
+        for child in module.children():
+            child._apply(fn)
+    for name, parameter in module._parameters.items():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            applied = fn(parameter)
+        if _meets(parameter, applied):
+            parameter.data = applied
+        else:
+            module._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
+        if parameter.grad is not None:
+            with torch.no_grad():
+                moved = fn(parameter.grad)
+            gradient = parameter.grad
+            if moved is not gradient:
+                gradient.data = moved
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
+
+
+def _meets(parameter: torch.Tensor, applied: torch.Tensor) -> bool:
+    """PyTorch would keep the parameter and change its content; the meta device makes a new one."""
+    meta = {tensor.device.type == "meta" for tensor in (parameter, applied)}
+    return len(meta) == 1
+
+
 @contextmanager
 def made_of_fakes() -> Iterator[None]:
     """Such tensors can be made, moved and handed to libraries inside."""
@@ -70,4 +102,5 @@ def made_of_fakes() -> Iterator[None]:
         data = property(lambda tensor: data_of.__get__(tensor), set_data)
         stack.enter_context(replaced(torch.Tensor, "data", data))
         stack.enter_context(replaced(FakeTensor, "data_ptr", pointer))
+        stack.enter_context(replaced(torch.nn.Module, "_apply", apply_by_data))
         yield
