@@ -5,6 +5,7 @@ On a GPU, or over a stand-in driver with a cuDNN that plans for a device it is t
 
     python benchmarks/record_cudnn.py problems MODEL... > problems.json      (needs no GPU)
     python benchmarks/record_cudnn.py convolutions problems.json out.json
+    python benchmarks/record_cudnn.py ask problems.json 8.0 108 out.json     (needs no GPU)
     python benchmarks/record_cudnn.py attention out.json
     python benchmarks/record_cudnn.py join configs/convolutions.json out.json...
 """
@@ -18,6 +19,7 @@ import random
 import sys
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+COMMON_BATCHES = (8, 16, 32, 64, 128)
 COLUMNS = (
     *("batch", "heads", "kv_heads", "q_len", "k_len", "head_dim", "value_dim"),
     *("dtype", "causal", "mask", "layout", "forward", "backward"),
@@ -25,24 +27,57 @@ COLUMNS = (
 
 
 def problems(models: list[str]) -> list:
-    """Sizes, but for the batch, of every convolution in these models."""
+    """Sizes, but for batch and type, of every convolution in these models.
+
+    A model is a bundled name, or module:callable@224 for one of pictures of that size and classes.
+    """
     from memcalc.estimation.tracing import Desk
     from memcalc.kernels import convolution
     from memcalc.records.plan import Plan
     from memcalc.trace.scratch.kernels import TargetKernelMemory
 
-    seen, scripts = {}, TargetKernelMemory.scripts
+    seen, transient = {}, TargetKernelMemory.transient
 
     def logged(self, call):
-        if call.name == "convolution" and len(call.args) > 1:
-            (_, *image), *rest, _ = call.args[1:]
-            seen[convolution.text((image, *rest))] = None
-        return scripts(self, call)
+        if call.name == "convolution" and len(call.args) == 6:
+            (_, *image), weight, moves, groups, _ = call.args[1:]
+            seen[convolution.text((image, weight, moves, groups))] = None
+        return transient(self, call)
 
-    TargetKernelMemory.scripts = logged
-    for model in models:
-        Desk().estimate(Plan(model=model, batch=2, gpu="H100"))
+    TargetKernelMemory.transient = logged
+    for name in models:
+        model, _, size = name.partition("@")
+        inputs = (f"x=float32[2,3,{size},{size}]", "labels=int64[2]") if size else ()
+        Desk().estimate(Plan(model=model, batch=2, gpu="H100 SXM", inputs=inputs))
     return [json.loads(text) for text in seen]
+
+
+def asked(wanted: list, capability: str, multiprocessors: int) -> dict:
+    """What the installed library says, without a GPU and without PyTorch."""
+    from memcalc.kernels import cudnn
+    from memcalc.kernels.convolution import Direction, text
+    from memcalc.kernels.target import Target
+
+    major, minor = map(int, capability.split("."))
+    target = Target(capability=(major, minor), multiprocessors=multiprocessors, torch=(2, 13))
+    found: dict[str, dict[int, list[int]]] = {}
+    for problem, dtype in itertools.product(wanted, (0, 1, 2)):
+        if major < 8 and dtype == 2:
+            continue
+        image, weight, moves, groups = problem
+        rest = (tuple(weight), tuple(moves), groups, dtype)
+        known = found.setdefault(text((*problem, dtype)), {})
+        for batch in COMMON_BATCHES:
+            sizes = [cudnn.workspace(way, ((batch, *image), *rest), target) for way in Direction]
+            if None not in sizes:
+                known[batch] = sizes
+    return {
+        "capability": capability,
+        "torch": ["2.13"],
+        "cudnn": cudnn.version(),
+        "how": "the library asked without a device",
+        "problems": found,
+    }
 
 
 def taken(run) -> tuple[object, int]:
@@ -180,6 +215,9 @@ def main(arguments: list[str]) -> None:
     elif command == "convolutions":
         found = convolutions(json.loads(pathlib.Path(rest[0]).read_text()))
         pathlib.Path(rest[1]).write_text(json.dumps(found))
+    elif command == "ask":
+        found = asked(json.loads(pathlib.Path(rest[0]).read_text()), rest[1], int(rest[2]))
+        pathlib.Path(rest[3]).write_text(json.dumps(found))
     elif command == "attention":
         rows = ",\n".join(json.dumps(attention(case)) for case in cases(1, 60))
         head = json.dumps({**environment(), "columns": COLUMNS})[:-1]

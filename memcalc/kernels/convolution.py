@@ -69,14 +69,18 @@ def text(problem: Any) -> str:
 @functools.cache
 def _recorded() -> dict[tuple[tuple[int, int], tuple[int, int]], Any]:
     """Problems by PyTorch's version and compute capability, then by batch."""
-    return shipped.read(
-        "convolutions.json",
-        lambda data: {
-            (_pair(version), _pair(entry["capability"])): entry["problems"]
-            for entry in data["recorded"]
-            for version in entry["torch"]
-        },
-    )
+    return shipped.read("convolutions.json", _merged)
+
+
+def _merged(data: Any) -> dict[tuple[tuple[int, int], tuple[int, int]], Any]:
+    """Several recordings of one PyTorch and capability add up."""
+    found: dict[tuple[tuple[int, int], tuple[int, int]], Any] = {}
+    for entry in data["recorded"]:
+        for version in entry["torch"]:
+            known = found.setdefault((_pair(version), _pair(entry["capability"])), {})
+            for problem, sizes in entry["problems"].items():
+                known[problem] = {**sizes, **known.get(problem, {})}
+    return found
 
 
 def _pair(version: str) -> tuple[int, int]:

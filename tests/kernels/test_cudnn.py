@@ -104,3 +104,16 @@ def test_the_table_of_convolutions_says_where_it_comes_from():
             assert json.loads(problem)[-1] in range(len(convolution.DTYPES))
             for taken in batches.values():
                 assert [size >= 0 for size in taken] == [True] * 3
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0)])
+def test_layers_of_nets_that_people_train_are_in_the_table(capability, monkeypatch):
+    monkeypatch.setattr(convolution.cudnn, "workspace", lambda *_: None)
+    once = ((3, 3), (1, 1, 1, 1, 1, 1))
+    vgg, resnet, densenet = ((64, 224, 64), (64, 56, 64), (128, 28, 32))
+    for channels, side, out in (vgg, resnet, densenet):
+        problem = (channels, side, side), (out, channels, *once[0]), once[1], 1
+        for dtype in (0, 1):
+            for batch in (8, 16, 32, 64, 128):
+                calls = [call(way, batch, (*problem, dtype)) for way in (0, 1, 2)]
+                assert uncounted(calls, target(capability)) == ()
