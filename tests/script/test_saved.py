@@ -19,7 +19,7 @@ def test_a_saved_result_is_shown_explained_and_drawn_without_a_run(memcalc, tmp_
     typed = ("--gpu", "t4", "-o", "saved.json", "--", "python", "train.py")
     assert memcalc("simulate", *typed).returncode == 0
     (tmp_path / "train.py").write_text("raise SystemExit(7)")
-    (saved,) = json.loads((tmp_path / "saved.json").read_text())["predictions"]
+    saved = json.loads((tmp_path / "saved.json").read_text())
     shown = memcalc("show", "saved.json")
     assert shown.returncode == 0
     assert "fits on T4" in shown.stdout
