@@ -118,6 +118,8 @@ def _cases():
             yield Bad(f"{words.split()[0]}: {surrounding}", words, codes, surrounding)
     for words in NO_PLANS:
         yield Bad(f"estimate {words}", f"estimate gpt2 --no-cache {words}", USAGE)
+    for name in ("n" * 300, "loop", "folder"):
+        yield Bad(f"code in {name[:9]}.py", f"estimate {name}.py:Model --input x=int64[4]", USAGE)
     for words in ("--top -5", "--top \u0665", "--top x", "--top 0"):
         yield Bad(f"explain {words}", f"explain gpt2 {words}", USAGE)
     for words in ("--memory '0 GiB'", "--memory '4 Gi'", "--memory -1GiB", "--max nothing"):
@@ -137,7 +139,8 @@ def attempt(case: Bad, folder: pathlib.Path, mark: str) -> tuple[int, list[str]]
     for name, data in FILES.items():
         (work / name).write_bytes(data)
     (work / "link.txt").symlink_to("target.txt")
-    (work / "loop.txt").symlink_to("loop.txt")
+    for loop in ("loop.txt", "loop.py"):
+        (work / loop).symlink_to(loop)
     before = _digests(work)
     command = f"{sys.executable} -m memcalc {case.words}"
     environment = {
@@ -189,7 +192,8 @@ def _surrounded(kind: str, command: str, environment: dict, work: pathlib.Path) 
         work.chmod(0o555)
     return {
         "deleted folder": f"mkdir gone && cd gone && rmdir ../gone && {command}",
-        "no file may grow": f"ulimit -f 0; {command}",
+        # What it says goes through a pipe into this campaign's own file, which may grow.
+        "no file may grow": f"(ulimit -f 0; {command}) | cat; exit ${{PIPESTATUS[0]}}",
         "stdout is full": f"{command} > /dev/full",
         "stdout is closed": f"{command} >&-",
         "nobody reads": f"{command} | true; exit ${{PIPESTATUS[0]}}",

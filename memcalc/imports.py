@@ -57,8 +57,8 @@ def _of_module(name: str) -> ModuleType:
 
 
 def _of_file(text: str) -> ModuleType:
-    path = Path(text).expanduser().resolve()
-    if not path.is_file():
+    path = Path(os.path.realpath(os.path.expanduser(text)))
+    if not os.path.isfile(path):
         raise UsageError(f"There is no file {text}.")
     # What stands beside the file can be imported, as when it is run.
     _add(str(path.parent))

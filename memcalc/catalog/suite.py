@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def load(path: Path) -> list[Plan]:
         UsageError: the file cannot be read, holds no runs, or a run is not understood.
     """
     brought = shipped.configs() / "suites" / f"{path}.toml"
-    if path.parent == Path() and not path.exists() and brought.is_file():
+    if path.parent == Path() and not os.path.exists(path) and os.path.isfile(brought):
         path = brought
     data = plain.toml(path)
     defaults, runs = data.get("defaults", {}), data.get("run", [])

@@ -127,11 +127,11 @@ class Tracer:
         names: dict[int, str] = {}
         notes: dict[int, tuple[str, ...]] = {}
         for index, plan in enumerate(plans):
-            replayed = self._replayed(plan)
-            if replayed is not None:
-                known[index] = replayed
-                continue
             try:
+                replayed = self._replayed(plan)
+                if replayed is not None:
+                    known[index] = replayed
+                    continue
                 source = check(plan)
                 name = self._name(plan, source)
             except MemcalcError as error:

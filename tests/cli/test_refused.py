@@ -42,6 +42,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("estimate gpt2 --max-grad-norm -1", "a number above 0"),
         ("estimate gpt2 --torch 2", "such as 2.13"),
         ("estimate gpt2 --torch 1.13", "before 2.0"),
+        (f"measure --device cpu --suite {'n' * 300}.toml", "File name too long"),
         ("estimate gpt2 --torch \u0662.\u0661", "2.13"),
         ("estimate gpt2 --seq 2048", "at most 1024 tokens"),
         ("estimate roberta-base --seq 513", "at most 512 tokens"),

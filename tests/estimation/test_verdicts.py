@@ -1,12 +1,13 @@
 """Where a GPU is named, every answer says whether it fits, or why nobody knows."""
 
 import pytest
+from msgspec.structs import replace
 
 from memcalc import estimate
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import answers
-from memcalc.records.prediction import FitVerdict
+from memcalc.estimation.estimate import Tracer, answers
+from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.report.blocks import terminal
 from memcalc.report.predictions import blocks
 
@@ -58,3 +59,13 @@ def test_an_optimizer_for_bf16_alone_says_which_option_is_missing(precision):
     first, second = answers(plans, method="analytic")
     assert first.components
     assert str(second).endswith("add --precision bf16, or name another optimizer.")
+
+
+def test_settings_of_the_allocator_that_do_not_exist_fail_their_plan_alone():
+    plan = make({"model": "distilbert-base-cased", "batch": 1, "seq": 8})
+    with Tracer() as tracer:
+        tracer.trace(plan)
+        wrong = replace(plan, alloc_conf="garbage_collection_threshold:7")
+        first, second = tracer.answers([wrong, plan])
+    assert "between 0 and 1" in str(first)
+    assert isinstance(second, Prediction)

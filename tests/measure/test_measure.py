@@ -102,7 +102,7 @@ def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(cold, tmp_path):
     assert "SIGABRT" in aborts["error"]
     assert "killed" in killed["error"]
     assert "exit code 7" in leaves["error"]
-    assert "ValueError: of the model's own" in raises["error"]
+    assert "zoo:Raises: of the model's own (ValueError" in raises["error"]
     assert "cannot be read" in babbles["error"]
     assert "Nothing" in nothing["error"]
     assert "longer than 20 seconds" in spawns["error"]

@@ -17,6 +17,7 @@ from memcalc.files.artifact import decode, encode
 from memcalc.measure.runs.run import Options, measure
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
+from memcalc.workload.model import in_its_words
 
 
 def warm(architecture: str) -> None:
@@ -34,7 +35,9 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
 
 def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
     plan, options = decode(Plan, request["plan"]), decode(Options, request)
-    return {"measurement": encode(measure(plan, options, _Listener(speaker)))}
+    listener = _Listener(speaker)
+    with in_its_words(plan.model, lambda: listener.place):
+        return {"measurement": encode(measure(plan, options, listener))}
 
 
 class _Listener:
@@ -42,9 +45,12 @@ class _Listener:
 
     def __init__(self, speaker: Speaker) -> None:
         self._speaker = speaker
+        self.place = ""
+        """Where the run is, as far as it is known."""
 
     def said(self, reading: PhaseReading) -> None:
         """A phase has ended."""
+        self.place = f" after {reading.phase.value} of step {reading.step + 1}"
         self._speaker.tell(phase=encode(reading))
 
     def moment(self, name: str, facts: dict[str, Any]) -> None:
