@@ -19,6 +19,10 @@ def is_one(data: Mapping[str, Any]) -> bool:
     return "base_model" in data and ("micro_batch_size" in data or "datasets" in data)
 
 
+_QUANT = {"load_in_4bit": "nf4-dq", "load_in_8bit": "int8"}
+"""What its switches mean for bitsandbytes (axolotl 002a637, ``loaders/model.py``)."""
+
+
 def settings(data: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Translate; returns keys of a plan, and what has no place in one."""
     found: dict[str, Any] = {"loop": "trainer", "task": "causal-lm"}
@@ -45,7 +49,10 @@ def settings(data: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
         found["attention"] = attention
     if data.get("adapter") in ("lora", "qlora"):
         found["lora"] = _lora(data)
-    notes = trainer.unread(data)
+    quant = next((ours for key, ours in _QUANT.items() if data.get(key)), None)
+    if quant is not None:
+        found["quant"] = quant
+    notes = trainer.unread({key: one for key, one in data.items() if key not in _QUANT})
     if data.get("sample_packing") or data.get("pad_to_sequence_len"):
         found["padding"] = False
     return found, notes
