@@ -223,15 +223,18 @@ class _Passes:
 
     def _note(self, requested: int, rounded: int) -> None:
         large, peaks = self._allocator.stats.large, self._peaks
-        peaks[0] = max(peaks[0], self._requested + requested + large.requested)
-        peaks[1] = max(peaks[1], self._rounded + rounded + large.bytes)
+        if (requested := self._requested + requested + large.requested) > peaks[0]:
+            peaks[0] = requested
+        if (rounded := self._rounded + rounded + large.bytes) > peaks[1]:
+            peaks[1] = rounded
 
     def _play(self, sizes: _Sizes, plan: list[tuple[Any, ...]], step: int) -> tuple[list[Any], int]:
         """Play one pass; returns which large blocks served it, and how long they do."""
         piece, allocator = sizes.piece, self._allocator
         made: dict[Any, Held] = {}
         signature: list[Any] = []
-        room = 1 << 40
+        room = least = 1 << 40
+        most = 0
         taken = allocator.device_allocs, allocator.device_frees
         for what, key, more, size in plan:
             if what == _RISE:
@@ -242,19 +245,22 @@ class _Passes:
                 bytes_ = sizes.word(more, key[1], step) if what == _CALLED else bytes_
                 held = made[key] = self._born(bytes_)
                 if isinstance(held, Block):
-                    whole = held.prev is None and held.next is None
-                    signature.append(held.size if whole else (held.address, held.size))
+                    source, rest = _source(held)
+                    signature.append((source, bool(rest)) if source else (held.address, held.size))
+                    least, most = min(least, held.size), max(most, rest)
                     if what == BORN and more:
-                        room = min(room, (held.size - bytes_) // more if whole else 0)
+                        # It is cut from the same segment, or fills it, until less is left over.
+                        spare = rest - SMALL_REQUEST - 512 if rest else held.size - bytes_
+                        room = min(room, max(spare, 0) // more if source else 0)
             elif what == DIES:
                 self._end(made.pop(key))
             else:
                 self._end(self._left.pop(piece.left[key], None))
-            self._note(0, 0)
         self._left = {sizes.roles[n]: held for n, held in made.items() if isinstance(n, int)}
         reserved = allocator.stats.device.reserved.peak + self._more_segments
         self._peaks[2] = max(self._peaks[2], reserved)
-        if taken != (allocator.device_allocs, allocator.device_frees):
+        if taken != (allocator.device_allocs, allocator.device_frees) or least <= most:
+            # Segments come or go; or what is left over of one, and shrinks, may serve a request.
             room = 0
         return signature, room
 
@@ -274,21 +280,23 @@ class _Passes:
             self._rounded -= held[1]
 
     def _grow(self, sizes: _Sizes, passes: int) -> None:
-        """What the last pass left grows by so many passes, each in its place."""
+        """What the last pass left grows by so many passes, in segments like those it is in."""
         growth = dict(zip(sizes.roles, sizes.piece.growth, strict=True))
         for role, held in list(self._left.items()):
             more = growth.get(role, 0) * passes
             if not more:
                 continue
-            if isinstance(held, Block):
-                held.requested += more
-                self._allocator.stats.large.requested += more
-            else:
-                size = held[0] + more
-                rounded = round_size(size, self._settings.divisions)
-                self._requested += more
-                self._rounded += rounded - held[1]
-                self._left[role] = size, rounded
+            requested = held.requested if isinstance(held, Block) else held[0]
+            self._end(held)
+            self._left[role] = self._born(requested + more)
+
+
+def _source(block: Block) -> tuple[int, int]:
+    """The segment that a block is in alone, and what is left over behind it; 0: it is not alone."""
+    rest = block.next
+    if block.prev is not None or (rest is not None and (rest.busy or rest.next is not None)):
+        return 0, 0
+    return (block.size, 0) if rest is None else (block.size + rest.size, rest.size)
 
 
 _RISE, _CALLED = 8, 9
@@ -312,7 +320,8 @@ def _plan(sizes: _Sizes, step: int, settings: AllocatorSettings) -> list[tuple[A
     ends = {item // 3 for item in piece.items if item % 3 == DIES}
     folded: dict[Any, tuple[int, int]] = {}
     plan: list[tuple[Any, ...]] = []
-    now, top = [0, 0], [0, 0]
+    now = top = start_of = [0, 0]
+    rises = True
     for what, key, size in _Walk(sizes).events(step):
         scratch_of = not isinstance(key, int)
         growth = piece.growth[key] if what == BORN and not scratch_of else 0
@@ -328,15 +337,15 @@ def _plan(sizes: _Sizes, step: int, settings: AllocatorSettings) -> list[tuple[A
             size, rounded = folded.pop(key)
             now = [now[0] - size, now[1] - rounded]
         else:
-            plan.append((_RISE, *top, 0))
+            if rises or top != start_of:
+                plan.append((_RISE, *top, 0))
             if what == BORN and call in sizes.varying:
                 plan.append((_CALLED, key, call, 0))
             else:
                 start = size - growth * (step - piece.at) if what == BORN else 0
                 plan.append((what, key, growth, start))
-            # What is summed is held while this happens, too.
-            plan.append((_RISE, *now, 0))
-            top = now
+            # After a birth there is more, whatever is summed; after a death, only where that grew.
+            rises, top, start_of = what == BORN, now, now
     plan.append((_RISE, *top, 0))
     return plan
 

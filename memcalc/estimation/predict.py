@@ -16,7 +16,8 @@ from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
-from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction, Span
 from memcalc.records.steady import continued, repeats
 from memcalc.records.trace import UNCOUNTED_FLOPS, Aside, Component, Mark, Phase, Trace
 from memcalc.records.walk import components, counts, highest, most_of
@@ -38,7 +39,6 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         state: the optimizer's state by the registry, for its table.
     """
     plan, gpu = question.plan, question.gpu
-    settings = question.settings
     replayed = _replayed(question, trace)
     phases = _phases(replayed, trace)
     if plan.target == "cpu":
@@ -76,7 +76,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         method="trace",
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
-        assumptions=trace.assumptions,
+        assumptions=(*_of_cache(plan, trace), *trace.assumptions),
         versions=trace.versions,
     )
     answer = _on_cpu(answer) if plan.target == "cpu" else _on_cuda(answer, top, trace, gpu)
@@ -87,15 +87,37 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     if gpu is None:
         return answer
     device = device_of(gpu, plan=plan).holding(state)
-    played = _played(question, trace) if trace.curve is not None else None
-    fit = judge(lambda: tuples(trace), settings, device, replayed.peaks, played)
-    return replace(answer, fit=fit)
+    return replace(answer, fit=_fit(question, trace, device, replayed.peaks))
 
 
 def _uncounted_flops(trace: Trace) -> str:
     """Why nobody knows how many floating-point operations a step takes."""
     said = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
     return said or "a run on symbols does not count them"
+
+
+def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
+    """What a token adds to the cache, and when that is more than the weights."""
+    made: dict[int, int] = {}
+    for storage in trace.storages:
+        if storage.component is Component.KV_CACHE and storage.phase is Phase.DECODE:
+            made[storage.step] = made.get(storage.step, 0) + storage.bytes
+    steps = sorted(made)[-3:-1]
+    if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
+        return
+    # A beam search makes its cache once more as it orders its beams.
+    copies = 2 if plan.beams > 1 else 1
+    each = (made[steps[1]] - made[steps[0]]) // (plan.batch * plan.beams * copies)
+    if each <= 0:
+        yield "the cache does not grow with the tokens that are generated"
+        return
+    weights = sum(p.bytes for p in trace.inventory.parameters)
+    sequences = plan.batch * plan.beams
+    yield f"a token adds {each:,} bytes to the cache of its sequence"
+    yield (
+        f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
+        f"{-(-weights // (each * sequences)):,} tokens each"
+    )
 
 
 ROOMY = 80 << 30
@@ -130,10 +152,18 @@ def _played(question: Asked, trace: Trace) -> Played:
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
     """The same prediction, judged by a device that need not be the plan's GPU."""
-    settings = asked(prediction.plan).settings
-    unlimited = replay(tuples(trace), settings, UNLIMITED).peaks
     there = device.holding(prediction.optimizer_state)
-    return replace(prediction, fit=judge(lambda: tuples(trace), settings, there, unlimited))
+    return replace(prediction, fit=judged(asked(prediction.plan), trace, there))
+
+
+def judged(question: Asked, trace: Trace, device: Device) -> Fit:
+    """Whether what was traced fits a device."""
+    return _fit(question, trace, device, _replayed(question, trace).peaks)
+
+
+def _fit(question: Asked, trace: Trace, device: Device, unlimited: Levels) -> Fit:
+    played = _played(question, trace) if trace.curve is not None else None
+    return judge(lambda: tuples(trace), question.settings, device, unlimited, played)
 
 
 def _requested_only(phase: PhasePeak) -> PhasePeak:

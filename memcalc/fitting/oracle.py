@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +13,7 @@ from memcalc.estimation.client import Client
 from memcalc.estimation.fits import Device, hopeless, judge
 from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.pool import asking
-from memcalc.estimation.predict import UNLIMITED, replayable, tuples
+from memcalc.estimation.predict import UNLIMITED, judged, replayable
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.state import state_for
 from memcalc.files import cache
@@ -80,7 +80,7 @@ class Oracle:
         """
         question = asked(plan)
         trace = self._trace(plan)
-        fit = _judged(_Traced(trace), question, trace, device)
+        fit = judged(question, trace, device.holding(state_for(question, trace)))
         self.assumptions, self.uncounted = trace.assumptions, trace.uncounted
         self._symbolic.prove(plan, trace)
         return Probe(batch=plan.batch, seq=trace.seq, fit=fit, traced=True)
@@ -178,17 +178,7 @@ class _Events:
         return replayable(events, sizes)
 
 
-class _Traced:
-    """The same for a trace."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    def __call__(self) -> Iterable[tuple[Any, ...]]:
-        return tuples(self._trace)
-
-
-def _judged(events: _Events | _Traced, question: Asked, trace: Trace, device: Device) -> Fit:
+def _judged(events: _Events, question: Asked, trace: Trace, device: Device) -> Fit:
     settings = question.settings
     state = state_for(question, trace)
     unlimited = replay(events(), settings, UNLIMITED).peaks

@@ -52,7 +52,7 @@ class SymbolicTraces:
 
     def may_learn(self, plan: Plan) -> bool:
         """Whether one more is worth learning for a plan that none holds for."""
-        if plan.program in self._refused:
+        if plan.program in self._refused or plan.infers:
             return False
         if len(self._known[plan.program]) < _MOST:
             return True

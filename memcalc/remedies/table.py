@@ -43,6 +43,7 @@ _CACHE = "only generation reads it; TrainingArguments.use_cache is False (transf
 _SDPA = "Dao et al. 2022, arXiv:2205.14135: exact attention, and faster"
 _AMP = "Micikevicius et al. 2018, arXiv:1710.03740: same accuracy in its trials, faster products"
 _8BIT = "Dettmers et al. 2022, arXiv:2110.02861: same accuracy in its trials"
+_HALF = "transformers documentation, Optimizing inference: weights in half precision"
 _PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
 _CORRECTED = "docs/optimizers.md and evidence/finetune.json of memcalc"
 _RECOMPUTE = "Chen et al. 2016, arXiv:1604.06174; operations counted in the trace"
@@ -73,7 +74,8 @@ def candidates(plan: Plan) -> list[Remedy]:
     if plan.command:
         return []
     task = tasks.choose(models.find(plan.model), plan.task).task
-    found = [remedy for row in _ROWS for remedy in row(plan, task)]
+    rows = _OF_INFERENCE if plan.infers else _ROWS
+    found = [remedy for row in rows for remedy in row(plan, task)]
     return sorted(found, key=lambda remedy: remedy.rank)
 
 
@@ -322,6 +324,21 @@ def _pure(plan: Plan, task: Task) -> Iterator[Remedy]:
     )
 
 
+def _half(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Where nothing trains no update is lost."""
+    if plan.precision in ("bf16", "fp16"):
+        return
+    half = half_of(plan)
+    yield Remedy(
+        key=half,
+        title=f"everything in {half} (--precision {half})",
+        changes=(("precision", half),),
+        rank=1,
+        cost=f"weights, results and cache in {half}",
+        source=_HALF,
+    )
+
+
 def _lora(plan: Plan, task: Task) -> Iterator[Remedy]:
     if plan.adapters is None:
         yield Remedy(
@@ -379,3 +396,9 @@ _ROWS: tuple[Callable[[Plan, Task], Iterator[Remedy]], ...] = (
     *(_fused, _set_to_none, _outputs, _kv_cache, _attention, _expandable, _accumulate, _amp),
     *(_chunked, _in_backward, _checkpointing, _8bit, _pure, _lora, _qlora),
 )
+_OF_INFERENCE: tuple[Callable[[Plan, Task], Iterator[Remedy]], ...] = (
+    _attention,
+    _expandable,
+    _half,
+)
+"""Where nothing is trained."""
