@@ -55,4 +55,10 @@ def _html(record: Any) -> str:
     return notebook(record)
 
 
-display.install(_html)
+def _figure(record: Any) -> Any:
+    from memcalc.report.plots import optimizers
+
+    return optimizers([record])
+
+
+display.install(_html, _figure)

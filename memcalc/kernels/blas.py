@@ -45,8 +45,3 @@ def lt_workspace(target: Target) -> int:
     Seen: 1 MiB with PyTorch 2.11, nothing with 2.13, which lets both libraries share one.
     """
     return _LT if target.torch < (2, 13) else 0
-
-
-def transient(target: Target) -> bool:
-    """From PyTorch 2.15 the workspace lives only as long as the call."""
-    return target.torch >= (2, 15)

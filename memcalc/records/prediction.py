@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -158,3 +159,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str | None:
         return display.html(self)
+
+    def plot(self) -> Any:
+        """The peak by component, as a figure of matplotlib.
+
+        Raises:
+            UsageError: matplotlib is not installed.
+        """
+        return display.figure(self)

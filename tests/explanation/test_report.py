@@ -14,6 +14,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
+import memcalc
 from memcalc.allocator.snapshot_reader import breakdown, read_snapshot
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
@@ -233,6 +234,15 @@ def test_a_notebook_shows_tables_and_a_picture(traced, explained):
         assert reader.open == []
         assert len(reader.links) == 1
         assert f"{traced.prediction.peak.requested:,}" in shown
+
+
+def test_a_prediction_draws_itself_and_names_its_parts(traced):
+    figure = traced.prediction.plot()
+    assert "activations" in figure.axes[0].get_legend_handles_labels()[1]
+
+
+def test_the_api_can_be_looked_through():
+    assert {"estimate", "explain", "fit", "suggest", "simulate"} <= set(dir(memcalc))
 
 
 def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached, monkeypatch):

@@ -21,8 +21,8 @@ from memcalc.errors import UsageError
 from memcalc.files import results
 from memcalc.measure import oom, process
 from memcalc.measure.gpu.sampler import Sampler
-from memcalc.measure.recording.book import Book, CpuBook
 from memcalc.measure.recording.phases import Hooks
+from memcalc.measure.recording.readings import CpuReadings, CudaReadings
 from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
 from memcalc.records.plan import Plan
@@ -69,7 +69,7 @@ class Recorder:
         self._model = model
         self._optimizer = optimizer
         self._cuda = torch.cuda.is_available()
-        self._book: Book | CpuBook = Book() if self._cuda else CpuBook()
+        self._readings: CudaReadings | CpuReadings = CudaReadings() if self._cuda else CpuReadings()
         self._seen: dict[str, int] = {}
         self._gradients: int | None = None
         self._state: StateReading | None = None
@@ -98,7 +98,7 @@ class Recorder:
 
     def enters(self, phase: Phase) -> None:
         """The loop goes on to this phase."""
-        self._quietly(self._book.turn, phase)
+        self._quietly(self._readings.turn, phase)
 
     def called(self, model: torch.nn.Module, inputs: dict[str, Any]) -> None:
         """The outermost module is called."""
@@ -130,7 +130,7 @@ class Recorder:
             with contextlib.suppress(Exception):
                 self._hooks.detach()
             with contextlib.suppress(Exception):
-                self._book.close(whole=False)
+                self._readings.close(whole=False)
 
     def _begin(self) -> None:
         if self._cuda:
@@ -140,15 +140,15 @@ class Recorder:
             torch.cuda.init()
             self._noticed = oom.observe()
         self._began = time.perf_counter()
-        self._book.open()
+        self._readings.open()
         self._hooks.attach()
 
     def _finish(self, error: BaseException | None) -> None:
         self._hooks.detach()
         failure = None
         if error is not None and oom.ran_out(error):
-            failure = oom.read(error, self._book.at, self._noticed)
-        self._book.close(whole=error is None)
+            failure = oom.read(error, self._readings.at, self._noticed)
+        self._readings.close(whole=error is None)
         gpu, reason = self._look()
         self.measurement = self._measurement(failure, gpu, reason)
         if self._output is not None:
@@ -162,7 +162,7 @@ class Recorder:
         self._gradients = storage_bytes(p.grad for group in groups for p in group["params"])
 
     def _end_step(self) -> None:
-        self._book.turn(Phase.ZERO_GRAD)
+        self._readings.turn(Phase.ZERO_GRAD)
         if self._cuda:
             torch.cuda.synchronize()
         self._ends.append(time.perf_counter())
@@ -215,7 +215,7 @@ class Recorder:
             buffers=storage_bytes(model.buffers()) if model is not None else None,
             gradients=self._gradients,
             state=read_state(optimizer) if optimizer is not None and failure is None else None,
-            phases=tuple(self._book.readings()),
+            phases=tuple(self._readings.readings()),
             seconds_per_step=seconds,
             samples_per_second=samples / seconds if seconds else None,
             retries=counters.get("num_alloc_retries"),

@@ -20,7 +20,7 @@ _MOST_STEPS = 20
 """Steps after which the profiler stops: it keeps every event in main memory."""
 
 
-class Book:
+class CudaReadings:
     """Reads CUDA's allocator, phase by phase."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Book:
         return sorted(dict.fromkeys(kept), key=lambda r: (r.step, r.phase is not Phase.LOAD))
 
 
-class CpuBook:
+class CpuReadings:
     """Reads the CPU allocator's events of the first steps."""
 
     def __init__(self) -> None:
