@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
 INTERRUPTED = 130
+_GO_ON = (
+    "memcalc: interrupted; what was answered is kept (unless --no-cache): type the same to go on."
+)
 BROKEN_PIPE = 141
 """As shells say it of a program that writes to a pipe nobody reads: 128 + SIGPIPE."""
 
@@ -48,6 +52,8 @@ def _told(error: BaseException) -> int:
     """Say what happened; returns the exit code."""
     if isinstance(error, KeyboardInterrupt):
         # Also while the command line is still being imported.
+        with contextlib.suppress(OSError, ValueError):
+            print(_GO_ON, file=sys.stderr, flush=True)
         return INTERRUPTED
     import click
 

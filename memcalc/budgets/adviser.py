@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from memcalc.budgets import metrics
 from memcalc.budgets.judge import judged
 from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
@@ -10,7 +12,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import RUNGS
 from memcalc.remedies.advice import advise
 from memcalc.remedies.goals import Goal
-from memcalc.remedies.records import Figures, Search
+from memcalc.remedies.records import Change, Figures, Search
 from memcalc.remedies.trials import Trials
 from memcalc.units import format_mib
 
@@ -75,14 +77,28 @@ def _outside(budget: Budget, before: Figures) -> int | None:
 
 def _clause(found: Search, sizes: dict[tuple[str, ...], int | None], now: int | None) -> str:
     if found.best is not None:
-        titles = " and ".join(remedy.title for remedy in found.remedies)
+        titles = ", ".join(_written(change) for one in found.remedies for change in one.changes)
         costs = "; ".join(dict.fromkeys(remedy.cost for remedy in found.remedies))
         size = sizes.get(found.best.remedies)
         to = f" to {format_mib(size)}" if size is not None else ""
-        bring = "brings" if len(found.remedies) == 1 else "bring"
-        return f"{titles} {bring} it{to} (cost: {costs})"
+        return f"{titles} in the file brings it{to} (cost: {costs})"
     lower = {keys: size for keys, size in sizes.items() if size is not None}
     nearest = min(lower, key=lower.__getitem__, default=None)
     if nearest is None or (now is not None and lower[nearest] >= now):
         return "none of the known changes helps"
     return f"no change is enough; {', '.join(nearest)}: {format_mib(lower[nearest])}"
+
+
+def _written(change: Change) -> str:
+    """A change as a budget file says it."""
+    name, value = change
+    if isinstance(value, tuple):
+        inside = ", ".join(f"{key} = {_toml(one)}" for key, one in value)
+        return f"{name} = {{{inside}}}"
+    return f"{name} = {_toml(value)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

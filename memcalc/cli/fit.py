@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.cli.command import no_cache, option
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, deliver, format_option
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.values import SIZE
 from memcalc.errors import UsageError
@@ -35,6 +35,7 @@ _AXES = ("batch", "seq")
 )
 @format_option("fit")
 @OUTPUT
+@VERBOSE
 @no_cache("what is learnt")
 def command(
     settings: dict[str, Any],
@@ -45,6 +46,7 @@ def command(
     settings_too: bool,
     format: str | None,
     output: Path | None,
+    verbose: bool,
     use_cache: bool,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
@@ -66,7 +68,8 @@ def command(
     )
     with progress(f"fitting {plans[0].model}"):
         found = answer(plans[0], question, use_cache=use_cache)
-    deliver(name, output, fitted.blocks(found), json=lambda: fitted.as_json(found))
+    every = verbose or output is not None or name == "markdown"
+    deliver(name, output, fitted.blocks(found, verbose=every), json=lambda: fitted.as_json(found))
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import textwrap
+
 import click
 
 from memcalc.cli.command import option, verb
@@ -18,7 +23,7 @@ def models() -> None:
     for name in catalog.bundled():
         source = catalog.find(name)
         head = tasks.choose(source, "auto")
-        click.echo(f"{name:44} {source.model_type:14} {head.name:24} {head.class_name}")
+        _row(f"{name:44} {source.model_type:14} {head.name:24} {head.class_name}")
 
 
 @verb
@@ -29,7 +34,7 @@ def optimizers() -> None:
     for row in registry.rows():
         rule = f"{row.rule:g}" if row.rule is not None else "n/a"
         also = f" (also {', '.join(row.aliases)})" if row.aliases else ""
-        click.echo(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
+        _row(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
 
 
 @verb
@@ -48,10 +53,18 @@ def gpus(context: bool) -> None:
         return
     for gpu in catalog.table():
         major, minor = gpu.capability
-        click.echo(
+        _row(
             f"{gpu.name:24} {gpu.sold_as:>4} GB on the box, {format_bytes(gpu.memory):>9} to use  "
             f"compute capability {major}.{minor}, {gpu.multiprocessors} multiprocessors"
         )
+
+
+def _row(text: str) -> None:
+    """One entry; at a terminal no wider than it, elsewhere a line that can be searched."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        columns = shutil.get_terminal_size().columns
+        text = "\n".join(textwrap.wrap(text, columns, subsequent_indent=" " * 6))
+    click.echo(text)
 
 
 def _contexts() -> None:
@@ -67,9 +80,7 @@ def _contexts() -> None:
     for gpu in (*catalog.table(), None):
         held = outside(gpu)
         name = gpu.name if gpu is not None else "any"
-        click.echo(
-            f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}"
-        )
+        _row(f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}")
 
 
 for _name, _command in (("models", models), ("optimizers", optimizers), ("gpus", gpus)):

@@ -111,5 +111,7 @@ def _by_name(peak: PeakContents) -> dict[str, int]:
 
 
 def _name(group: Group) -> str:
-    made = " ".join(part for part in (group.module, group.op) if part) or "the loss"
+    # peft wraps a model in two modules of these names: the same layer is the same.
+    module = group.module.removeprefix("base_model.model.")
+    made = " ".join(part for part in (module, group.op) if part) or "the loss"
     return f"{group.component.value.replace('_', ' ')}: {made}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc.files.artifact import document, encode
 from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe
 from memcalc.records.prediction import Fit, FitVerdict
@@ -13,14 +15,22 @@ from memcalc.units import GIB, format_bytes
 
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
 
+_TOO_SMALL, _LARGE_ENOUGH = 4, 12
+"""GPUs that are shown on either side of the smallest that fits."""
 
-def blocks(answer: FitAnswer) -> list[Block]:
-    """The verdict and the limits, what was asked besides, and how it was decided."""
+
+def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
+    """The verdict and the limits, what was asked besides, and how it was decided.
+
+    Args:
+        answer: what fits.
+        verbose: every GPU; ``False``: those around the smallest that fits.
+    """
     seq = answer.here.seq if answer.here is not None else answer.plan.seq
     return [
         Line(f"{answer.plan.model}: {described(answer.plan, seq)}", Kind.HEADING),
         *map(Line, sentences(answer)),
-        *tables(answer),
+        *tables(answer, verbose=verbose),
         *_search(answer),
         *(Line(note, Kind.NOTE) for note in notes(answer)),
     ]
@@ -91,15 +101,19 @@ def _search(answer: FitAnswer) -> list[Line]:
     return search_lines(answer.search, answer.before)
 
 
-def tables(answer: FitAnswer) -> list[Table]:
+def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     """Grid, GPUs and settings, as far as they were asked."""
-    found: list[Table] = []
+    found: list[Block] = []
     if answer.grid is not None:
         found.append(_grid(answer))
     if answer.gpus:
         head = ("GPU", "offers", "process used", "to spare", "verdict")
-        body = [_gpu(row) for row in answer.gpus]
+        shown = answer.gpus if verbose else _around(answer.gpus)
+        body = [_gpu(row) for row in shown]
         found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
+        if len(shown) < len(answer.gpus):
+            left = len(answer.gpus) - len(shown)
+            found.append(Line(f"{left} more GPUs (-v shows them)", Kind.NOTE))
     if answer.settings:
         head = ("change", "saves", "to spare", "verdict", "costs")
         title = "One change to the plan, what fits and costs least first"
@@ -134,6 +148,13 @@ def _spare(fit: Fit) -> str:
 
 def _verdict(fit: Fit) -> str:
     return fit.verdict.value if fit.verdict is not None else "n/a"
+
+
+def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
+    """The largest that are too small, and the smallest that fit."""
+    fitting = [row.fit is not None and row.fit.verdict is FitVerdict.FITS for row in rows]
+    first = fitting.index(True) if any(fitting) else len(rows)
+    return rows[max(first - _TOO_SMALL, 0) : first + _LARGE_ENOUGH]
 
 
 def _gpu(row: GpuFit) -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memcalc.records.model import Place
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.report import answer, rows
-from memcalc.report.blocks import Block, Kind, Line, Size, Table
-from memcalc.units import format_mib, unit_for
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.units import Unit, format_mib, unit_for
 
 
 def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[Block]:
@@ -103,21 +103,21 @@ def phases(prediction: Prediction) -> Table:
 
 def comparison(predictions: Sequence[Prediction]) -> Table:
     """Several plans, the smallest peak first."""
-    rungs = ("requested", "allocated", "reserved", "process_used")
+    known = [rung for rung in RUNGS if any(getattr(p.peak, rung) is not None for p in predictions)]
+    rungs = known[1:] or known
+    largest = max(getattr(p.peak, rung) or 0 for p in predictions for rung in rungs)
+    unit = unit_for(largest)
     named = {p.fit.gpu if p.fit is not None else p.plan.gpu for p in predictions} - {None}
     column = [f"on {gpu}" for gpu in named] if len(named) == 1 else ["fits"] if named else []
     return Table(
-        head=(
-            *("optimizer", "state", "peak phase"),
-            *(rung.replace("_", " ") for rung in rungs),
-            *column,
-        ),
+        title=f"{unit.name}, the smallest peak first",
+        head=("optimizer", "state", *(rung.replace("_", " ") for rung in rungs), "in", *column),
         rows=[
             (
                 p.plan.optim,
-                _state(p),
+                Size(_state(p), unit),
+                *(_size(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,
-                *(_mib(getattr(p.peak, rung), "n/a") for rung in rungs),
                 *([rows.fit_word(p)] if column else []),
             )
             for p in sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
@@ -137,6 +137,10 @@ def _mib(value: int | None, unknown: str) -> str:
     return format_mib(value) if value is not None else unknown
 
 
-def _state(prediction: Prediction) -> str:
+def _size(value: int | None, unit: Unit) -> Cell:
+    return Size(value, unit) if value is not None else "n/a"
+
+
+def _state(prediction: Prediction) -> int:
     state = prediction.optimizer_state
-    return format_mib(state.total(Place.DEVICE) + state.total(Place.MANAGED))
+    return state.total(Place.DEVICE) + state.total(Place.MANAGED)

@@ -269,7 +269,7 @@ def test_a_suggestion_is_the_cheapest_change_that_keeps_the_budget(memcalc, tmp_
     hopeless, close = json.loads(done.stdout)["budgets"]
     assert (hopeless["run"], hopeless["value"]) == ("hopeless", close["value"])
     assert hopeless["remedy"].startswith("no change is enough; ")
-    assert "micro-batches of 4, 2 per step" in close["remedy"]
+    assert "batch = 4, grad_accum = 2 in the file" in close["remedy"]
     assert "cost: " in close["remedy"]
     assert close["value"] > 1 << 20
 

@@ -49,7 +49,7 @@ def test_the_context_is_a_range_with_what_it_is_known_by(memcalc):
 def test_the_ranges_of_all_gpus_can_be_listed(memcalc):
     from memcalc.catalog import gpus
 
-    head, *rows = memcalc("list", "gpus", "--context").stdout.splitlines()
+    head, *rows = memcalc("list", "gpus", "--context", COLUMNS="200").stdout.splitlines()
     assert "bare context" in head
     names = [*(gpu.name for gpu in gpus.table()), "any"]
     assert all(row.startswith(f"{name} ") for row, name in zip(rows, names, strict=True))
