@@ -76,7 +76,7 @@ def test_several_optimizers_stand_side_by_side(memcalc):
     done = memcalc("estimate", "distilbert-base-cased", "--optim", "adamw,adam8bit,sgd",
                    "--seq", "32", "--batch", "1")  # fmt: skip
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()[2:5]] == [
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:6]] == [
         "sgd",
         "adam8bit",
         "adamw",
