@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -71,7 +72,9 @@ def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) 
             if os.environ.get("MEMCALC_DEBUG"):
                 traceback.print_exc()
             said = _failure(error, name, breadcrumbs.where())
-        sys.stdout.flush()
+        with contextlib.suppress(ValueError, OSError):
+            # What ran here may have closed it.
+            sys.stdout.flush()
         channel.send({"job": job, **said})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -84,8 +85,9 @@ def _work(work: Callable[[], dict[str, Any]], end: socket.socket) -> NoReturn:
                 "kind": type(error).__name__,
                 "trace": traceback.format_exc(),
             }
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(ValueError, OSError):
+                stream.flush()
         Channel(end).send(answer)
     finally:
         # Nothing of the process that was copied is to be closed, flushed or written here.

@@ -113,8 +113,10 @@ def _ending(program: Program, session: sessions.Session) -> Ending:
         code = left.code
     except SystemExit as error:
         code = _code_of(error)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # The program may have closed them.
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            stream.flush()
     return Ending(code=code, stopped=stopped, steps=session.phases.steps, out_of_memory=message)
 
 
