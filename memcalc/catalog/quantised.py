@@ -17,7 +17,7 @@ _REASONS = {
     "fp8": "its products are Triton kernels of the kernels hub, which are not simulated",
     "fbgemm_fp8": _NOT_TRAINED,
     "compressed-tensors": "compressed-tensors is not simulated",
-    "torchao": "torchao's tensors are not simulated",
+    "torchao": "only memcalc simulate runs torchao, in a script of your own",
 }
 _AS_BF16 = (
     "for a run on turned-back weights, take quantization_config out of a copy of its config.json"

@@ -88,8 +88,6 @@ class TraceRecorder(TorchDispatchMode):
         self.position = self.ledger.position
         self.paused = False
         """What runs now is not part of the program."""
-        self.unpacks: frozenset[type] = frozenset()
-        """Types of tensors that hold other tensors."""
         self.kernels_of: dict[str, Callable[[Any], Callable[..., Any] | None]] = {}
         """By namespace of packages with CUDA kernels of their own: what runs an operator."""
         self.assumptions: dict[str, None] = {}
@@ -160,7 +158,7 @@ class TraceRecorder(TorchDispatchMode):
             return func(*args)
         if self.paused:
             return func(*args, **kwargs)
-        if self.unpacks and not self.unpacks.isdisjoint(types):
+        if _holds_others(types):
             # What it holds comes back here, one by one.
             return NotImplemented
         if func.namespace in self.kernels_of:
@@ -427,6 +425,20 @@ class TraceRecorder(TorchDispatchMode):
     def _place(self) -> str:
         """The module at work, all of its like in one; outside of all, the phase."""
         return re.sub(r"\.\d+", ".*", self.position.module) or self.position.phase.value
+
+
+_holding: dict[Any, bool] = {}
+
+
+def _holds_others(types: Any) -> bool:
+    """Some of these types of tensors hold other tensors, and have no memory of their own."""
+    known = _holding.get(types)
+    if known is None:
+        known = _holding[types] = any(
+            hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
+            for kind in types
+        )
+    return known
 
 
 def compared_with_zeros() -> bool:

@@ -243,17 +243,6 @@ def fake_store() -> Any:
     return _ask("torch.testing._internal.distributed.fake_pg:FakeStore")()
 
 
-def tensors_of_tensors() -> frozenset[type]:
-    """Types of tensors that hold others and unpack themselves when an operator is called."""
-    return frozenset(
-        _ask(path)
-        for path in (
-            "torch.distributed.tensor:DTensor",
-            "torch.distributed._functional_collectives:AsyncCollectiveTensor",
-        )
-    )
-
-
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """What a DTensor holds on this rank, without a record in autograd; others as they are."""
     held: torch.Tensor = getattr(tensor, "_local_tensor", tensor)

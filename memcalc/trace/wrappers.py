@@ -70,7 +70,6 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         stack.enter_context(torch_private.planning_wrapped(paused))
         stack.enter_context(torch_private.ranks_trusted(record))
         stack.enter_context(_averaged())
-        recorder.unpacks = torch_private.tensors_of_tensors()
         yield
 
 

@@ -155,3 +155,18 @@ def test_compiled_code_runs_eagerly_and_the_answer_says_so(run):
     assert found.ending.code == 0
     said = " ".join(found.traced.prediction.assumptions)
     assert "torch.compile runs the eager code (train.py:4)" in said
+
+
+def test_tensors_that_hold_others_have_no_memory_of_their_own(run, tmp_path):
+    run(
+        """
+        import torch
+        from torch.testing._internal.two_tensor import TwoTensor
+        parts = [torch.empty(256, 256, device="cuda") for _ in range(2)]
+        both = torch.nn.Parameter(TwoTensor(*parts))
+        twice = both + both
+        print(torch.cuda.memory_allocated(), file=open("said", "w"))
+        """,
+        steps=0,
+    )
+    assert int((tmp_path / "said").read_text()) == 4 * 256 * 256 * 4

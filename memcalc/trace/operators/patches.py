@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
 from memcalc.trace.torch_private import FakeTensor, storage_key, wrap_module_apply
@@ -48,6 +49,10 @@ def _add_bias_in_place() -> None:
     def linear(
         input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        given = (input, weight) if bias is None else (input, weight, bias)
+        if has_torch_function(given):
+            # A package that knows this function by name knows the one in its place.
+            return handle_torch_function(linear, given, *given)
         if bias is None:
             return original(input, weight)
         adds_bias.inside = True
