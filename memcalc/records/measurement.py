@@ -12,7 +12,7 @@ import msgspec
 
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.records.trace import ONCE, Phase
+from memcalc.records.storage import GENERATION, ONCE, Phase
 
 
 class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,16 +183,17 @@ def steady_peaks(readings: Iterable[PhaseReading]) -> dict[Phase, dict[str, int]
 
     That is the last step that was finished, for by then everything is there that a step leaves
     behind; what comes before the first counts as phases of it, loading only where weights change
-    on the way.
+    on the way. Of a run that generates all of it counts.
     """
     known = tuple(readings)
     last = last_finished(known)
-    prepared = any(reading.phase is Phase.PREPARE for reading in known)
+    prepared = any(reading.phase in (Phase.PREPARE, Phase.PREFILL) for reading in known)
     peaks: dict[Phase, dict[str, int]] = {}
     for reading in known:
         if reading.phase is Phase.LOAD and not prepared:
             continue
-        if reading.phase not in (Phase.LOAD, *ONCE) and reading.step != last:
+        always = reading.phase in (Phase.LOAD, *ONCE, *GENERATION)
+        if not always and reading.step != last:
             continue
         levels = peaks.setdefault(reading.phase, {})
         for rung in ALLOCATOR_RUNGS:

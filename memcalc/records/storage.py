@@ -56,6 +56,8 @@ class Phase(StrEnum):
 
 ONCE = (Phase.PREPARE, Phase.RESUME)
 """Phases between loading and the first step."""
+GENERATION = (Phase.PREFILL, Phase.DECODE)
+"""Phases in which nothing is trained and every pass counts."""
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):

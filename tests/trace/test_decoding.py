@@ -52,3 +52,29 @@ def test_passes_that_are_continued_are_those_that_are_traced(tmp_path, forked, c
     whole, written, curve = forked(compared, str(path), settings)
     assert written[0] == whole[0]
     assert curve == [whole[0], True]
+
+
+def real_and_foretold(path, settings):
+    """Requested peaks of each phase: of a real run on this CPU, and of its estimate."""
+    from memcalc.catalog.plan import make
+    from memcalc.estimation.tracing import Desk
+    from memcalc.measure.runs.run import Options, measure
+    from memcalc.records.measurement import steady_peaks
+
+    plan = make({"model": path, "target": "cpu", **settings})
+    real = steady_peaks(measure(plan, Options(device="cpu")).phases)
+    found = Desk().estimate(plan)[0]
+    return {
+        phase.phase.value: [real[phase.phase]["requested"], phase.requested]
+        for phase in found.phases
+    }
+
+
+@pytest.mark.parametrize("more", [{}, {"cache": "static"}, {"beams": 2}])
+def test_generate_on_the_cpu_takes_what_is_foretold(tmp_path, forked, more):
+    path = tmp_path / "llama.json"
+    path.write_text(json.dumps(LLAMA))
+    found = forked(real_and_foretold, str(path), {"batch": 2, "seq": 20, "generate": 8, **more})
+    assert list(found) == ["load", "prefill", "decode"]
+    for real, foretold in found.values():
+        assert foretold == pytest.approx(real, rel=0.0001)

@@ -20,7 +20,7 @@ from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import loops
+from memcalc.workload import inference, loops
 from memcalc.workload.program import Program, finished
 
 
@@ -82,7 +82,7 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
         watch.moment("before")
         noticed = _open(options.device)
         watch.moment("context")
-        _train(program, options, watch, found)
+        (_generate if plan.infers else _train)(program, options, watch, found)
     except (RuntimeError, MemoryError) as error:
         if not oom.ran_out(error):
             raise
@@ -135,6 +135,18 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     seconds = (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1)
     found["seconds_per_step"] = seconds
     found["samples_per_second"] = plan.batch * plan.grad_accum / seconds
+
+
+def _generate(program: Program, options: Options, watch: _Watch, found: dict[str, Any]) -> None:
+    """Generate under the meter; what is about training stays unknown."""
+    with watch.phase(Phase.LOAD, 0):
+        program = build.place(program, options.device)
+    model = program.model
+    found["weights"] = storage_bytes(model.parameters())
+    found["buffers"] = storage_bytes(model.buffers())
+    device = options.device
+    inference.run(program.inference(device=device, batch=lambda: program.batch(device)), watch)
+    watch.moment("trained")
 
 
 class _Watch:
@@ -205,7 +217,8 @@ def _measurement(
     cuda = options.device == "cuda"
     failure: OutOfMemory | None = found.get("out_of_memory")
     wanted = ("weights", "buffers", "gradients", "state", "seconds_per_step", "samples_per_second")
-    unknown = {name: "the run ended out of memory" for name in wanted if found.get(name) is None}
+    why = "the run ended out of memory" if failure is not None else "nothing was trained"
+    unknown = {name: why for name in wanted if found.get(name) is None}
     if program.in_backward:
         unknown["gradients"] = "each is used and freed in backward"
     counters = process.counters() if cuda else {}
