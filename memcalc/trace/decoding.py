@@ -31,7 +31,7 @@ prompt's pass has left, and the last, which ends, the same happens."""
 _AT = 3
 MOST_EVENTS = 400_000
 """Up to so many all passes are written down."""
-_SHOWN = 2
+_SHOWN = 3
 """Of more, these at the end."""
 _MOST_TRACES = 40
 
