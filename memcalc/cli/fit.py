@@ -23,7 +23,7 @@ _AXES = ("batch", "seq")
 @option(
     "--find",
     help="What to find the largest of: batch, seq or batch,seq. Default: both, "
-    "unless --grid, --gpus or --settings ask for something else.",
+    "unless --grid, --gpus, --settings or --count ask for something else.",
 )
 @option("--grid", is_flag=True, help="Show batches by sequences.")
 @option("--gpus", is_flag=True, help="Show which GPUs fit the plan.")
@@ -33,6 +33,7 @@ _AXES = ("batch", "seq")
     is_flag=True,
     help="Show which changes to the plan fit, and their cost.",
 )
+@option("--count", is_flag=True, help="Show over how many of the GPU the plan fits, and how.")
 @format_option("fit")
 @OUTPUT
 @VERBOSE
@@ -44,6 +45,7 @@ def command(
     grid: bool,
     gpus: bool,
     settings_too: bool,
+    count: bool,
     format: str | None,
     output: Path | None,
     verbose: bool,
@@ -57,7 +59,7 @@ def command(
     if len(plans) > 1:
         raise UsageError("memcalc fit answers for one optimizer: name one with --optim.")
     name = chosen("fit", format, output)
-    axes = _axes(find, otherwise=not (grid or gpus or settings_too))
+    axes = _axes(find, otherwise=not (grid or gpus or settings_too or count))
     question = Question(
         memory=memory,
         batch="batch" in axes,
@@ -65,6 +67,7 @@ def command(
         grid=grid,
         gpus=gpus,
         settings=settings_too,
+        devices=count,
     )
     with progress(f"fitting {plans[0].model}"):
         found = answer(plans[0], question, use_cache=use_cache)

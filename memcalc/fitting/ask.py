@@ -19,6 +19,7 @@ from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED, code_in
 from memcalc.estimation.understand import check
 from memcalc.fitting import advice, search
+from memcalc.fitting.devices import devices_that_fit
 from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.other_gpus import gpus_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
@@ -30,6 +31,7 @@ from memcalc.records.prediction import FitVerdict
 
 SEQ_STEP = 8
 """Sequences are tried in multiples of this: attention kernels pad others."""
+_FINDS = ("batch", "seq", "grid", "gpus", "settings", "devices")
 _MOST_BATCH = 1 << 20
 _MOST_SEQ = 1 << 24
 _GRID_SEQS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
@@ -47,6 +49,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     grid: bool = False
     gpus: bool = False
     settings: bool = False
+    devices: bool = False
 
 
 def fit(
@@ -62,7 +65,7 @@ def fit(
     Args:
         model: as for ``estimate``.
         memory: bytes of the device, in place of the GPU's own.
-        find: some of ``batch``, ``seq``, ``grid``, ``gpus``, ``settings``.
+        find: some of ``batch``, ``seq``, ``grid``, ``gpus``, ``settings``, ``devices``.
         use_cache: keep and reuse what is learnt on disk.
         **settings: fields of ``Plan``; ``gpu`` says where to fit.
 
@@ -74,7 +77,7 @@ def fit(
         EstimateError: it could not be answered.
     """
     plan = make({"model": model, **settings})
-    wanted = {name: name in find for name in ("batch", "seq", "grid", "gpus", "settings")}
+    wanted = {name: name in find for name in _FINDS}
     unknown = set(find) - set(wanted)
     if unknown:
         raise UsageError(f"Unknown thing to find {unknown.pop()!r}: choose {', '.join(wanted)}.")
@@ -87,6 +90,8 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
     _refuse(plan, question)
     with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
         found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
+        if question.devices:
+            found = replace(found, devices=devices_that_fit(plan, tracer))
         if question.settings:
             found = with_settings(found, question.memory, tracer)
         # A client's process starts when it is first asked; only a grid asks both.
@@ -111,6 +116,8 @@ def _refuse(plan: Plan, question: Question) -> None:
             "memcalc fit makes the batches itself, and --input describes them: use memcalc "
             "estimate with --gpu for this model."
         )
+    if question.devices and (plan.gpu is None or question.memory is not None):
+        raise UsageError("How many of which GPU? Name it with --gpu, and leave --memory out.")
     if question.memory is not None and question.memory < 1:
         raise UsageError(f"memory = {question.memory} is no memory at all: give more bytes.")
     if plan.gpu is None and question.memory is None and (question.settings or not question.gpus):

@@ -68,6 +68,20 @@ class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class DevicesFit(msgspec.Struct, frozen=True, kw_only=True):
+    """So many GPUs and a layout over them; ``fit`` is ``None`` where it could not be estimated."""
+
+    devices: int
+    parallel: str | None
+    """``None``: one GPU."""
+    fit: Fit | None = None
+    sent: int = 0
+    """Bytes that each GPU sends in an optimizer step."""
+    source: str = ""
+    """Of that figure."""
+    reason: str = ""
+
+
 class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What fits, for one plan and one device."""
 
@@ -81,6 +95,8 @@ class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[Limit, ...] = ()
     grid: Grid | None = None
     gpus: tuple[GpuFit, ...] = ()
+    devices: tuple[DevicesFit, ...] = ()
+    """Over how many of the GPU the plan fits; the last rows are of the fewest."""
     before: Figures | None = None
     """Of the plan itself, traced; ``None``: ``settings`` was not asked."""
     settings: tuple[Option, ...] = ()

@@ -30,7 +30,7 @@ from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
 from memcalc.records.texts import USUAL_LORA
 from memcalc.remedies.records import Change, Remedy
-from memcalc.workload import loops, tasks
+from memcalc.workload import layouts, loops, tasks
 from memcalc.workload.tasks import Task
 
 CHUNKS = 8
@@ -55,6 +55,7 @@ _ACCUMULATE = (
     "mean of equal micro-batches is the mean of the batch; not so for batch norm, nor for a mean "
     "over tokens where padding leaves some micro-batches fewer of them"
 )
+_SHARDS = "Rajbhandari et al. 2020, arXiv:1910.02054, section 7: three times the model, not twice"
 _CHUNKED = "same loss up to rounding, held by memcalc's tests; operations counted in the trace"
 
 _SWITCHES = ("foreach", "fused", "capturable", "differentiable")
@@ -227,6 +228,23 @@ def _amp(plan: Plan, task: Task) -> Iterator[Remedy]:
         )
 
 
+def _sharded(plan: Plan, task: Task) -> Iterator[Remedy]:
+    spread = layouts.spread(plan)
+    if spread.world == 1 or spread.layout not in ("ddp", "zero1"):
+        return
+    for name, what in (("zero1", "optimizer state"), ("fsdp2", "weights, gradients and state")):
+        if name == spread.layout:
+            continue
+        yield Remedy(
+            key=name,
+            title=f"{what} in shards (--parallel {name})",
+            changes=(("devices", spread.world), ("parallel", name), ("parallel_args", ())),
+            rank=3,
+            cost="half more bytes between GPUs in a step",
+            source=_SHARDS,
+        )
+
+
 def _chunked(plan: Plan, task: Task) -> Iterator[Remedy]:
     if plan.loss_chunks == 1:
         yield Remedy(
@@ -394,7 +412,7 @@ def _refused(remedy: Remedy, reason: str, *, title: str) -> Remedy:
 
 _ROWS: tuple[Callable[[Plan, Task], Iterator[Remedy]], ...] = (
     *(_fused, _set_to_none, _outputs, _kv_cache, _attention, _expandable, _accumulate, _amp),
-    *(_chunked, _in_backward, _checkpointing, _8bit, _pure, _lora, _qlora),
+    *(_sharded, _chunked, _in_backward, _checkpointing, _8bit, _pure, _lora, _qlora),
 )
 _OF_INFERENCE: tuple[Callable[[Plan, Task], Iterator[Remedy]], ...] = (
     _attention,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.files.artifact import document, encode
-from memcalc.fitting.records import FitAnswer, GpuFit, Limit, Probe
+from memcalc.fitting.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.remedies.records import Option
 from memcalc.report.blocks import Block, Kind, Line, Table
@@ -114,6 +114,12 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         if len(shown) < len(answer.gpus):
             left = len(answer.gpus) - len(shown)
             found.append(Line(f"{left} more GPUs (-v shows them)", Kind.NOTE))
+    if answer.devices:
+        over = ("GPUs", "layout", "process used", "to spare", "sent a step", "verdict")
+        spread = [_devices(row) for row in answer.devices]
+        gpu = answer.device or answer.plan.gpu
+        title = f"{gpu} together, each with the plan's batch; the fewest last"
+        found.append(Table(title=title, head=over, rows=spread, words=(1, 5)))
     if answer.settings:
         head = ("change", "saves", "to spare", "verdict", "costs")
         title = "One change to the plan, what fits and costs least first"
@@ -164,6 +170,20 @@ def _gpu(row: GpuFit) -> tuple[str, ...]:
     return row.name, format_bytes(row.capacity), used, _spare(row.fit), _verdict(row.fit)
 
 
+def _devices(row: DevicesFit) -> tuple[str, ...]:
+    name = row.parallel or "alone"
+    if row.fit is None:
+        return str(row.devices), name, "n/a", "n/a", "n/a", row.reason
+    return (
+        str(row.devices),
+        name,
+        format_bytes(row.fit.needed_high or row.fit.needed),
+        _spare(row.fit),
+        format_bytes(row.sent),
+        _verdict(row.fit),
+    )
+
+
 def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
     remedy, figures = row.remedy, row.trial.figures
     if figures is None or figures.fit is None or answer.before is None:
@@ -189,6 +209,9 @@ def notes(answer: FitAnswer) -> list[str]:
     if answer.context is not None:
         low, high = format_bytes(answer.context.low), format_bytes(answer.context.high)
         said.append(f"context: {low} to {high} ({answer.context.source})")
+    sources = dict.fromkeys(f"{row.parallel}: {row.source}" for row in answer.devices if row.source)
+    if sources:
+        said.append("sent a step, by each GPU in a ring: " + "; ".join(sources))
     if answer.assumptions:
         said.append("assumed: " + "; ".join(answer.assumptions))
     if answer.uncounted:

@@ -9,7 +9,7 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from memcalc.workload.layouts import Layout, Rank
+from memcalc.workload.layouts import Layout, Rank, Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -64,6 +64,12 @@ def even(model: torch.nn.Module, sizes: tuple[int, ...]) -> bool:
     return all(p.dim() and p.shape[0] % math.prod(sizes) == 0 for p in model.parameters())
 
 
+def traffic(step: Traffic) -> int:
+    """Weights are gathered for forward and backward of each micro-batch, gradients scattered."""
+    gathered = 2 * step.micro_batches * step.once_round(step.weights)
+    return gathered + step.once_round(step.gradients)
+
+
 LAYOUT = Layout(
     name="fsdp2",
     summary="weights, gradients and states in shards (fully_shard)",
@@ -71,4 +77,9 @@ LAYOUT = Layout(
     options=("offload", "param_dtype", "reduce_dtype", "reshard_after_forward"),
     quiet=quiet,
     even=even,
+    traffic=traffic,
+    traffic_source=(
+        "Rajbhandari et al. 2020, arXiv:1910.02054, section 7: weights are gathered "
+        "for forward and for backward, gradients reduced and scattered"
+    ),
 )

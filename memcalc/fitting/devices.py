@@ -1,0 +1,73 @@
+"""How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import Tracer
+from memcalc.fitting.records import DevicesFit
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.workload import layouts
+from memcalc.workload.layouts import Traffic
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+LAYOUTS = ("ddp", "zero1", "fsdp2")
+"""What any model can be spread by, the least traffic first."""
+
+
+def devices_that_fit(plan: Plan, tracer: Tracer) -> tuple[DevicesFit, ...]:
+    """The plan over more and more GPUs, each with the plan's batch, until a layout fits.
+
+    Rows of the last count are sorted: what fits comes first, and of that what sends least.
+    """
+    found: list[DevicesFit] = []
+    for count in COUNTS:
+        rows = list(_over(plan, count, tracer))
+        found += sorted(rows, key=_order)
+        if any(map(_fits, rows)):
+            break
+    return tuple(found)
+
+
+def _over(plan: Plan, count: int, tracer: Tracer) -> Iterator[DevicesFit]:
+    # DDP holds the same on any number of GPUs: where two are too few, more are.
+    names = LAYOUTS if count == 2 else LAYOUTS[1:]
+    spreads = [(name, count) for name in names] if count > 1 else [(None, 1)]
+    plans = [
+        replace(plan, devices=count, parallel=name, parallel_args=(), rank=None)
+        for name, count in spreads
+    ]
+    for there, answer in zip(plans, tracer.answers(plans), strict=True):
+        if isinstance(answer, MemcalcError):
+            yield DevicesFit(devices=count, parallel=there.parallel, reason=str(answer))
+        else:
+            sent, source = _sent(there, answer)
+            yield DevicesFit(
+                devices=count, parallel=there.parallel, fit=answer.fit, sent=sent, source=source
+            )
+
+
+def _sent(plan: Plan, answer: Prediction) -> tuple[int, str]:
+    layout = layouts.of(plan)
+    if layout.traffic is None:
+        return 0, ""
+    width = 2 if plan.precision in ("bf16", "fp16") else 4
+    step = Traffic(
+        world=plan.devices,
+        weights=answer.parameters * width,
+        gradients=answer.trainable * width,
+        micro_batches=plan.grad_accum,
+    )
+    return layout.traffic(step), layout.traffic_source
+
+
+def _fits(row: DevicesFit) -> bool:
+    return row.fit is not None and row.fit.verdict is FitVerdict.FITS
+
+
+def _order(row: DevicesFit) -> tuple[bool, int]:
+    return not _fits(row), row.sent
