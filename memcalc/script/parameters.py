@@ -14,8 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script.patches import Patches
-from memcalc.trace.subclasses import apply_by_data, data_of, made_of, set_data
-from memcalc.trace.torch_private import without_dispatch
+from memcalc.trace.subclasses import apply_by_data, made_of, set_data
+from memcalc.trace.torch_private import data_of, without_dispatch
 
 _Parameter = torch.nn.Parameter
 _Lazy = torch.nn.UninitializedParameter

@@ -8,10 +8,16 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import FakeTensor, foreach_takes, replaced
+from memcalc.trace.torch_private import (
+    FakeTensor,
+    data_of,
+    foreach_takes,
+    make_subclass,
+    replaced,
+    subclasses_made_by,
+    swap_contents,
+)
 
-data_of: Any = torch._C.TensorBase.data
-"""``Tensor.data`` as PyTorch has it."""
 _both: dict[type, Any] = {}
 
 
@@ -47,7 +53,7 @@ def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
         fresh = made_of(type(tensor), new.detach(), tensor.requires_grad)
         tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
         tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
-        torch._C._swap_tensor_impl(tensor, fresh)
+        swap_contents(tensor, fresh)
 
 
 def pointer(tensor: torch.Tensor) -> int:
@@ -90,17 +96,15 @@ def _meets(parameter: torch.Tensor, applied: torch.Tensor) -> bool:
 @contextmanager
 def made_of_fakes() -> Iterator[None]:
     """Such tensors can be made, moved and handed to libraries inside."""
-    original = torch.Tensor._make_subclass
 
     def make(cls: Any, data: Any, require_grad: bool = False, **options: Any) -> Any:
         if not isinstance(data, FakeTensor):
-            return original(cls, data, require_grad, **options)
+            return make_subclass(cls, data, require_grad, **options)
         return made_of(cls, data.detach(), require_grad)
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(torch.Tensor, "_make_subclass", staticmethod(make)))
         data = property(lambda tensor: data_of.__get__(tensor), set_data)
-        stack.enter_context(replaced(torch.Tensor, "data", data))
+        stack.enter_context(subclasses_made_by(make, data))
         stack.enter_context(replaced(FakeTensor, "data_ptr", pointer))
         stack.enter_context(replaced(torch.nn.Module, "_apply", apply_by_data))
         yield

@@ -99,18 +99,9 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
-_ON_THE_WAY = 3
-"""Users of a tensor that autograd's engine hands to a dispatch mode, beside the one who owns it."""
-
-
 def is_owned_once(tensor: torch.Tensor) -> bool:
-    """Nobody else holds the tensor, nor another tensor its storage.
-
-    To be asked inside of a dispatch mode that the engine called.
-    """
-    alone = _tensor_users(tensor) <= 1 + _ON_THE_WAY
-    # Beside the tensor it is the Python view of the storage that this makes.
-    return alone and _storage_users(tensor.untyped_storage()._cdata) == 2
+    """One tensor holds the storage, and the Python view of it that this makes."""
+    return _storage_users(tensor.untyped_storage()._cdata) == 2
 
 
 _HELD_BY_ENGINE = 4
@@ -120,8 +111,7 @@ the engine, its call, the call's stack and the Python object (2.13)."""
 
 def is_held_by_engine_alone(tensor: torch.Tensor) -> bool:
     """Nobody else, such as a variable of the program or another node's input, has this gradient."""
-    users: int = tensor._use_count()  # type: ignore[attr-defined]
-    return users <= _HELD_BY_ENGINE
+    return _tensor_users(tensor) <= _HELD_BY_ENGINE
 
 
 def next_node_number() -> int:
@@ -241,6 +231,36 @@ def give_collectives_shapes() -> None:
 def fake_store() -> Any:
     """The store of a process group that has no other member."""
     return _ask("torch.testing._internal.distributed.fake_pg:FakeStore")()
+
+
+data_of: Any = _ask("torch._C:TensorBase.data")
+"""``Tensor.data`` as PyTorch has it."""
+make_subclass: Callable[..., torch.Tensor] = _ask("torch:Tensor._make_subclass")
+"""A tensor of a subclass over the memory of another."""
+swap_contents: Callable[[torch.Tensor, torch.Tensor], None] = _ask("torch._C:_swap_tensor_impl")
+"""Exchange what two tensors are, and leave the Python objects where they are."""
+
+
+@contextmanager
+def subclasses_made_by(make: Callable[..., Any], data: property) -> Iterator[None]:
+    """Subclasses of tensors are made, and given other contents, by functions of ours."""
+    made = replaced(torch.Tensor, "_make_subclass", staticmethod(make))
+    with made, replaced(torch.Tensor, "data", data):
+        yield
+
+
+@contextmanager
+def raw_stream() -> Iterator[None]:
+    """The function is there that a build with CUDA gives a stream's number by."""
+    name = "_cuda_getCurrentRawStream"
+    missing = not hasattr(torch._C, name)
+    if missing:
+        setattr(torch._C, name, lambda index: 0)
+    try:
+        yield
+    finally:
+        if missing:
+            delattr(torch._C, name)
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,12 @@ import functools
 import importlib
 import importlib.util
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import torch
-
 from memcalc.kernels.target import Target
+from memcalc.trace.torch_private import raw_stream, replaced
 
 NAMESPACE = "bitsandbytes"
 """Of its operators."""
@@ -119,26 +118,12 @@ def _defined(backend: str) -> tuple[ModuleType, dict[str, Kernel]]:
         return keep if kernel is None else keep(kernel)
 
     with (
-        _set(operators, "register_kernel", register),
-        _set(extension, "lib", Library()),
-        _set(torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
+        replaced(operators, "register_kernel", register),
+        replaced(extension, "lib", Library()),
+        raw_stream(),
     ):
         spec.loader.exec_module(module)
     return module, kernels
-
-
-@contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put a value in the place of an attribute, which may be missing, while the context lasts."""
-    before = vars(owner).get(name, _set)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is _set:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def forget() -> None:
