@@ -1,4 +1,4 @@
-"""Scripts that go wrong leave nothing behind; a sample by default, all of them in the nightly run."""
+"""Scripts that go wrong leave nothing behind; a sample by default, all of them at night."""
 
 import runpy
 from pathlib import Path
