@@ -336,8 +336,8 @@ class TraceRecorder(TorchDispatchMode):
         assert self._kernel_memory is not None
         before, after = self._kernel_memory.transient(call)
         taken: list[int] = []
-        # What serves a whole list of tensors belongs to no repetition of a layer.
-        listed = bool(args) and isinstance(args[0], list | tuple)
+        # What serves the tensors of all layers belongs to no repetition of one.
+        listed = self.ledger.by_parameter and bool(args) and isinstance(args[0], list | tuple)
         if listed:
             self.ledger.leave_repetition()
         try:
