@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import KernelCall, scratch
 from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
@@ -33,7 +32,7 @@ MOST_EVENTS = 400_000
 """Up to so many all passes are written down."""
 _SHOWN = 3
 """Of more, these at the end."""
-_MOST_TRACES = 40
+_MOST_TRACES = 24
 
 
 class WrittenCalls:
@@ -310,17 +309,11 @@ def continued(decoding: Decoding, tokens: int, target: Target, calls: WrittenCal
     """Write a decode down.
 
     Raises:
-        EstimateError: its passes do not repeat.
+        NotSteadyError: its passes do not repeat.
     """
-    try:
-        pieces = decoding.pieces()
-        if any(-1 in piece.items for piece in pieces):
-            raise NotSteadyError("a pass frees what an earlier one has left")
-    except NotSteadyError as error:
-        raise EstimateError(
-            f"Decoding cannot be continued from {TRACED} tokens to {tokens}, for {error}: "
-            f"type --generate {TRACED} or less."
-        ) from None
+    pieces = decoding.pieces()
+    if any(-1 in piece.items for piece in pieces):
+        raise NotSteadyError("a pass frees what an earlier one has left")
     base = decoding.base
     assert base is not None
     writer = _Writer(base, calls)

@@ -11,13 +11,14 @@ import torch
 from msgspec.structs import replace
 
 from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.errors import EstimateError
 from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.formulas import uncounted
 from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.records.walk import changes
 from memcalc.trace import device, self_check, torch_private
-from memcalc.trace.decoding import TRACED, Decoding, WrittenCalls, continued
+from memcalc.trace.decoding import TRACED, Decoding, NotSteadyError, WrittenCalls, continued
 from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
@@ -60,7 +61,15 @@ def trace(
     """
     tokens = program.plan.generate
     if tokens is not None and tokens > (TRACED if _movable(program) else _WHOLE):
-        return _decoded(program, tokens, target, notes, breadcrumbs)
+        try:
+            return _decoded(program, tokens, target, notes, breadcrumbs)
+        except NotSteadyError as error:
+            if tokens > _MOST_WHOLE:
+                raise EstimateError(
+                    f"Decoding cannot be continued from {TRACED} tokens to {tokens}, for {error}: "
+                    f"type --generate {_MOST_WHOLE} or less, which is traced pass by pass."
+                ) from None
+            notes = (*notes, f"passes are traced one by one, for {error}")
     known = {}
     for rank in ranks(program):
         said: dict[str, None] = {}
@@ -131,6 +140,10 @@ def _movable(program: Program) -> bool:
 
 _WHOLE = 48
 """Tokens up to which a decode that cannot be traced at its end is traced whole."""
+
+
+_MOST_WHOLE = 1024
+"""Tokens up to which a decode whose passes do not repeat is traced whole."""
 
 
 def _steps(program: Program) -> int:
