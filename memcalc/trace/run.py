@@ -138,7 +138,7 @@ def _movable(program: Program) -> bool:
     return not config.is_encoder_decoder and program.plan.beams == 1
 
 
-_WHOLE = 48
+_WHOLE = 128
 """Tokens up to which a decode that cannot be traced at its end is traced whole."""
 
 
