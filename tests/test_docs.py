@@ -14,6 +14,7 @@ def test_the_command_line_reference_is_up_to_date():
     assert (ROOT / "docs" / "cli.md").read_text() == made
 
 
+QUICK = ("README.md", "index.md")
 SLOW = ("explain", "fit", "suggest", "measure", "check", "simulate")
 """Verbs whose examples take long: they are printed again in the nightly profile."""
 
@@ -22,7 +23,7 @@ def _examples():
     script = runpy.run_path(str(ROOT / "scripts" / "make_examples.py"))
     for page in script["pages"]():
         for command, shown in script["boxes"](page.read_text()):
-            slow = any(f"memcalc {verb} " in command for verb in SLOW)
+            slow = page.name not in QUICK or any(f"memcalc {verb} " in command for verb in SLOW)
             marks = [pytest.mark.nightly] if slow else []
             if "trl_" in command and importlib.util.find_spec("trl") is None:
                 marks.append(pytest.mark.skip(reason="trl is not installed"))

@@ -287,6 +287,8 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
     source = check(plan)
     if layouts.spread(plan).world > 1:
         raise UsageError("Of several GPUs closed forms say nothing: leave --method analytic out.")
+    if plan.inference or plan.generate is not None:
+        raise UsageError("Of inference closed forms say nothing: leave --method analytic out.")
     if plan.quant is not None:
         raise UsageError(
             f"Of a base in {plan.quant} closed forms say nothing: leave --method analytic out."

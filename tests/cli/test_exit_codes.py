@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (KeyboardInterrupt(), 130, None),
+        (KeyboardInterrupt(), 130, "type the same to go on"),
         (click.Abort(), 130, None),
         (BrokenPipeError(32, "Broken pipe"), 141, None),
         (OSError(28, "No space left on device"), 3, "Cannot write the answer: No space"),

@@ -3,6 +3,7 @@
 import pytest
 
 from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
 from memcalc.estimation.activations import Blocks, Setting, saved
 from memcalc.estimation.estimate import answers, estimate
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
@@ -166,3 +167,19 @@ def test_components_sum_to_the_peak(precision, accumulate):
     )
     assert sum(prediction.components.values()) == prediction.peak.requested
     assert prediction.peak.requested == max(p.requested for p in prediction.phases)
+
+
+@pytest.mark.parametrize("asked", [{"generate": 4}, {"inference": True}, {"devices": 2}])
+def test_what_closed_forms_know_nothing_of_is_refused(asked):
+    with pytest.raises(UsageError, match="closed forms say nothing"):
+        next(answers_of(asked))
+
+
+def answers_of(asked):
+    from memcalc.catalog.plan import make
+    from memcalc.estimation.estimate import answers
+
+    for found in answers([make({"model": "gpt2", **asked})], method="analytic"):
+        if isinstance(found, Exception):
+            raise found
+        yield found

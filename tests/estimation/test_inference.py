@@ -90,7 +90,6 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
     [
         ({"generate": 4, "cache": "sliding"}, "no sliding window"),
         ({"generate": 4, "cache": "quantized"}, "optimum-quanto"),
-        ({"generate": 4090, "seq": 512}, "type --generate 3585 or less"),
         ({"generate": 4, "grad_accum": 2}, "leave out grad_accum"),
         ({"generate": 4, "devices": 2}, "one GPU"),
         ({"cache": "static"}, "needs generate"),
@@ -100,6 +99,11 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
 def test_what_cannot_run_is_refused_with_its_reason(llama, settings, words):
     with pytest.raises(UsageError, match=words):
         estimate(llama, use_cache=False, **settings)
+
+
+def test_more_tokens_than_a_model_has_positions_for_are_refused():
+    with pytest.raises(UsageError, match="type --generate 513 or less"):
+        estimate("gpt2", use_cache=False, generate=1000, seq=512)
 
 
 def test_a_model_that_writes_no_text_is_refused(tmp_path):

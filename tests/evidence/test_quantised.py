@@ -16,8 +16,8 @@ def _plans():
 
 
 def test_a_run_of_each_kind_is_equal_in_every_phase_on_every_rung():
-    # Double quantisation, LLM.int8, and the Trainer.
-    for index in (1, 3, 5):
+    # Double quantisation; all others at night.
+    for index in (1,):
         (row,) = accuracy["compare"](RECORDINGS[0], first=index, every=1 << 20)
         assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)
 

@@ -13,7 +13,6 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 STANDIN = ROOT / "evidence" / "standin"
 RECORDINGS = sorted([*STANDIN.glob("operators-*.json"), *STANDIN.glob("modules-*.json")])
 USUAL = {
-    "modules-torch2.13-cc90",
     "operators-torch2.13-cc75",
     "operators-torch2.13-cc90",
     "operators-torch2.13-cc90-cudnn",

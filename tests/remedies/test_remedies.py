@@ -75,7 +75,7 @@ def test_the_typed_command_says_the_same_plan(memcalc, explained):
 
     seen = []
 
-    def catch(plan, wish):
+    def catch(plan, wish, seen_so_far):
         seen.append(plan)
         raise UsageError("seen")
 
@@ -326,8 +326,8 @@ def test_without_an_allocator_remedies_are_compared_by_what_is_requested(explain
     on_cpu = replace(explained, prediction=prediction, search=None)
     text = terminal(report.blocks(on_cpu, 3))
     head = next(line for line in text.splitlines() if line.startswith(" remedy")).split()
-    assert head == ["remedy", "requested", "FLOPs", "cost"]
-    assert "requested | FLOPs" in markdown(report.blocks(on_cpu, 3))
+    assert head == ["remedy", "requested", "MiB", "FLOPs", "cost"]
+    assert "requested MiB | FLOPs" in markdown(report.blocks(on_cpu, 3))
 
 
 @pytest.mark.parametrize(
