@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from enum import Enum
 
@@ -146,8 +147,11 @@ def _line(line: Line, width: int) -> Text:
 
 def _hanging(text: Text, indent: int, width: int) -> Text:
     """Lines after the first begin below it."""
-    lines = Text(text.plain.lstrip(), text.style).wrap(Console(width=width), width - indent)
-    return Text("\n").join(Text(" " * indent).append(line) for line in lines)
+    space = " " * indent
+    lines = textwrap.wrap(
+        text.plain, width, subsequent_indent=space, break_on_hyphens=False, drop_whitespace=True
+    )
+    return Text("\n".join(lines), text.style)
 
 
 def command(text: str, width: int) -> str:

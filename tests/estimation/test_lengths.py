@@ -38,6 +38,7 @@ def test_nothing_is_left_over_from_a_batch_of_another_length(both):
     assert len(set(ends)) == 1
 
 
+@pytest.mark.nightly
 def test_a_hundred_batches_take_no_less_than_the_largest_alone(small_model):
     plan = make({"model": small_model, "batch": 2, "seq": 64, "gpu": "t4"})
     found = varied(plan, "uniform:8,64")

@@ -38,7 +38,7 @@ def met(rows):
         assert max(off.values()) <= WORST[rung], off
 
 
-@pytest.mark.parametrize("index", smallest())
+@pytest.mark.parametrize("index", smallest()[:2])
 def test_a_rank_is_equal_in_every_phase_on_every_rung(index):
     (row,) = accuracy["compare"](RECORDING, first=index, every=1 << 20)
     assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)

@@ -18,7 +18,7 @@ from tests.measure import models
 
 EXACT = ("weights", "gradients", "optimizer state")
 PHASES = [phase.value for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD)]
-NUMBERS = 64
+NUMBERS = 256
 """Bytes of single numbers that operators make of Python's."""
 MORE = {
     "muon": ("its products are in bf16, for which oneDNN makes buffers of its own", 0.25),

@@ -45,7 +45,10 @@ def compared(path, settings):
     return [whole, written, curve]
 
 
-@pytest.mark.parametrize(("config", "settings"), CASES)
+_AT_NIGHT = [pytest.param(*case, marks=pytest.mark.nightly) for case in CASES[1:]]
+
+
+@pytest.mark.parametrize(("config", "settings"), [CASES[0], *_AT_NIGHT])
 def test_passes_that_are_continued_are_those_that_are_traced(tmp_path, forked, config, settings):
     path = tmp_path / f"{config['model_type']}.json"
     path.write_text(json.dumps(config))
@@ -70,7 +73,13 @@ def real_and_foretold(path, settings):
     }
 
 
-@pytest.mark.parametrize("more", [{}, {"cache": "static"}, {"beams": 2}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        *(pytest.param(m, marks=pytest.mark.nightly) for m in ({"cache": "static"}, {"beams": 2})),
+    ],
+)
 def test_generate_on_the_cpu_takes_what_is_foretold(tmp_path, forked, more):
     path = tmp_path / "llama.json"
     path.write_text(json.dumps(LLAMA))

@@ -10,7 +10,7 @@ from memcalc.catalog import models
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 16, "vocab_size": 512}
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_sixteen_layers_under_fsdp2_are_traced_through_a_few(tmp_path, checkpointing):
     config = {**models.find("meta-llama/Llama-3.2-1B").config, **SMALL, "head_dim": 8}
     path = tmp_path / "deep.json"

@@ -120,6 +120,7 @@ def folded_and_whole(plan):
     ]
 
 
+@pytest.mark.nightly
 def test_a_folded_trace_of_a_quantised_base_is_the_whole_trace(tmp_path, forked):
     path = _config(tmp_path, num_hidden_layers=8)
     plan = {"model": path, "precision": "bf16", "batch": 1, "seq": 16}
