@@ -47,7 +47,13 @@ def asked(small_model, settings, cached):
         return dict(zip(plans, tracer.traces(list(plans.values())), strict=True))
 
 
-@pytest.fixture(params=QUESTIONS)
+_BY_DAY = [
+    pytest.param(name, marks=[pytest.mark.nightly] if number % 3 == 2 else [])
+    for number, name in enumerate(QUESTIONS)
+]
+
+
+@pytest.fixture(params=_BY_DAY)
 def traced(request, asked, cached, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(cached))
     return asked[request.param]

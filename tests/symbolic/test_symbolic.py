@@ -43,7 +43,13 @@ DEEP = {"n_layers": 4, "num_layers": 2, "num_decoder_layers": 2, "num_hidden_lay
 """From four repetitions on a symbolic trace is folded; GPT-2 always has them."""
 
 
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[f"{n} {p}" for n, p, _ in CASES])
+_BY_DAY = [
+    pytest.param(index, id=f"{name} {plan}", marks=[pytest.mark.nightly] if index % 2 else [])
+    for index, (name, plan, _) in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize("index", _BY_DAY)
 @pytest.mark.parametrize("deep", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_symbolic_trace_equals_a_trace_wherever_it_holds(forked, examples, tmp_path, index, deep):
     name, plan, other = CASES[index]

@@ -55,7 +55,13 @@ def folded_and_whole(settings):
     return [folded == whole, was_folded]
 
 
-@pytest.mark.parametrize(("model", "settings", "folds"), CASES, ids=lambda value: str(value)[:40])
+_BY_DAY = [
+    case if number % 2 == 0 else pytest.param(*case, marks=pytest.mark.nightly)
+    for number, case in enumerate(CASES)
+]
+
+
+@pytest.mark.parametrize(("model", "settings", "folds"), _BY_DAY, ids=lambda value: str(value)[:40])
 def test_a_folded_trace_equals_the_whole_one(forked, tmp_path, model, settings, folds):
     config = {**models.find(model).config, DEPTH.get(model, "num_hidden_layers"): 6}
     # Lists with an entry a layer are made anew for the layers that are left.

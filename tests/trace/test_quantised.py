@@ -3,6 +3,8 @@
 import json
 import math
 
+import pytest
+
 from memcalc.catalog import models
 
 SCHEMES = ("nf4", "nf4-dq", "fp4", "int8")
