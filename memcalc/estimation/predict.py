@@ -21,6 +21,7 @@ from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction, Span
 from memcalc.records.steady import continued, repeats
 from memcalc.records.trace import UNCOUNTED_FLOPS, Aside, Component, Mark, Phase, Trace
 from memcalc.records.walk import components, counts, highest, most_of
+from memcalc.units import format_bytes
 
 UNLIMITED = 1 << 50
 """Device size of a replay without a GPU named: large enough for anything."""
@@ -76,7 +77,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         method="trace",
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
-        assumptions=(*_of_cache(plan, trace), *trace.assumptions),
+        assumptions=(*_of_cache(plan, trace), *_of_long_decode(plan, trace), *trace.assumptions),
         versions=trace.versions,
     )
     answer = _on_cpu(answer) if plan.target == "cpu" else _on_cuda(answer, top, trace, gpu)
@@ -118,6 +119,18 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
         f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
         f"{-(-weights // (each * sequences)):,} tokens each"
     )
+
+
+def _of_long_decode(plan: Plan, trace: Trace) -> Iterator[str]:
+    """What is not exact of reserved memory where passes were left out of the trace."""
+    if trace.curve is None or plan.target == "cpu":
+        return
+    yield (
+        "segments of small blocks are replayed in passes spread over the decode, so that reserved "
+        "may be a few segments of 2 MiB low"
+    )
+    if plan.gpu is None:
+        yield f"reserved is that on a GPU of {format_bytes(ROOMY)} (name yours with --gpu)"
 
 
 ROOMY = 80 << 30
