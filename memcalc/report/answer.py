@@ -40,11 +40,16 @@ def blocks(prediction: Prediction) -> Iterator[Block]:
     yield _table(prediction)
     yield Line("")
     yield from _sentences(prediction)
+    yield from notes(prediction)
+    yield from _next(prediction)
+
+
+def notes(prediction: Prediction) -> Iterator[Line]:
+    """What was assumed, and what was not counted."""
     if prediction.assumptions:
         yield Line("assumed: " + "; ".join(prediction.assumptions), Kind.NOTE)
     if prediction.uncounted:
         yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
-    yield from _next(prediction)
 
 
 def headline(prediction: Prediction) -> Line:

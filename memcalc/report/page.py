@@ -14,7 +14,7 @@ from memcalc.errors import UsageError
 from memcalc.explanation.chapters import Chapter, Document
 from memcalc.explanation.records import Explanation
 from memcalc.records.prediction import Prediction
-from memcalc.report import drawing, explained, measured, plots, predictions, rows
+from memcalc.report import answer, drawing, explained, measured, plots, predictions, rows
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
 from memcalc.report.hero import Hero, hero
@@ -125,7 +125,7 @@ def _chapter(chapter: Chapter) -> Iterator[Part]:
     if chapter.peak is not None:
         yield Line("Alive at the peak", Kind.HEADING)
         yield explained.contents(chapter.peak, _TOP)
-    yield from predictions.notes(prediction)
+    yield from answer.notes(prediction)
     known = ", ".join(f"{name} {version}" for name, version in prediction.versions.items())
     yield Line(f"method: {prediction.method}; versions: {known or 'none'}", Kind.NOTE)
 

@@ -22,7 +22,7 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
         return list(_single(predictions[0]) if verbose else answer.blocks(predictions[0]))
     first = predictions[0]
     heading = rows.heading(first).replace(f" {first.plan.optim},", "")
-    return [Line(heading, Kind.HEADING), comparison(predictions), *notes(first)]
+    return [Line(heading, Kind.HEADING), comparison(predictions), *answer.notes(first)]
 
 
 def _single(prediction: Prediction) -> Iterator[Block]:
@@ -49,7 +49,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     for rule in prediction.rules_of_thumb:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
-    yield from notes(prediction)
+    yield from answer.notes(prediction)
 
 
 def verdict(prediction: Prediction) -> Iterator[Line]:
@@ -123,14 +123,6 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
             for p in sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
         ],
     )
-
-
-def notes(prediction: Prediction) -> Iterator[Line]:
-    """What was assumed, and what was not counted."""
-    if prediction.assumptions:
-        yield Line("assumed: " + "; ".join(prediction.assumptions), Kind.NOTE)
-    if prediction.uncounted:
-        yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
 
 
 def _mib(value: int | None, unknown: str) -> str:

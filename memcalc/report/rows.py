@@ -111,24 +111,31 @@ def ladder(prediction: Prediction) -> list[tuple[str, str]]:
     return [*known, ("process used", process_words(prediction))]
 
 
-def process_range(prediction: Prediction) -> str:
-    """The two ends of what nvidia-smi will show of the process."""
+def _process_ends(prediction: Prediction) -> tuple[int, int] | None:
+    """The least and the most that the process holds; ``None``: that is not known."""
     context, reserved = prediction.context, prediction.peak.reserved
     if context is None or reserved is None:
-        return "n/a"
+        return None
     bare = reserved + prediction.optimizer_state.total(Place.MANAGED)
-    low, high = bare + context.low, bare + context.high
+    return bare + context.low, bare + context.high
+
+
+def process_range(prediction: Prediction) -> str:
+    """The two ends of what nvidia-smi will show of the process."""
+    ends = _process_ends(prediction)
+    if ends is None:
+        return "n/a"
+    low, high = ends
     unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
     return f"{low / unit:,.2f} to {high / unit:,.2f} {name}"
 
 
 def process_words(prediction: Prediction) -> str:
     """What the process holds: a range, for the CUDA context is known as one."""
-    context, reserved = prediction.context, prediction.peak.reserved
-    if context is None or reserved is None:
+    context, ends = prediction.context, _process_ends(prediction)
+    if context is None or ends is None:
         return unknown_or(prediction, prediction.peak.process_used, "process_used")
-    bare = reserved + prediction.optimizer_state.total(Place.MANAGED)
-    words = f"{(bare + context.low) / MIB:,.0f} to {(bare + context.high) / MIB:,.0f} MiB"
+    words = f"{ends[0] / MIB:,.0f} to {ends[1] / MIB:,.0f} MiB"
     known_by = f"context: {context.source}"
     return f"{words} ({prediction.unknown.get('process_used', known_by)})"
 
