@@ -29,6 +29,7 @@ from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
 from memcalc.records.texts import USUAL_LORA
+from memcalc.remedies import sources
 from memcalc.remedies.records import Change, Remedy
 from memcalc.workload import layouts, loops, tasks
 from memcalc.workload.tasks import Task
@@ -41,15 +42,10 @@ _SET_TO_NONE = "torch.optim.Optimizer.zero_grad (2.13): the default since 2.0"
 _OUTPUTS = "what nothing names is freed; the Trainer keeps no outputs either (transformers 5.23)"
 _CACHE = "only generation reads it; TrainingArguments.use_cache is False (transformers 5.23)"
 _SDPA = "Dao et al. 2022, arXiv:2205.14135: exact attention, and faster"
-_AMP = "Micikevicius et al. 2018, arXiv:1710.03740: same accuracy in its trials, faster products"
-_8BIT = "Dettmers et al. 2022, arXiv:2110.02861: same accuracy in its trials"
 _HALF = "transformers documentation, Optimizing inference: weights in half precision"
 _PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
-_CORRECTED = "docs/optimizers.md and evidence/finetune.json of memcalc"
 _RECOMPUTE = "Chen et al. 2016, arXiv:1604.06174; operations counted in the trace"
 _IN_BACKWARD = "PyTorch's tutorial on fusing the optimizer step into the backward pass (2.13)"
-_LORA = "Hu et al. 2021, arXiv:2106.09685: adapters train, the model is frozen"
-_QLORA = "Dettmers et al. 2023, arXiv:2305.14314: as good as 16-bit LoRA in its trials"
 _EXPANDABLE = "CUDA semantics in PyTorch's documentation (2.13): expandable_segments"
 _ACCUMULATE = (
     "mean of equal micro-batches is the mean of the batch; not so for batch norm, nor for a mean "
@@ -224,7 +220,7 @@ def _amp(plan: Plan, task: Task) -> Iterator[Remedy]:
             changes=(("precision", f"amp-{half}"),),
             rank=2,
             cost=f"products in {half}; the update stays fp32",
-            source=_AMP,
+            source=sources.AMP,
         )
 
 
@@ -311,7 +307,7 @@ def _8bit(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=_optimizer(plan, twin) if twin is not None else (),
         rank=5,
         cost="states in 8 bit",
-        source=_8BIT,
+        source=sources.EIGHT_BIT,
         unfit=reason or lost or cpu,
     )
 
@@ -337,7 +333,7 @@ def _pure(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=(("precision", "bf16"), *_optimizer(plan, name)),
         rank=6,
         cost=f"weights in bf16{slow}; a third state carries what rounding loses",
-        source=_CORRECTED,
+        source=sources.CORRECTED,
         unfit=_lost(plan, name),
     )
 
@@ -365,7 +361,7 @@ def _lora(plan: Plan, task: Task) -> Iterator[Remedy]:
             changes=(("lora", USUAL_LORA),),
             rank=7,
             cost="adapters train, the model itself does not",
-            source=_LORA,
+            source=sources.LORA,
         )
 
 
@@ -382,7 +378,7 @@ def _qlora(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=changes,
         rank=8,
         cost="adapters train, on weights rounded to 4 bit that every product turns back",
-        source=_QLORA,
+        source=sources.QLORA,
         unfit=quant_refusal(asked, models.find(plan.model)),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -16,7 +16,7 @@ from memcalc.estimation.pool import room
 from memcalc.estimation.predict import on_device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.remedies.records import Option, Remedy, Trial, figures
+from memcalc.remedies.records import Change, Option, Remedy, Trial, figures
 
 
 class Trials:
@@ -111,7 +111,13 @@ def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
     Raises:
         UsageError: the changes do not go together.
     """
-    settings = msgspec.structs.asdict(plan)
-    for remedy in remedies:
-        settings.update(remedy.changes)
-    return make(settings)
+    return changed(plan, [change for remedy in remedies for change in remedy.changes])
+
+
+def changed(plan: Plan, changes: Iterable[Change]) -> Plan:
+    """The plan with these changes; where two are of the same field, the later one stands.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    return make(msgspec.structs.asdict(plan) | dict(changes))

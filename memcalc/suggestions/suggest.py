@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog import gpus
@@ -17,7 +16,7 @@ from memcalc.remedies.goals import fitting, needed
 from memcalc.remedies.records import Figures, Remedy
 from memcalc.remedies.search import search
 from memcalc.remedies.table import candidates
-from memcalc.remedies.trials import Trials
+from memcalc.remedies.trials import Trials, changed
 from memcalc.suggestions.records import Suggestion, Suggestions, Way
 from memcalc.suggestions.speed import speed
 from memcalc.suggestions.ways import ways
@@ -81,7 +80,7 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer) -> Iterator[Traced | Me
     plans: list[Plan | MemcalcError] = []
     for way in tried:
         try:
-            plans.append(make(msgspec.structs.asdict(plan) | dict(way.changes)))
+            plans.append(changed(plan, way.changes))
         except UsageError as error:
             plans.append(error)
     traced = tracer.traces([one for one in plans if isinstance(one, Plan)])

@@ -10,35 +10,31 @@ from collections.abc import Iterator
 from memcalc import registry
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
+from memcalc.records.texts import USUAL_LORA
+from memcalc.remedies import sources
 from memcalc.remedies.records import Change
 from memcalc.remedies.table import half_of
 from memcalc.suggestions.records import Way
-
-_LORA = "r=16,target=all-linear"
-_AMP = "Micikevicius et al. 2018, arXiv:1710.03740"
-_8BIT = "Dettmers et al. 2022, arXiv:2110.02861"
-_CORRECTED = "docs/optimizers.md and evidence/finetune.json of memcalc"
-_QUANTISED = "Dettmers et al. 2023, arXiv:2305.14314: as good as 16 bit in its trials"
-_ADAPTERS = "Hu et al. 2021, arXiv:2106.09685"
 
 
 def ways(plan: Plan) -> Iterator[Way]:
     """What can be tried, what gives up least first."""
     half = half_of(plan)
+    loaded = half if half == "bf16" else f"amp-{half}"
     free: tuple[Change, ...] = (("keep_outputs", False), ("kv_cache", False))
     yield Way(
         key="full",
         title=f"full, {half} autocast",
         changes=(*free, ("precision", f"amp-{half}"), *_optimizer(plan)),
         costs="nothing: every weight trains, in fp32",
-        source=_AMP,
+        source=sources.AMP,
     )
     yield Way(
         key="full-8bit",
         title=f"full, {half} autocast, 8-bit AdamW",
         changes=(*free, ("precision", f"amp-{half}"), *_to("adamw8bit")),
         costs="optimizer states are rounded to 8 bit",
-        source=_8BIT,
+        source=sources.EIGHT_BIT,
     )
     if half == "bf16":
         yield Way(
@@ -51,32 +47,32 @@ def ways(plan: Plan) -> Iterator[Way]:
                 ("optim_args", ()),
             ),
             costs="weights in bf16; a correction term carries what rounding loses",
-            source=_CORRECTED,
+            source=sources.CORRECTED,
         )
     yield Way(
         key="lora",
         title=f"LoRA r=16, {half}",
         changes=(
             *free,
-            ("precision", half if half == "bf16" else f"amp-{half}"),
-            ("lora", plan.lora or _LORA),
+            ("precision", loaded),
+            ("lora", plan.lora or USUAL_LORA),
             *_optimizer(plan),
         ),
         costs="adapters train, the model itself does not",
-        source=_ADAPTERS,
+        source=sources.LORA,
     )
     yield Way(
         key="qlora",
         title=f"QLoRA r=16, 4 bit, {half}",
         changes=(
             *free,
-            ("precision", half if half == "bf16" else f"amp-{half}"),
+            ("precision", loaded),
             ("quant", plan.quant or "nf4-dq"),
-            ("lora", plan.lora or _LORA),
+            ("lora", plan.lora or USUAL_LORA),
             *_to("paged_adamw8bit"),
         ),
         costs="the model in 4 bit; adapters train",
-        source=_QUANTISED,
+        source=sources.QLORA,
     )
 
 
