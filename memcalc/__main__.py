@@ -33,12 +33,13 @@ def run(arguments: list[str]) -> int:
     1 is the exit code of what is over a budget or limit, and of nothing else.
     """
     try:
-        asked = os.environ.get("_MEMCALC_COMPLETE")
+        from memcalc.cli.app import COMPLETE, app
+
+        asked = os.environ.get(COMPLETE)
         if asked:
             from memcalc.cli.completion import answer
 
             return answer(asked)
-        from memcalc.cli.app import app
 
         with app.make_context("memcalc", list(arguments)) as context:
             app.invoke(context)

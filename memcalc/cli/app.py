@@ -17,6 +17,10 @@ def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+COMPLETE = "_MEMCALC_COMPLETE"
+"""What a shell sets in the environment when it asks what could be typed."""
+
+
 class Verb(NamedTuple):
     """Where a verb is defined, and what it does in one sentence."""
 

@@ -7,8 +7,6 @@ from click.shell_completion import get_completion_class
 
 from memcalc.cli.command import argument, verb
 
-VARIABLE = "_MEMCALC_COMPLETE"
-"""What a shell sets when it asks what could be typed."""
 _SHELLS = ("bash", "zsh", "fish")
 
 
@@ -19,17 +17,17 @@ def command(shell: str) -> None:
 
     Add its output to the shell's start, such as eval "$(memcalc completion bash)" in ~/.bashrc.
     """
-    from memcalc.cli.app import app
+    from memcalc.cli.app import COMPLETE, app
 
     found = get_completion_class(shell)
     assert found is not None
-    click.echo(found(app, {}, "memcalc", VARIABLE).source())
+    click.echo(found(app, {}, "memcalc", COMPLETE).source())
 
 
 def answer(instruction: str) -> int:
     """Tell a shell what could be typed; the exit code."""
     from click.shell_completion import shell_complete
 
-    from memcalc.cli.app import app
+    from memcalc.cli.app import COMPLETE, app
 
-    return shell_complete(app, {}, "memcalc", VARIABLE, instruction)
+    return shell_complete(app, {}, "memcalc", COMPLETE, instruction)

@@ -39,6 +39,14 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
+class PhaseMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a phase begins, and where its name stands."""
+
+    begin: float
+    middle: float
+    text: str
+
+
 class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     """What the template draws; places are those of a view box of WIDTH by HEIGHT."""
 
@@ -46,10 +54,12 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     width: int = WIDTH
     height: int = HEIGHT
     left: int = LEFT
+    right: int = WIDTH - RIGHT
+    floor: int = HEIGHT - BOTTOM
     bands: tuple[Band, ...]
     lines: tuple[tuple[str, str], ...]
     """A name and a path: the allocator's levels."""
-    phases: tuple[Mark, ...]
+    phases: tuple[PhaseMark, ...]
     ticks: tuple[Mark, ...]
     limit: Mark | None
     """What the GPU offers; ``None``: none is known, or it is far above."""
@@ -110,7 +120,11 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
         bands=tuple(reversed(list(_bands(line, scale)))),
         lines=tuple((name, scale.steps(band)) for name, band in levels),
         phases=tuple(
-            Mark(x=scale.x((one.begin + one.end) / 2), y=scale.x(one.begin), text=one.phase.value)
+            PhaseMark(
+                begin=scale.x(one.begin),
+                middle=scale.x((one.begin + one.end) / 2),
+                text=one.phase.value,
+            )
             for one in line.phases
             if one.end - one.begin > len(line.requested) / 16
         ),
