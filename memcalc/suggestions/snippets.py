@@ -16,15 +16,16 @@ Lines = list[str]
 
 _OPTIMIZERS = {
     "adamw8bit": "adamw_8bit",
-    "paged_adamw8bit": "paged_adamw_8bit",
-    "paged_adamw": "paged_adamw_32bit",
-    "adafactor": "adafactor",
+    "pagedadamw8bit": "paged_adamw_8bit",
+    "pagedadamw": "paged_adamw_32bit",
+    "transformers.adafactor": "adafactor",
     "sgd": "sgd",
     "lion8bit": "lion_8bit",
     "lion": "lion_32bit",
     "rmsprop": "rmsprop",
 }
-"""Names in transformers' ``OptimizerNames`` (training_args.py, 5.23)."""
+"""Rows of the registry by their names in transformers' ``OptimizerNames`` (training_args.py, 5.23);
+its adafactor is not torch's."""
 
 
 def snippet(plan: Plan, program: str) -> str:
@@ -116,7 +117,7 @@ def _optimizer(plan: Plan) -> str | None:
     if plan.optim == "adamw":
         fused = dict(plan.optim_args).get("fused")
         return "adamw_torch_fused" if fused else "adamw_torch"
-    return _OPTIMIZERS.get(plan.optim)
+    return _OPTIMIZERS.get(registry.of(plan).row.name)
 
 
 def _lora(plan: Plan) -> str:

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import memcalc
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.records.prediction import FitVerdict
 from memcalc.report import suggested
@@ -86,3 +87,17 @@ def test_a_snippet_says_batch_and_accumulation_in_the_words_of_its_program(found
     else:
         assert known["mixed_precision"] in ("fp16", "bf16", "no")
         assert f"gradient_accumulation_steps={plan.grad_accum}" in text
+
+
+@pytest.mark.parametrize(
+    ("optim", "named"),
+    [
+        ("paged_adamw8bit", "paged_adamw_8bit"),
+        ("pagedadamw8bit", "paged_adamw_8bit"),
+        ("transformers.adafactor", "adafactor"),
+        ("adafactor", None),
+    ],
+)
+def test_an_optimizer_is_named_as_the_trainer_names_that_very_one(small_model, optim, named):
+    text = snippet(make({"model": small_model, "optim": optim}), "trainer")
+    assert (f'optim="{named}"' in text) if named else ("optim=" not in text)
