@@ -21,7 +21,7 @@ from memcalc.trace.recorder import (
     read_as_zero,
 )
 from memcalc.trace.scratch.kernels import KernelMemory
-from memcalc.trace.torch_private import FakeTensor, has_kernel, without_dispatch
+from memcalc.trace.torch_private import FakeTensor, without_dispatch
 from memcalc.trace.values import UnansweredError
 
 _aten = torch.ops.aten
@@ -89,11 +89,10 @@ class ScriptRecorder(TraceRecorder):
             out = own(*args, **kwargs)
             if out is not NotImplemented:
                 return out
-        elif torch.is_inference_mode_enabled() and _is_composed(func):
-            # Without autograd's keys, operators come here before they are taken apart.
-            whole = attention.run if func is _aten.scaled_dot_product_attention.default else None
+        elif func is _aten.scaled_dot_product_attention.default:
+            # Without autograd's keys (inference mode) it comes here before it is taken apart.
             with self:
-                return (whole or func.decompose)(*args, **kwargs)
+                return attention.run(*args, **kwargs)
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None} if self._on_device(args, kwargs) else kwargs
         if kwargs.get("device") is not None:
@@ -221,22 +220,6 @@ def _listed(lines: Iterable[str]) -> str:
     """The first lines of a script that are named, and how many more there are."""
     first, more = list(lines)[:_SHOWN], len(list(lines)) - _SHOWN
     return ", ".join([*first, *([f"{more} more places"] if more > 0 else [])])
-
-
-_composed: dict[Any, bool] = {}
-
-
-def _is_composed(func: Any) -> bool:
-    """CUDA runs this operator by others."""
-    known = _composed.get(func)
-    if known is None:
-        known = (
-            func.namespace == "aten"
-            and func._can_decompose()
-            and not has_kernel(func.name(), "CUDA")
-        )
-        _composed[func] = known
-    return known
 
 
 def is_fake(values: Any) -> bool:

@@ -20,7 +20,7 @@ def of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> in
 
     ``None`` where PyTorch's count fails: what it cannot count ends no estimate.
     """
-    count = _COUNTS.get(func._overloadpacket)
+    count = _COUNTS.get(func._overloadpacket) or _OF_PACKAGES.get(func._schema.name)
     if count is None or any(_has_symbols(arg) for arg in args):
         # A symbol must not be settled by counting.
         return 0
@@ -73,3 +73,23 @@ _COUNTS: dict[Any, Any] = {
 }
 if hasattr(_aten, "_grouped_mm"):
     _COUNTS[_aten._grouped_mm] = _grouped
+
+
+def _four_bit(
+    left: torch.Tensor, packed: torch.Tensor, shape: Any, *args: Any, **kwargs: Any
+) -> int:
+    """Shapes: ``left`` [..., K], ``shape`` of the weights as they were, [N, K]."""
+    return 2 * left.numel() * int(shape[0])
+
+
+def _eight_bit(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: Any) -> int:
+    """Shapes: [..., K] and [N, K]."""
+    return 2 * left.numel() * right.shape[0]
+
+
+_OF_PACKAGES: dict[str, Callable[..., int]] = {
+    "bitsandbytes::gemm_4bit": _four_bit,
+    "bitsandbytes::gemv_4bit": _four_bit,
+    "bitsandbytes::int8_linear_matmul": _eight_bit,
+}
+"""Products in kernels of packages (``bitsandbytes/_ops.py``, 0.50.2)."""

@@ -28,6 +28,7 @@ from memcalc.trace.engine import (
 )
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.modules import Modules
+from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.operators.convolution import PLANNED, TRIED
 from memcalc.trace.operators.overrides import (
     BOOLEAN_INDEXED,
@@ -72,7 +73,7 @@ _SCALARS = {torch.ops.aten._local_scalar_dense.default}
 class Operator:
     """What of an operator is the same at every call."""
 
-    __slots__ = ("adds", "by_value", "func", "in_formula", "kept", "name", "number")
+    __slots__ = ("adds", "by_value", "composed", "func", "in_formula", "kept", "name", "number")
 
     def __init__(self, func: Any, number: int, special: bool) -> None:
         self.func = func
@@ -81,6 +82,7 @@ class Operator:
         self.kept = not special and memo.can_be_kept(func)
         """What it makes is kept, by what it is given."""
         self.by_value = self.kept and memo.numbers_decide(func)
+        self.composed = is_composed(func)
         self.adds = func in _ADDS
         self.in_formula = func in IN_FORMULAS
 
@@ -239,8 +241,7 @@ class TraceRecorder(TorchDispatchMode):
         if func.namespace in self.kernels_of:
             kernel = self.kernels_of[func.namespace](func)
             if kernel is not None:
-                with self:
-                    return kernel(*args, **kwargs)
+                return self._by_package(kernel, func, args, kwargs)
         if not self._on_device(args, kwargs):
             return self._on_host(func, args, kwargs)
         if func in _SCALARS:
@@ -266,6 +267,9 @@ class TraceRecorder(TorchDispatchMode):
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
                 return out
+        if operator.composed:
+            with self:
+                return func.decompose(*args, **kwargs)
         node = self.modules.locate()
         if self.ledger.by_parameter:
             self.ledger.follow(args)
@@ -352,6 +356,18 @@ class TraceRecorder(TorchDispatchMode):
         if func in VALUE_RECIPES:
             self._values.remember(VALUE_RECIPES[func], args, kwargs, out)
         self._count(func, args, kwargs, out)
+        return out
+
+    def _by_package(
+        self, kernel: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a package's function for its operator; what it calls comes back here."""
+        before = self.flops[self.position.step]
+        with self:
+            out = kernel(*args, **kwargs)
+        if self.flops[self.position.step] == before:
+            # It called no product of PyTorch's: its own kernel multiplies.
+            self._count(func, args, kwargs, out)
         return out
 
     def _count(

@@ -193,3 +193,23 @@ def test_ddp_wraps_a_base_that_is_loaded_and_prepared_already(tmp_path, forked):
     assert "communication" in held
     # Buckets hold the gradients of what trains.
     assert wrapped["backward"] > alone["backward"]
+
+
+def operations(plans):
+    """Floating-point operations of a step of each plan."""
+    from memcalc.catalog.plan import make
+    from memcalc.estimation.tracing import Desk
+
+    return [Desk().estimate(make(plan))[0].flops for plan in plans]
+
+
+@pytest.mark.parametrize("seq", [16, 600])
+def test_a_quantised_base_multiplies_as_often_as_one_in_16_bit(tmp_path, forked, seq):
+    """Few rows are for the package's own products, many for PyTorch's on weights turned back."""
+    plan = {"model": _config(tmp_path), "precision": "bf16", "batch": 4, "seq": seq, "lora": "r=8"}
+    # Preparing turns what attention is given into fp32, so other kernels of attention run.
+    bare = {**plan, "kbit_prepare": False}
+    plans = [plan, *({**bare, "quant": scheme} for scheme in SCHEMES)]
+    plain, *quantised = forked(operations, plans)
+    assert plain > 0
+    assert quantised == [plain] * len(SCHEMES)
