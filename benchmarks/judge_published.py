@@ -1,12 +1,10 @@
 """Hold what others read on real cards (evidence/published) against memcalc's estimates.
 
     PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
-    python benchmarks/judge_published.py --with 4.46=FOLDER --packages FOLDER ...
+    python benchmarks/judge_published.py --packages FOLDER ...
 
-A reading belongs to the transformers it was made with: ``--with`` names a folder that holds that
-version (``pip install --target FOLDER --no-deps transformers==4.46.3``, and its tokenizers and
-huggingface_hub); otherwise the installed one stands in, which the result says. Models of packages
-that are not there are left out, with their reason.
+A reading belongs to the PyTorch and the transformers it was made with, which its plan names. Models
+of packages that are not there are left out, with their reason.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     torch: str | None = None
     """PyTorch that the plan named."""
     transformers: str | None = None
-    """Version that was traced."""
+    """The same of transformers; ``None``: the installed one."""
     reason: str | None = None
     """Why there is no estimate."""
 
@@ -85,6 +83,7 @@ def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
         named = dict(zip(source["columns"], row, strict=True))
         read = {rung: round(named.pop(rung) * unit) for rung in RUNGS if rung in named}
         settings = {"gpu": source["gpu"], "torch": torch_of(source)}
+        settings["transformers"] = source.get("transformers")
         settings["module_loading"] = LOADING.get(source.get("kernels"), "lazy")
         settings |= {**source["plan"], **named}
         yield msgspec.convert(settings, Plan), read
@@ -98,7 +97,6 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
             told: dict[str, Any] = {}
             if isinstance(answer, Prediction):
                 told = said(answer, rung)
-                told["transformers"] = answer.versions.get("transformers")
             else:
                 told["reason"] = str(answer).splitlines()[0][:200]
             yield Judged(
@@ -107,6 +105,7 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
                 plan=label(plan),
                 half=source["half"],
                 torch=plan.torch,
+                transformers=plan.transformers,
                 rung=rung,
                 published=published,
                 **told,
@@ -178,20 +177,16 @@ def main() -> None:
     """Judge all sources and say how good the estimates are."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="sources; all if none is named")
-    parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
     parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
     parser.add_argument("-o", "--output", type=pathlib.Path)
     arguments = parser.parse_args()
-    folders = dict(text.split("=", 1) for text in arguments.versions)
     every: list[Judged] = []
     for path in sorted(PUBLISHED.glob("*.json")):
         if arguments.names and path.stem not in arguments.names:
             continue
         source = json.loads(path.read_text())
-        others = [folders[v] for v in (source.get("transformers"),) if v in folders]
-        others += arguments.packages
-        if others:
-            rows = elsewhere(path.stem, [*others, str(FOLDER)])
+        if arguments.packages:
+            rows = elsewhere(path.stem, [*arguments.packages, str(FOLDER)])
         else:
             rows = list(judged(path.stem, source))
         every += rows

@@ -57,6 +57,8 @@ def _qwen(width: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
         "num_key_value_heads": heads,
         "intermediate_size": inner,
         "tie_word_embeddings": False,
+        # Its own code, which no release of transformers has: what changed in Qwen2 is not said.
+        "model_type": "qwen",
     }
 
 
@@ -153,8 +155,10 @@ def _config(class_name: str, settings: dict[str, Any], attention: str) -> nn.Mod
     import transformers
 
     cls = getattr(transformers, class_name)
-    config = cls.config_class(**settings)
+    config = cls.config_class(**{k: v for k, v in settings.items() if k != "model_type"})
     config._attn_implementation = attention
+    if "model_type" in settings:
+        config.model_type = settings["model_type"]
     return cls(config)  # type: ignore[no-any-return]
 
 

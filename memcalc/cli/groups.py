@@ -11,7 +11,12 @@ GROUPS = {
     ),
     "Loop": ("loop", "keep_outputs", "kv_cache", "padding", "inputs", "resume", "eval"),
     "Inference": ("inference", "generate", "cache", "beams", "engine", "engine_args"),
-    "GPU": ("gpu", "torch", "cudnn_benchmark", "module_loading", "alloc_conf", "target"),
+    "GPU": (
+        *("gpu", "torch", "transformers", "cudnn_benchmark"),
+        "module_loading",
+        "alloc_conf",
+        "target",
+    ),
     "Several GPUs": (
         "devices",
         "parallel",

@@ -20,6 +20,7 @@ from memcalc.records.plan import Plan
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NAMED = {"gpu": "GPU", "optim": "NAME", "alloc_conf": "CONF", "torch": "VERSION"}
+_NAMED["transformers"] = "VERSION"
 _NAMED |= dict.fromkeys(FILES, "FILE")
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from memcalc.records.texts import NO_LORA, USUAL_LORA, Input, Lora, Text, Version
+from memcalc.records.texts import NO_LORA, USUAL_LORA, Input, Lora, Release, Text, Version
 from memcalc.records.values import Scalar
 
 Method = Literal["trace", "analytic"]
@@ -262,6 +262,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     target: Annotated[Literal["cuda", "cpu"], about("Where it trains.")] = "cuda"
     torch: Annotated[
         Version | None, about("PyTorch version that will run.", otherwise="the installed one")
+    ] = None
+    transformers: Annotated[
+        Release | None,
+        about(
+            "transformers version that will run: what its attention, its loss and its "
+            "checkpointing did otherwise.",
+            otherwise="the installed one",
+        ),
     ] = None
     alloc_conf: Annotated[str, about("PYTORCH_ALLOC_CONF of the run.")] = ""
     module_loading: Annotated[

@@ -28,6 +28,14 @@ Version = Annotated[
     ),
 ]
 
+Release = Annotated[
+    str,
+    Meta(
+        pattern=whole(r"[0-9]{1,3}\.[0-9]{1,3}(?:\.[0-9]{1,3})?"),
+        title="a version of transformers, such as 4.45 or 4.45.2",
+    ),
+]
+
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _LORA = {
     "r": r"[1-9][0-9]{0,3}",

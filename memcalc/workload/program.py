@@ -15,7 +15,7 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import inference, layouts, loops, lora, quantised, tasks
+from memcalc.workload import inference, layouts, loops, lora, past, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inference import Inference
 from memcalc.workload.inputs import Batch, Inputs, Use, check, described
@@ -154,7 +154,9 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     source = models.find(plan.model)
     head = tasks.choose(source, plan.task)
     precision = PRECISIONS[plan.precision]
-    attention = "eager" if plan.attention == "eager" else None
+    model_type = source.config.get("model_type") if source.config is not None else None
+    by_release = plan.attention == "auto" and past.release(plan, model_type).eager
+    attention = "eager" if plan.attention == "eager" or (model_type and by_release) else None
     with torch.device(device if plan.scheme is None else "meta"):
         model = build(
             source,
@@ -197,7 +199,11 @@ def program_of(
         batch=batch,
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
         precision=PRECISIONS[plan.precision],
-        assumptions=(*notes, *_said(plan, choice, loop, cached=cached)),
+        assumptions=(
+            *notes,
+            *past.of(model, plan).notes,
+            *_said(plan, choice, loop, cached=cached),
+        ),
         inputs=inputs,
     )
 
@@ -206,13 +212,15 @@ def _finished(
     model: torch.nn.Module, plan: Plan, name: str, task: str
 ) -> tuple[torch.nn.Module, Inventory]:
     """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
+    then = past.of(model, plan)
+    past.give_loss(model, then)
     if plan.adapters is not None:
         model = lora.attach(model, plan.adapters)
     inventory = take(model, name, task, plan.freeze)
     if not inventory.trainable and not plan.infers:
         raise UsageError(_nothing_left(plan))
     if plan.checkpointing:
-        _checkpoint(model, plan.checkpoint_every)
+        _checkpoint(model, plan, reentrant=then.reentrant)
     return model, inventory
 
 
@@ -332,8 +340,15 @@ def _check_checkpointing(model: torch.nn.Module) -> Callable[[], None]:
     return enable  # type: ignore[no-any-return]
 
 
-def _checkpoint(model: torch.nn.Module, every: int) -> None:
-    enable = _check_checkpointing(model)
+def _checkpoint(model: torch.nn.Module, plan: Plan, *, reentrant: bool) -> None:
+    enable: Any = _check_checkpointing(model)
+    every = plan.checkpoint_every
+    if every == 1 and reentrant:
+        enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        if plan.adapters is not None:
+            # Such layers have no gradient unless their input has one, so that loops ask for it.
+            model.enable_input_require_grads()  # type: ignore[operator]
+        return
     if every == 1:
         enable()
         return

@@ -1,0 +1,38 @@
+"""What earlier releases of transformers did otherwise."""
+
+from memcalc.catalog import releases
+
+
+def test_the_installed_release_is_as_it_is() -> None:
+    assert releases.of(None, "gpt2") == releases.Release()
+
+
+def test_sdpa_came_to_an_architecture_with_a_release() -> None:
+    # Release notes: Llama 4.36, Mistral 4.37, BERT 4.41, OPT 4.46.
+    for model_type, before, since in (
+        ("llama", "4.35", "4.36.0"),
+        ("mistral", "4.36", "4.37"),
+        ("bert", "4.40.2", "4.41"),
+        ("opt", "4.45", "4.46.1"),
+    ):
+        assert releases.of(before, model_type).eager
+        assert not releases.of(since, model_type).eager
+
+
+def test_a_loss_changed_within_a_minor_version() -> None:
+    # modeling_gpt_bigcode.py of the two: cross-entropy of its own, then loss_function.
+    assert releases.of("4.48.1", "gpt_bigcode").loss == "own"
+    assert releases.of("4.48.3", "gpt_bigcode").loss == "function-shift"
+    assert releases.of("4.48", "gpt_bigcode").loss == "function-shift"
+
+
+def test_what_is_as_today_is_left_alone() -> None:
+    today = releases.of(releases.history().releases[-1], "llama")
+    assert (today.eager, today.loss, today.reentrant) == (False, None, False)
+
+
+def test_releases_and_models_outside_what_was_read_are_said() -> None:
+    assert any("outside" in note for note in releases.of("4.2", "gpt2").notes)
+    assert any("outside" in note for note in releases.of("99.0", "gpt2").notes)
+    assert any("it came with 4.34" in note for note in releases.of("4.30", "mistral").notes)
+    assert any("nothing is known" in note for note in releases.of("4.30", "martian").notes)

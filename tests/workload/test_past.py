@@ -1,0 +1,30 @@
+"""Losses of earlier releases: the same figure, other copies."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from memcalc.catalog.releases import Release
+from memcalc.workload import past
+
+
+@pytest.mark.parametrize("form", ["own", "own-float", "function-shift"])
+def test_a_loss_is_what_it_is_today(form: str) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=17,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config)
+    tokens = torch.randint(0, 17, (2, 5))
+    today = model(input_ids=tokens, labels=tokens)
+    past.give_loss(model, Release(loss=form))  # type: ignore[arg-type]
+    then = model(input_ids=tokens, labels=tokens)
+    torch.testing.assert_close(then.loss, today.loss)
+    upcast = model.to(torch.bfloat16)(input_ids=tokens, labels=tokens)
+    assert (upcast.logits.dtype is torch.float32) == (form == "own-float")
+    assert (upcast.loss.dtype is torch.bfloat16) == (form == "own")
