@@ -32,6 +32,7 @@ from memcalc.records.trace import Trace
 from memcalc.registry import Choice
 from memcalc.symbolic.records import SymbolicTrace
 from memcalc.trace.generalize import generalize
+from memcalc.trace.packages import bitsandbytes
 from memcalc.trace.run import trace
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
@@ -158,6 +159,9 @@ class Desk:
     def _prepared(self, plan: Plan, choice: Choice) -> Program:
         known = self._program
         if known is None or known[0] != plan.program or known[1].inputs is None:
+            if plan.adapters or plan.scheme or choice.row.package == bitsandbytes.NAMESPACE:
+                # peft and transformers import it as well.
+                bitsandbytes.load()
             self._program = known = (plan.program, prepare(plan, choice))
         if known[1].inputs is None:
             return known[1]

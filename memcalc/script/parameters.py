@@ -79,12 +79,6 @@ def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
         return FakeTensor(mode, empty, torch.device("cpu"))
 
 
-def mode_in_use() -> FakeTensorMode:
-    """The fake mode that whatever runs now runs in."""
-    found: FakeTensorMode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    return found
-
-
 def _deepcopy(original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
     if not isinstance(tensor, FakeTensor):
         return original(tensor, memo)

@@ -16,6 +16,7 @@ import torch
 
 from memcalc.trace.torch_private import (
     FakeTensor,
+    FakeTensorMode,
     OpOverload,
     dispatch_keys,
     has_kernel,
@@ -25,9 +26,10 @@ from memcalc.trace.torch_private import (
 )
 
 MOST = 1 << 15
-"""Calls that are kept; a program with more of them is no repetition."""
+"""Calls that are kept; beyond, new ones are worked out each time."""
 _META = torch.device("meta")
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout)
+_REAL = frozenset((torch.Tensor, torch.nn.Parameter))
 _NUMBERS = frozenset((int, float, bool))
 _VALUES = frozenset((*_PLAIN, torch.memory_format, torch.Size))
 _TAGS = (
@@ -45,6 +47,24 @@ _LEFT_OUT = {
     _aten.as_strided_.default,
     _aten._nested_tensor_from_tensor_list.default,
 }
+
+
+_numbers: dict[Any, int] = {}
+_kept: dict[bool, dict[Any, Outcome]] = {True: {}, False: {}}
+
+
+def number_of(func: Any) -> int:
+    """What an operator is called in descriptions of its calls."""
+    return _numbers.setdefault(func, len(_numbers))
+
+
+def outcomes(*, with_kernels: bool) -> dict[Any, Outcome]:
+    """What this process has kept, by descriptions of calls.
+
+    Args:
+        with_kernels: outcomes say what the call's kernel takes.
+    """
+    return _kept[with_kernels]
 
 
 def can_be_kept(func: Any) -> bool:
@@ -104,6 +124,12 @@ def _describe(values: Any, by_value: bool, parts: list[Any]) -> bool:
                 # Keys stay when a parameter is given data of another device (FSDP1's offload).
                 value.fake_device,
             )
+        elif kind in _REAL:
+            # A single number may count as a plain one, which nothing shows.
+            if not value.is_cpu or not value.dim():
+                return False
+            keys = dispatch_keys(value).raw_repr()
+            parts += (kind, value.shape, value.stride(), value.storage_offset(), value.dtype, keys)
         elif kind in _NUMBERS:
             parts.append(kind)
             if by_value:
@@ -141,12 +167,12 @@ class Outcome:
         self.noted = True
         """Values that it could decide by may go in, come out or be overwritten."""
 
-    def again(self, args: tuple[Any, ...]) -> Any:
-        """Make it again, of these."""
+    def again(self, args: tuple[Any, ...], mode: FakeTensorMode) -> Any:
+        """Make it again, of these, in this mode."""
         with without_dispatch():
             if self.container is None:
-                return self.outputs[0](args)
-            made = [output(args) for output in self.outputs]
+                return self.outputs[0](args, mode)
+            made = [output(args, mode) for output in self.outputs]
         return made if self.container is list else tuple(made)
 
 
@@ -182,7 +208,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         shape, stride = tuple(tensor.shape), tensor.stride()
         offset = int(tensor.storage_offset())
         make = _view(0, None, offset, shape, stride, tensor.dtype, _dress(tensor))
-        made: torch.Tensor = make((tensor,))
+        made: torch.Tensor = make((tensor,), tensor.fake_mode)
         return made
 
 
@@ -213,7 +239,7 @@ def _output(
     one: Any, args: tuple[Any, ...], given: dict[int, _Place], made: set[int]
 ) -> Callable[..., Any] | None:
     if one is None:
-        return lambda args: None
+        return lambda args, mode: None
     if not isinstance(one, FakeTensor):
         return None
     place = _identical(one, args)
@@ -247,7 +273,7 @@ def _at(args: tuple[Any, ...], place: int, index: int | None) -> Any:
 
 
 def _given(place: int, index: int | None) -> Callable[..., Any]:
-    return lambda args: _at(args, place, index)
+    return lambda args, mode: _at(args, place, index)
 
 
 def _fresh(
@@ -255,8 +281,8 @@ def _fresh(
 ) -> Callable[..., Any]:
     empty = torch.empty_strided
 
-    def make(args: Any) -> Any:
-        return dress(empty(shape, stride, dtype=dtype, device=_META))
+    def make(args: Any, mode: FakeTensorMode) -> Any:
+        return dress(empty(shape, stride, dtype=dtype, device=_META), mode)
 
     return make
 
@@ -272,24 +298,26 @@ def _view(
 ) -> Callable[..., Any]:
     empty = torch.empty
 
-    def make(args: Any) -> Any:
+    def make(args: Any, mode: FakeTensorMode) -> Any:
         shown = args[place] if index is None else args[place][index]
         view = empty(0, dtype=dtype, device=_META)
-        return dress(view.set_(shown.untyped_storage(), offset, shape, stride))
+        return dress(view.set_(shown.untyped_storage(), offset, shape, stride), mode)
 
     return make
 
 
-def _dress(like: FakeTensor) -> Callable[[torch.Tensor], Any]:
-    """What makes a fake tensor of a meta tensor: on the device and in the mode of another."""
+def _dress(like: FakeTensor) -> Callable[[torch.Tensor, FakeTensorMode], Any]:
+    """What makes a fake tensor of a meta tensor: on the device of another."""
     attributes, place = dict(like.__dict__), like.fake_device
+    # A mode serves one run, and knows what that run made.
+    del attributes["fake_mode"]
 
-    def dress(plain: torch.Tensor) -> Any:
+    def dress(plain: torch.Tensor, mode: FakeTensorMode) -> Any:
         fake = make_subclass(
             FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=place
         )
         pointers_are_null(fake)
-        fake.__dict__.update(attributes)
+        fake.__dict__.update(attributes, fake_mode=mode)
         return fake
 
     return dress

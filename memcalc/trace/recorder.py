@@ -58,6 +58,7 @@ from memcalc.trace.torch_private import (
     DynamicOutputShapeException,
     FakeTensor,
     TorchDispatchMode,
+    mode_in_use,
     storage_key,
     without_modes,
 )
@@ -66,6 +67,11 @@ from memcalc.trace.writer import Writer
 
 _ADDS = {torch.ops.aten.add.Tensor}
 _ASKS_DEVICE = torch.ops.prim.device.default
+_INITIALISES = {
+    torch.ops.aten.normal_.default,
+    torch.ops.aten.uniform_.default,
+    torch.ops.aten.zero_.default,
+}
 _IS_PINNED = torch.ops.aten.is_pinned.default
 _SCALARS = {torch.ops.aten._local_scalar_dense.default}
 
@@ -75,9 +81,9 @@ class Operator:
 
     __slots__ = ("adds", "by_value", "composed", "func", "in_formula", "kept", "name", "number")
 
-    def __init__(self, func: Any, number: int, special: bool) -> None:
+    def __init__(self, func: Any, special: bool) -> None:
         self.func = func
-        self.number = number
+        self.number = memo.number_of(func)
         self.name = _name(func)
         self.kept = not special and memo.can_be_kept(func)
         """What it makes is kept, by what it is given."""
@@ -141,7 +147,7 @@ class TraceRecorder(TorchDispatchMode):
         self._sparse: SparseKernels | None = None
         """What runs on sparse tensors, once there are any."""
         self._operators: dict[Any, Operator] = {}
-        self._outcomes: dict[Any, memo.Outcome] = {}
+        self._outcomes = memo.outcomes(with_kernels=kernel_memory is not None)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -184,7 +190,7 @@ class TraceRecorder(TorchDispatchMode):
 
     def _meet(self, func: Any) -> Operator:
         """Know an operator from now on."""
-        operator = self._operators[func] = Operator(func, len(self._operators), self._special(func))
+        operator = self._operators[func] = Operator(func, self._special(func))
         return operator
 
     def _special(self, func: Any) -> bool:
@@ -219,7 +225,7 @@ class TraceRecorder(TorchDispatchMode):
                 return memo.alias(args[0])
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, operator.name)
-        out = known.again(args)
+        out = known.again(args, mode_in_use())
         if known.noted:
             self._values.note(operator.func, args, kwargs, out, deciding=known.decides)
         if known.flops:
@@ -329,6 +335,9 @@ class TraceRecorder(TorchDispatchMode):
         if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
             # Weights that stay on the host: nobody asks for their values.
             return func(*args, **kwargs)
+        if func in _INITIALISES and type(args[0]) is torch.nn.Parameter:
+            # Adapters are made on the host and moved; their numbers go nowhere.
+            return args[0]
         if func is _IS_PINNED:
             return storage_key(args[0]) in self._pinned or func(*args, **kwargs)
         pinned = kwargs.get("pin_memory")

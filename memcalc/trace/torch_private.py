@@ -105,6 +105,16 @@ def is_owned_once(tensor: torch.Tensor) -> bool:
     return _storage_users(tensor.untyped_storage()._cdata) == 2
 
 
+_mode_of_kind: Callable[[Any], Any] = _ask("torch._C:_get_dispatch_mode")
+_FAKE = _ask("torch._C:_TorchDispatchModeKey.FAKE")
+
+
+def mode_in_use() -> FakeTensorMode:
+    """The fake mode that whatever runs now runs in."""
+    mode: FakeTensorMode = _mode_of_kind(_FAKE)
+    return mode
+
+
 _HELD_BY_ENGINE = 4
 """Users of a gradient that the engine alone holds, as a dispatch mode sees it where it is summed:
 the engine, its call, the call's stack and the Python object (2.13)."""

@@ -12,6 +12,7 @@ import torch
 from memcalc.script import parameters, place
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
+from memcalc.trace.torch_private import mode_in_use
 
 
 def install(patches: Patches, recorder: ScriptRecorder) -> None:
@@ -92,6 +93,6 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     def like(tensor: torch.Tensor) -> torch.Tensor:
         real = tensor.dtype.is_floating_point and isinstance(kept, torch.dtype)
         fake = tensor.to(kept) if real else tensor
-        return parameters.on_host(fake, parameters.mode_in_use())
+        return parameters.on_host(fake, mode_in_use())
 
     return {name: like(tensor) for name, tensor in made.state_dict().items()}

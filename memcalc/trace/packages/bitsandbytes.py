@@ -12,9 +12,12 @@ import functools
 import importlib
 import importlib.util
 import mmap
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+import torch
 
 from memcalc.kernels.target import Target
 from memcalc.trace.torch_private import raw_stream, replaced
@@ -98,6 +101,27 @@ class _Context:
         return SimpleNamespace(get_context=lambda device: 0)
 
 
+def load() -> None:
+    """Import it where it is there, before others do, and let it compile none of its functions.
+
+    It asks for that as it is imported, which brings the whole of PyTorch's compiler along; nothing
+    compiled runs on fake tensors.
+    """
+    if NAMESPACE not in sys.modules and importlib.util.find_spec(NAMESPACE) is not None:
+        # Whoever needs it says what is wrong with it.
+        with _uncompiled(), contextlib.suppress(Exception):
+            importlib.import_module(NAMESPACE)
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    def compile(function: Any = None, **options: Any) -> Any:
+        return function if function is not None else lambda given: given
+
+    with replaced(torch, "compile", compile):
+        yield
+
+
 def _defined(backend: str) -> tuple[ModuleType, dict[str, Kernel]]:
     """Run the file of a backend anew, register nothing, and keep what it would register.
 
@@ -121,6 +145,7 @@ def _defined(backend: str) -> tuple[ModuleType, dict[str, Kernel]]:
         replaced(operators, "register_kernel", register),
         replaced(extension, "lib", Library()),
         raw_stream(),
+        _uncompiled(),
     ):
         spec.loader.exec_module(module)
     return module, kernels
