@@ -1,9 +1,9 @@
 """Record what PyTorch's CUDA allocator sees of single operators, forward and backward.
 
-Usage: ``python benchmarks/record_operators.py FILE [cudnn | modules]``, with a Python that has
-torch for CUDA; a stand-in driver will do. With ``cudnn`` the cases are what cuDNN does, which is
-off otherwise; with ``modules`` they are those of torch.nn. ``tests/kernels/test_operators.py``
-holds memcalc's own account of each case against the file.
+Usage: ``python benchmarks/record_operators.py FILE [cudnn | modules | library]``, with a Python
+that has torch for CUDA; a stand-in driver will do. With ``cudnn`` the cases are what cuDNN does,
+which is off otherwise; with ``modules`` they are those of torch.nn, with ``library`` those that few
+models call. ``tests/kernels/test_operators.py`` holds memcalc's own account of each against it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import cudnn_cases
+import library_cases
 import module_cases
 import operator_cases
 import torch
 from operator_cases import play
 
-CASES = {"cudnn": cudnn_cases, "modules": module_cases, "": operator_cases}
+CASES = {
+    "cudnn": cudnn_cases,
+    "library": library_cases,
+    "modules": module_cases,
+    "": operator_cases,
+}
 
 
 def events(entries: list[dict[str, Any]]) -> list[int]:
@@ -63,7 +69,7 @@ def main() -> None:
     for case in CASES[kind].cases():
         try:
             found[case.name] = record(case)
-        except (RuntimeError, NotImplementedError) as error:
+        except Exception as error:
             failed[case.name] = str(error).split("\n")[0][:120]
     properties = torch.cuda.get_device_properties(0)
     text = {

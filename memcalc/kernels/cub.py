@@ -14,14 +14,16 @@ _ALIGNED = 256
 _LEAST = 511
 """What an algorithm asks for beside its pieces."""
 _RADIX = 256
-_SINGLE_TILE = {4: 4864, 8: 2304}
-"""So many keys of a width are sorted by one block."""
+_SINGLE_TILE = {1: 4096, 2: 4096, 4: 4864, 8: 2304}
+"""So many keys of a width are sorted by one block; of narrow ones at least so many."""
 _SORT_TILES = {
     7: {(4, 4): 11776, (4, 8): 2816, (8, 8): 2816},
     8: {(4, 4): 6528, (4, 8): 3072, (8, 8): 3840},
-    9: {(4, 4): 6528, (4, 8): 5376, (8, 8): 4608},
+    9: {(4, 4): 6528, (4, 8): 5376, (8, 8): 4608, (2, 8): 5632, (1, 8): 3456},
 }
 """By CUB's generation of tuning, then widths of key and value."""
+_KEY_TILES = {7: 2816, 8: 3840, 9: 5760}
+"""Of 64-bit keys without values, by CUB's generation of tuning."""
 _SCANS = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}
 """By width of an element: elements in a tile, and bytes of its look-back state."""
 SCANNED = frozenset(_SCANS)
@@ -49,9 +51,32 @@ def sort_pairs(count: int, key_bytes: int, value_bytes: int, bits: int, target: 
     passes = ceil_div(bits, 8)
     # A single pass goes straight from the input to the output.
     buffers = round_up(count * key_bytes, _ALIGNED) + round_up(count * value_bytes, _ALIGNED)
+    if not knows_pairs(key_bytes, value_bytes, target):
+        return buffers
     tile = _SORT_TILES[target.architecture.cub][key_bytes, value_bytes]
     bins, look_back = passes * _RADIX * 8, ceil_div(count, tile) * _RADIX * 4
     return (buffers if passes > 1 else 0) + bins + look_back + _LEAST
+
+
+def knows_pairs(key_bytes: int, value_bytes: int, target: Target) -> bool:
+    """``sort_pairs`` says all that is taken.
+
+    Before CUB's newest tuning, narrow keys are sorted in an older way, whose counters depend on
+    how many blocks of a kernel fit on a multiprocessor: 1 to 2 MB.
+    """
+    return (key_bytes, value_bytes) in _SORT_TILES[target.architecture.cub]
+
+
+def sort_keys(count: int, target: Target) -> int:
+    """Radix sort of more 64-bit keys than a block takes, by eight bits at most."""
+    tile = _KEY_TILES[target.architecture.cub]
+    return _RADIX * 8 + ceil_div(count, tile) * _RADIX * 4 + _LEAST
+
+
+def segmented_sort_pairs(count: int, key_bytes: int, value_bytes: int) -> int:
+    """Radix sort of pairs within each of several segments: alternate buffers."""
+    keys, values = (round_up(count * size, _ALIGNED) for size in (key_bytes, value_bytes))
+    return keys + values + _ALIGNED - 1
 
 
 def scan(count: int, element_bytes: int) -> int:

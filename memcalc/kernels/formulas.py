@@ -53,8 +53,8 @@ _UNTOLD = {
 def _missing(call: KernelCall, target: Target) -> str | None:
     if call.name == "batch_norm" and target.cudnn:
         return convolution.UNKNOWN_NORM
-    if call.name == "sort" and not indexing.is_sort_known(*call.args):
-        return "what sorting a long row of numbers of 8 or 16 bit takes"
+    if call.name == "sort" and not indexing.is_sort_known(target, *call.args):
+        return "counters of sorting long rows of numbers of 8 or 16 bit (1 to 2 MB)"
     if call.name == "untold":
         return _UNTOLD[call.args[0]]
     if call.name == "convolution":
@@ -112,8 +112,21 @@ def _index_put(target: Target, count: int, indices: int, rows: int) -> Scratch:
     return Scratch(after=indexing.index_put_sorted(count, indices, rows, target))
 
 
-def _sort(target: Target, elements: int, along: int, key_bytes: int) -> Scratch:
-    return Scratch(after=indexing.sort(elements, along, key_bytes, target))
+def _sort(target: Target, elements: int, along: int, key_bytes: int, in_rows: bool) -> Scratch:
+    return Scratch(after=indexing.sort(elements, along, key_bytes, in_rows, target))
+
+
+def _randperm(target: Target, count: int, element_bytes: int) -> Scratch:
+    return Scratch(after=indexing.randperm(count, element_bytes, target))
+
+
+def _masked_scatter(target: Target, count: int, mask: int, source: int) -> Scratch:
+    """Places in the source, which are running sums of the mask; what has gaps is copied."""
+    sums = cub.scan(count, 8) if count else 0
+    copied = (count * 8, mask) if mask else (count * 8,)
+    first = len(copied)
+    later = (source, ~(first + 1)) if source else ()
+    return Scratch(after=(*copied, sums, ~first, *later, *(~n for n in reversed(range(first)))))
 
 
 def _split_copy(target: Target, pieces: tuple[int, ...], chunks: int) -> Scratch:
@@ -243,6 +256,8 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "group_norm": _group_norm,
     "index_put": _index_put,
     "sort": _sort,
+    "randperm": _randperm,
+    "masked_scatter": _masked_scatter,
     "split_copy": _split_copy,
     "chunk_cat": lambda target, pieces: Scratch(gathering.chunk_cat(pieces)),
     "scan": _scan,

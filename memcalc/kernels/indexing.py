@@ -7,8 +7,11 @@ Sources: aten/src/ATen/native/cuda/ Embedding.cu, EmbeddingBackwardKernel.cu
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from memcalc.kernels import cub
-from memcalc.kernels.scratch import Allocations
+from memcalc.kernels.scratch import Allocations, nested
 from memcalc.kernels.target import Target
 
 _ROWS_PER_THREAD = 10
@@ -20,6 +23,12 @@ _BITS_OF_ROWS = (2, 13)
 sorted by the bits its rows need; before, by all."""
 _SORTED_IN_BLOCKS = 4096
 """Up to so many elements along the dimension."""
+_LONG = 1_000_000
+"""From so many on, rows are sorted one by one."""
+_SEGMENTED_FROM = 128
+"""So many rows are sorted as segments."""
+_MOST = 2**31 - 1
+"""Elements that are sorted together."""
 
 
 def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> Allocations:
@@ -46,24 +55,66 @@ def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> All
     return tuple(words)
 
 
-def is_sort_known(elements: int, along: int, key_bytes: int) -> bool:
-    """``sort`` says all that is taken, but for several long rows."""
-    return along <= _SORTED_IN_BLOCKS or elements > along or key_bytes in (4, 8)
+def is_sort_known(target: Target, elements: int, along: int, key_bytes: int, *_: Any) -> bool:
+    """``sort`` says all that is taken."""
+    segmented = along < _LONG and elements >= _SEGMENTED_FROM * along
+    known = cub.knows_pairs(key_bytes, _INDEX, target)
+    return along <= _SORTED_IN_BLOCKS or segmented or known
 
 
-def sort(elements: int, along: int, key_bytes: int, target: Target) -> Allocations:
-    """Scratch of a sort along a dimension of ``along`` elements, after values and indices.
+def sort(elements: int, along: int, key_bytes: int, in_rows: bool, target: Target) -> Allocations:
+    """Scratch of a sort, after values and indices are allocated.
+
+    Source: Sort.cpp and SortStable.cu, ``launch_stable_sort_kernel`` (2.13).
+
+    Args:
+        elements: of the tensor.
+        along: elements along the dimension that is sorted.
+        key_bytes: of an element.
+        in_rows: the dimension lies innermost, without gaps.
+        target: the GPU.
 
     Returns:
-        Allocations; empty for several long rows, and for long rows of other types than 32 and 64
-        bit, which take more than is known.
+        Allocations: numbers of the elements; rows of more than 4096 elements are sorted one by
+        one where they are very long or there is one, all together with the row as a second key up
+        to 127 of them, and as segments from there on. What does not lie in rows is copied first.
     """
     if along <= _SORTED_IN_BLOCKS:
         return (along * _INDEX, ~0) if along else ()
-    if elements > along or key_bytes not in (4, 8):
+    rows = elements // along
+    count = min(elements, _MOST // along * along)
+    if rows == 1 or along >= _LONG:
+        taken = nested(
+            along * _INDEX, cub.sort_pairs(along, key_bytes, _INDEX, key_bytes * 8, target)
+        )
+    elif rows < _SEGMENTED_FROM:
+        pairs, bits = count * _INDEX, key_bytes * 8
+        by_value = cub.sort_pairs(count, key_bytes, _INDEX, bits, target)
+        taken = (pairs, pairs, count * key_bytes, by_value, ~3, ~2)
+        taken += (cub.sort_keys(count, target), ~4, ~1, ~0)
+    else:
+        taken = nested(count * _INDEX, cub.segmented_sort_pairs(count, key_bytes, _INDEX))
+    if in_rows:
+        return taken
+    copies = elements * key_bytes, elements * key_bytes, elements * _INDEX
+    return (*copies, *(word if word > 0 else word - 3 for word in taken), ~2, ~1, ~0)
+
+
+_LIKELIHOOD = 12 * math.log(0.9)
+_NARROW = 32
+
+
+def randperm(count: int, element_bytes: int, target: Target) -> Allocations:
+    """Scratch of ``randperm``: the numbers in order are sorted by random keys.
+
+    Source: Randperm.cu (2.13): keys have as many bits as make two alike unlikely.
+    """
+    if not count:
         return ()
-    temporary = cub.sort_pairs(elements, key_bytes, _INDEX, key_bytes * 8, target)
-    return (elements * _INDEX, temporary, ~1, ~0)
+    bits = min(64, math.ceil(math.log2(count - (6 * count**2 + 1) / _LIKELIHOOD)))
+    key = 4 if bits <= _NARROW else 8
+    keys, temporary = count * key, cub.sort_pairs(count, key, element_bytes, bits, target)
+    return (element_bytes, ~0, count * element_bytes, keys, keys, temporary, ~4, ~3, ~2, ~1)
 
 
 def embedding_backward(

@@ -34,7 +34,7 @@ from memcalc.script.phases import Phases
 from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import device
-from memcalc.trace.operators import attention, overrides
+from memcalc.trace.operators import attention, gradients, overrides
 from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.torch_private import FakeTensorMode
 from memcalc.units import GIB
@@ -202,6 +202,7 @@ class Session:
                 *recorder.assumptions,
                 *recorder.said_of_reads(),
                 *recorder.said_of_flops(),
+                *gradients.assumed(),
             ),
             uncounted=tuple(self._kernels.uncounted),
             bounds=self._kernels.bounds,

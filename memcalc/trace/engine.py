@@ -52,12 +52,21 @@ _FORMULAS = {
         _aten.mul.Tensor: _aten.mul_.Tensor,
         _aten.div.Tensor: _aten.div_.Tensor,
     },
+    "ClampBackward0": {
+        _aten.logical_and.default: _aten.logical_and_.default,
+        _aten.logical_or.default: _aten.logical_or_.default,
+    },
 }
 """Nodes whose formula goes on in place with what it has made, but for subclasses of tensors."""
-_NEVER = {"ScatterReduceBackward0"}
+_NEVER = {"ScatterReduceBackward0", "IndexReduceBackward0"}
 """Nodes whose formula never writes into what it has made."""
-_BEGINS = {"BinaryCrossEntropyWithLogitsBackward0": "sigmoid"}
-"""The operator that makes it."""
+_BEGINS = {
+    "BinaryCrossEntropyWithLogitsBackward0": ("sigmoid",),
+    "ClampBackward0": ("lt", "gt", "ge"),
+}
+"""The operators that make it."""
+_SUMS = "RenormBackward0"
+"""The node whose formula asks for the type that a device sums in: float32 itself on CUDA."""
 
 
 IN_FORMULAS = {func for formula in _FORMULAS.values() for func in formula}
@@ -83,7 +92,7 @@ def in_place(func: Any, node: Any, made_by: Callable[[], str]) -> Any:
     if func in IN_PLACE:
         return IN_PLACE[func]
     formula = _FORMULAS.get(node.name()) if node is not None else None
-    if formula is None or func not in formula or made_by() != _BEGINS[node.name()]:
+    if formula is None or func not in formula or made_by() not in _BEGINS[node.name()]:
         return None
     return formula[func]
 
@@ -97,6 +106,16 @@ def writes_in_place(node: Any, args: tuple[Any, ...]) -> bool:
     if node is None or torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
         return False
     return called_from_engine(sys._getframe(1)) and is_owned_once(args[0])
+
+
+def sums_wider(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does a formula sum float32 in float64 here, as it would not on CUDA?
+
+    Source: aten/src/ATen/AccumulateType.h (2.13).
+    """
+    if kwargs.get("dtype") is not torch.float64 or node is None or node.name() != _SUMS:
+        return False
+    return args[0].dtype is torch.float32
 
 
 _LEAF = "torch::autograd::AccumulateGrad"

@@ -24,6 +24,7 @@ from memcalc.trace.engine import (
     in_formula,
     in_place,
     keeps_sparse_gradient,
+    sums_wider,
     writes_in_place,
 )
 from memcalc.trace.ledger import Ledger
@@ -286,6 +287,8 @@ class TraceRecorder(TorchDispatchMode):
         instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
         if instead is not None and writes_in_place(node, args):
             func = instead
+        if kwargs and sums_wider(node, args, kwargs):
+            key, kwargs = None, {**kwargs, "dtype": torch.float32}
         name = _name(func)
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, name)
@@ -298,7 +301,8 @@ class TraceRecorder(TorchDispatchMode):
         reader = READERS.get(name)
         call = None
         if reader is not None and self._kernel_memory is not None:
-            call = reader(args, kwargs.get("out", out))
+            placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
+            call = reader(placed, kwargs.get("out", out))
         if key is not None and func is operator.func and len(self._outcomes) < memo.MOST:
             known = memo.outcome_of(args, kwargs, out, operations, call)
             if known is not None:

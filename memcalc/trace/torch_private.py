@@ -83,6 +83,10 @@ NO_BACKWARD = -1
 """What ``current_backward`` says outside of all."""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 """A context in which no dispatch mode sees what runs."""
+below_autograd: Callable[[], AbstractContextManager[Any]] = _ask(
+    "torch._C:_AutoDispatchBelowAutograd"
+)
+"""A context in which operators run without a record for backward."""
 without_dispatch: Callable[[], AbstractContextManager[Any]] = _ask("torch._C:_DisableTorchDispatch")
 """The same for real tensors only, and cheap: fake ones are no tensors in it."""
 

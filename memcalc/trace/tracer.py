@@ -16,7 +16,7 @@ from memcalc.trace.drive import infer, steps_of, train
 from memcalc.trace.folding.fold import Run
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
-from memcalc.trace.operators import attention, autocast, overrides
+from memcalc.trace.operators import attention, autocast, gradients, overrides
 from memcalc.trace.packages import bitsandbytes
 from memcalc.trace.placing import placed
 from memcalc.trace.recorder import TraceRecorder
@@ -75,7 +75,14 @@ def tracer(
             if program.plan.scheme is not None:
                 tagged = replace(tagged, inventory=ready.inventory)
         said.update(
-            dict.fromkeys((*recorder.assumptions, *recorder.said_of_flops(), *autocast.unread()))
+            dict.fromkeys(
+                (
+                    *recorder.assumptions,
+                    *recorder.said_of_flops(),
+                    *autocast.unread(),
+                    *gradients.assumed(),
+                )
+            )
         )
         if missing is not None and isinstance(kernels, TargetKernelMemory):
             missing.update(dict.fromkeys((*kernels.uncounted, *_recurrent(program, target))))

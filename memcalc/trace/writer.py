@@ -47,8 +47,8 @@ class Writer:
             self._probe(name)
         if call is not None:
             self._track_with_scratch(out, name, node, call, args)
-            return
-        self._track(out, name, node, args)
+        else:
+            self._track(out, name, node, args)
         if name in blas.PRODUCTS:
             self._workspace(name, args, node)
 

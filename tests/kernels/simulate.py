@@ -10,6 +10,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
 import cudnn_cases  # noqa: E402
+import library_cases  # noqa: E402
 import module_cases  # noqa: E402
 import operator_cases  # noqa: E402
 import torch  # noqa: E402
@@ -68,9 +69,11 @@ def simulate(name):
     )
     assert target.architecture.threads == recorded["threads_per_multiprocessor"]
     cudnn, modules = "-cudnn" in path.name, path.name.startswith("modules")
-    source = cudnn_cases if cudnn else module_cases if modules else operator_cases
+    library = path.name.startswith("library")
+    kinds = ((cudnn, cudnn_cases), (modules, module_cases), (library, library_cases))
+    source = next((cases for chosen, cases in kinds if chosen), operator_cases)
     os.environ["MEMCALC_NO_CUDNN"] = "" if cudnn else "1"
-    if modules:
+    if modules or library:
         # Optimizers read step counts back, which the stand-in driver answers with zero.
         os.environ["MEMCALC_READS"] = "zeros"
     plain = frozenset({Backend.EFFICIENT, Backend.MATH})

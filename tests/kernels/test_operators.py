@@ -29,12 +29,29 @@ UNEQUAL = {
     "Embedding of norm": "CUDA sorts the indices first, for as many as are in a batch",
 }
 """Operators whose events differ, and why; their peaks do not."""
+_FEW = 16
+"""Bytes by which PyTorch 2.13 takes more than 2.11 does."""
 UNEQUAL_LAYOUT = "Softmax2d LocalResponseNorm MaxUnpool2d ReflectionPad2d Unfold CrossEntropyLoss"
 """Of these, CUDA copies what lies with channels last elsewhere; peaks do not differ."""
 SEEDED = "MultiheadAttention without Transformer"
 """Flash attention with dropout frees another of two seeds of 16 bytes."""
-LOWER = {"Bilinear": ("CUDA makes slices of the weight one by one", 0.06)}
-"""Modules whose peak is lower here than recorded, why, and by which share at most."""
+_ALGEBRA = "pivots, copies and workspaces of linear algebra are named as not counted"
+_FEW_BYTES = "numbers of segments or tensors that kernels are told take 1 to 1400 bytes"
+LOWER = {
+    **dict.fromkeys(
+        "linalg.det linalg.slogdet linalg.cholesky linalg.pinv linalg.lu_factor linalg.lu "
+        "linalg.lstsq lu_solve logdet householder".split(),
+        (_ALGEBRA, 0.28),
+    ),
+    "linalg.matrix_exp": ("its steps depend on values, and are named as not counted", 0.58),
+    "fft.rfftn": ("more than three dimensions are transformed in several steps", 0.25),
+    "masked_scatter": ("the stand-in selects nothing: zeros are added in backward", 0.2),
+    "sort": ("on older GPUs counters of narrow keys are named as not counted", 0.87),
+    "index_put": ("autograd takes the two gradients in another order", 0.02),
+    "weight_norm": ("the norms of fp16 rows are fp32", 0.01),
+    **dict.fromkeys("segment_reduce bincount foreach".split(), (_FEW_BYTES, 0.08)),
+}
+"""Library cases whose peak is lower here than recorded, why, and by which share at most."""
 
 
 def simulated(name):
@@ -81,11 +98,30 @@ def test_every_event_of_every_operator_is_the_recorded_one(forked, path):
     found = forked(simulated, str(path))
     for name, events in recorded.items():
         assert isinstance(found[name], list), f"{name}: {found[name]}"
+        assert peak(found[name]) == peak(events), name
+        equal = canonical(found[name]) == canonical(events)
+        assert equal == as_recorded(name), f"{name}: {found[name]} here, {events} recorded"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if "2.13" in path.stem else pytest.mark.nightly)
+        for path in sorted(STANDIN.glob("library-*.json"))
+    ],
+)
+def test_the_peak_of_every_library_operator_is_the_recorded_one(forked, path):
+    recorded = json.loads(path.read_text())["cases"]
+    assert len(recorded) > 650
+    found = forked(simulated, str(path))
+    off = {}
+    for name, events in recorded.items():
+        assert isinstance(found[name], list), f"{name}: {found[name]}"
         _, share = LOWER.get(name.split()[0], ("", 0))
-        assert peak(events) * (1 - share) <= peak(found[name]) <= peak(events), name
-        if not share:
-            equal = canonical(found[name]) == canonical(events)
-            assert equal == as_recorded(name), f"{name}: {found[name]} here, {events} recorded"
+        here, there = peak(found[name]), peak(events)
+        if not there * (1 - share) <= here <= there + _FEW:
+            off[name] = here, there
+    assert not off
 
 
 def as_recorded(name):

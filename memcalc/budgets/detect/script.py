@@ -39,7 +39,8 @@ def read(text: str, file: str, folder: Path) -> Detected | None:
         elif value is not None:
             arguments[keyword.arg] = value
         elif not isinstance(keyword.value, ast.Constant) and _matters(keyword.arg):
-            shown = ast.unparse(keyword.value)[:40]
+            # As it is written: taking it apart again does not end for what is deeply nested.
+            shown = " ".join((ast.get_source_segment(text, keyword.value) or "").split())[:40]
             unread.append(f"line {keyword.value.lineno}: {keyword.arg} = {shown} is not read")
     settings, elsewhere = trainer.settings(arguments, folder)
     settings |= _model(calls, names)

@@ -15,11 +15,13 @@ from memcalc.trace.operators import (
     ctc,
     decompositions,
     distances,
+    gradients,
     lookups,
     losses,
     native_convolution,
     patches,
     recurrent,
+    sampling,
 )
 
 _aten = torch.ops.aten
@@ -37,9 +39,15 @@ def every_position(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _all_selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Without values every element may be selected; that is the most there can be."""
+    """Without values every element may be selected; that is the most there can be.
+
+    Their positions are made first: aten/src/ATen/native/cuda/IndexKernel.cpp (2.13).
+    """
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
-    return torch.empty(math.prod(shape), dtype=tensor.dtype, device=tensor.device)
+    positions = mask.expand(shape).nonzero()
+    out = torch.empty(math.prod(shape), dtype=tensor.dtype, device=tensor.device)
+    del positions
+    return out
 
 
 def _positions(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
@@ -130,6 +138,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     **lookups.OVERRIDES,
     **losses.OVERRIDES,
     **recurrent.OVERRIDES,
+    **sampling.OVERRIDES,
 }
 """What runs instead, and what is assumed by it (empty: nothing).
 
@@ -201,6 +210,8 @@ def install() -> None:
     library = torch.library.Library("aten", "IMPL")
     for name in _KERNELS_ON_CUDA:
         library.impl(name, _never, device.keys()[1])
+    for name, kernel in gradients.KERNELS.items():
+        library.impl(name, kernel, device.keys()[0])
     _libraries.append(library)
 
 

@@ -18,6 +18,7 @@ from memcalc.kernels.scratch import nested
 from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import attention as attention_scratch
 from memcalc.trace.scratch import gathering as gathering_scratch
+from memcalc.trace.scratch import products as products_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
 from memcalc.trace.scratch import step as step_scratch
 from memcalc.trace.scratch.step import is_dense
@@ -47,8 +48,9 @@ def _sort(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     if tensor.dim() == 0:
         return None
     whole = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)]
-    along = tensor.shape[whole[0] if whole else -1]
-    return KernelCall("sort", (tensor.numel(), along, tensor.element_size()))
+    dim = whole[0] if whole else -1
+    in_rows = tensor.stride(dim) == 1 and is_dense(tensor)
+    return KernelCall("sort", (tensor.numel(), tensor.shape[dim], tensor.element_size(), in_rows))
 
 
 def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -62,6 +64,18 @@ def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     if tensor.element_size() not in cub.SCANNED:
         return None
     return KernelCall("scan", (tensor.numel(), tensor.element_size())) if tensor.numel() else None
+
+
+def _randperm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    return KernelCall("randperm", (out.numel(), out.element_size()))
+
+
+def _masked_scatter(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    tensor, mask, source = args[:3]
+    whole = mask.is_contiguous() and mask.shape == tensor.shape
+    copied = 0 if source.is_contiguous() else source.numel() * source.element_size()
+    sizes = tensor.numel(), 0 if whole else tensor.numel(), copied
+    return KernelCall("masked_scatter", sizes) if tensor.numel() else None
 
 
 def _index_put(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -283,6 +297,7 @@ READERS: dict[str, Reader] = {
     **reduction_scratch.READERS,
     **attention_scratch.READERS,
     **gathering_scratch.READERS,
+    **products_scratch.READERS,
     "embedding": _embedding_forward,
     "index": _index,
     **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
@@ -296,7 +311,9 @@ READERS: dict[str, Reader] = {
     "adaptive_max_pool2d_backward": _adaptive_max_pool_backward,
     "_safe_softmax": _safe_softmax,
     "sort": _sort,
-    "cumsum": _cumsum,
+    **dict.fromkeys(("cumsum", "logcumsumexp"), _cumsum),
+    "randperm": _randperm,
+    **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
     "index_put_": _index_put,
     "native_batch_norm": batch_norm.forward_call,
     "convolution": convolution.forward_call,
