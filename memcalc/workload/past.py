@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from memcalc.catalog import releases
-from memcalc.catalog.releases import Release
+from memcalc.catalog.releases import Loss, Release
 from memcalc.records.plan import Plan
 
 
@@ -32,14 +32,8 @@ def give_loss(model: torch.nn.Module, past: Release) -> None:
     """Let a causal language model make its loss as it did, where it asks a function for it."""
     if past.loss in (None, "function") or not hasattr(type(model), "loss_function"):
         return
-    if past.loss == "own-float":
-        model.get_output_embeddings().register_forward_hook(_upcast)  # type: ignore[operator]
-    upcasts = past.loss == "function-shift"
-    model.loss_function = functools.partial(_shifting_loss, upcasts=upcasts)  # type: ignore[assignment]
-
-
-def _upcast(_: object, __: object, logits: torch.Tensor) -> torch.Tensor:
-    return logits.float()
+    made = functools.partial(_shifting_loss, form=past.loss)
+    model.loss_function = made  # type: ignore[assignment]
 
 
 def _shifting_loss(
@@ -48,11 +42,14 @@ def _shifting_loss(
     vocab_size: int,
     num_items_in_batch: Any = None,
     *,
-    upcasts: bool,
+    form: Loss,
     **_: object,
 ) -> torch.Tensor:
     """Mean cross-entropy, each token foretelling the next; logits (B, S, V), labels (B, S)."""
-    wide = logits.float() if upcasts else logits
+    wide = logits if form == "own" else logits.float()
+    if form == "own-float":
+        # The model's own variable became the wide one, and nothing held the narrow any more.
+        logits.data = wide.detach()
     rows = wide[..., :-1, :].contiguous().view(-1, vocab_size)
     wanted = labels[..., 1:].contiguous().view(-1)
     if num_items_in_batch is None:
