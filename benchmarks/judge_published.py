@@ -1,10 +1,12 @@
 """Hold what others read on real cards (evidence/published) against memcalc's estimates.
 
     PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
-    python benchmarks/judge_published.py --packages FOLDER ...
+    python benchmarks/judge_published.py --with 4.46=FOLDER --packages FOLDER ...
 
-A reading belongs to the PyTorch and the transformers it was made with, which its plan names. Models
-of packages that are not there are left out, with their reason.
+A reading belongs to the PyTorch and the transformers it was made with, which its plan names.
+``--with`` names a folder that holds that transformers (``pip install --target FOLDER --no-deps
+transformers==4.46.3``, and its tokenizers and huggingface_hub), whose own code runs then. Models of
+packages that are not there are left out, with their reason.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from memcalc.estimation.client import trace_all
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.report.rows import process_ends
+from memcalc.version import installed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 PUBLISHED = FOLDER.parent / "evidence" / "published"
@@ -56,6 +59,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """PyTorch that the plan named."""
     transformers: str | None = None
     """The same of transformers; ``None``: the installed one."""
+    own_code: bool = False
+    """That release's own code ran; else today's, with what it did otherwise."""
     reason: str | None = None
     """Why there is no estimate."""
 
@@ -83,7 +88,7 @@ def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
         named = dict(zip(source["columns"], row, strict=True))
         read = {rung: round(named.pop(rung) * unit) for rung in RUNGS if rung in named}
         settings = {"gpu": source["gpu"], "torch": torch_of(source)}
-        settings["transformers"] = source.get("transformers")
+        settings["transformers"] = release_of(source)
         settings["module_loading"] = LOADING.get(source.get("kernels"), "lazy")
         settings |= {**source["plan"], **named}
         yield msgspec.convert(settings, Plan), read
@@ -105,7 +110,8 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
                 plan=label(plan),
                 half=source["half"],
                 torch=plan.torch,
-                transformers=plan.transformers,
+                transformers=source.get("transformers"),
+                own_code=plan.transformers is None and "transformers" in source,
                 rung=rung,
                 published=published,
                 **told,
@@ -126,6 +132,12 @@ def torch_of(source: dict[str, Any]) -> str:
     """The PyTorch that a source says, or the oldest that memcalc answers for."""
     said = source.get("torch") or OLDEST
     return OLDEST if said.startswith(("0.", "1.")) else said
+
+
+def release_of(source: dict[str, Any]) -> str | None:
+    """The transformers that a source says; ``None`` where it is the one that runs."""
+    said = source.get("transformers")
+    return None if said and (installed("transformers") or "").startswith(said) else said
 
 
 def said(answer: Prediction, rung: str) -> dict[str, Any]:
@@ -177,16 +189,20 @@ def main() -> None:
     """Judge all sources and say how good the estimates are."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="sources; all if none is named")
+    parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
     parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
     parser.add_argument("-o", "--output", type=pathlib.Path)
     arguments = parser.parse_args()
+    folders = dict(text.split("=", 1) for text in arguments.versions)
     every: list[Judged] = []
     for path in sorted(PUBLISHED.glob("*.json")):
         if arguments.names and path.stem not in arguments.names:
             continue
         source = json.loads(path.read_text())
-        if arguments.packages:
-            rows = elsewhere(path.stem, [*arguments.packages, str(FOLDER)])
+        others = [folders[v] for v in (source.get("transformers"),) if v in folders]
+        others += arguments.packages
+        if others:
+            rows = elsewhere(path.stem, [*others, str(FOLDER)])
         else:
             rows = list(judged(path.stem, source))
         every += rows
