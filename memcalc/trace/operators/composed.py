@@ -11,7 +11,6 @@ from typing import Any
 
 from memcalc.trace.torch_private import has_kernel
 
-
 _OWN_KERNEL = frozenset({"aten::silu_backward", "aten::mish_backward"})
 """Operators that other devices compose, and for which CUDA has a kernel: a PyTorch that is built
 without CUDA does not know it. Source: ``native_functions.yaml``, 2.13; ``native_channel_shuffle``
