@@ -153,7 +153,6 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_getCurrentBlasHandle": zero,
         "_cuda_set_sync_debug_mode": nothing,
         "_cuda_get_sync_debug_mode": zero,
-        "_cuda_clearCublasWorkspaces": nothing,
         "_cuda_isCurrentStreamCapturing": _always(False),
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": lambda device=0: memory.reset_peaks(),

@@ -51,9 +51,16 @@ def install(patches: Patches, mode: FakeTensorMode, *, real_on_host: bool) -> No
         "_make_subclass",
         staticmethod(lambda *args, **kw: subclass(made, *args, **kw)),
     )
-    patches.set(torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), set_data))
+    patches.set(torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), _set))
     patches.wrap(torch.Tensor, "__deepcopy__", _deepcopy)
     patches.set(torch.nn.Module, "_apply", apply_by_data)
+
+
+def _set(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """``tensor.data = new``: what is fake stays so when its content comes from the host."""
+    if isinstance(tensor, FakeTensor) and not isinstance(new, FakeTensor):
+        new = on_host(new, tensor.fake_mode)
+    set_data(tensor, new)
 
 
 def _ours(data: Any) -> bool:

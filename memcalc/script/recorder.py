@@ -11,6 +11,7 @@ import torch
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.script import place, transfers
 from memcalc.script.cuda import ordinal
+from memcalc.script.draws import Draws, is_random
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.trace.operators import attention
@@ -54,6 +55,7 @@ class ScriptRecorder(TraceRecorder):
         self._one_at_a_time = threading.RLock()
         self.real_weights = False
         """Weights on the host hold their numbers."""
+        self.draws = Draws(self._assume)
         self._reads: dict[str, None] = {}
         self._weights_read: dict[str, None] = {}
         self._own: dict[Any, Callable[..., Any]] = {
@@ -104,7 +106,10 @@ class ScriptRecorder(TraceRecorder):
             if func is _aten._local_scalar_dense.default:
                 self._weights_read[place.line() or self._place()] = None
                 return read_as_zero(args[0].dtype)
+            self.draws.skipped(func, args, kwargs)
             return func(*args, **kwargs)
+        if is_random(func):
+            self.draws.settle()
         pinned = kwargs.get("pin_memory")
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
@@ -128,8 +133,9 @@ class ScriptRecorder(TraceRecorder):
         self._check(wanted)
         dtype = options.get("dtype") or tensor.dtype
         if wanted.type == "cpu" and _on_cuda(tensor):
-            if not tensor.dtype.is_floating_point or tensor.numel() <= transfers.WORTH_READING:
-                return self.read_whole(tensor, dtype)
+            if isinstance(tensor, torch.nn.Parameter) and not self.real_weights:
+                # Nobody looks into weights that move, and there may be many.
+                return NotImplemented
             return self.read_whole(tensor, dtype)
         if wanted.type != "cuda" or tensor.device.type != "cpu":
             return NotImplemented

@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.script import place
+from memcalc.script.files import UnwrittenFiles
 from memcalc.script.parameters import on_host
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private import without_dispatch
+from memcalc.trace.torch_private import storage_key, without_dispatch
 
 Say = Callable[[str], None]
 
 
-def install(patches: Patches, say: Say) -> None:
+class _Kept:
+    """A tensor of a checkpoint: where it was, which storage it is a view of, and what of it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.device = tensor.device
+        self.storage = storage_key(tensor)
+        self.elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        self.view = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        fake = isinstance(tensor, FakeTensor)
+        self.mode = tensor.fake_mode if fake else None
+        self.host = on_host(tensor, tensor.fake_mode) if fake else tensor.detach().clone()
+
+    def loaded(self, location: Any, storages: dict[Any, torch.Tensor]) -> torch.Tensor:
+        """The tensor where it is wanted; tensors of one storage share it again."""
+        wanted = _location(location, self.device)
+        if wanted.type != "cuda":
+            return self.host
+        if self.mode is None:
+            return self.host.to(wanted)
+        key = self.storage, self.host.dtype
+        if key not in storages:
+            storages[key] = _arrived(self.host, self.elements, wanted)
+        return storages[key].as_strided(*self.view)
+
+
+def install(patches: Patches, say: Say) -> UnwrittenFiles:
     """Keep checkpoints in place of writing them.
 
     Args:
         patches: what is changed.
         say: told what was not done.
+
+    Returns:
+        The files that were not written.
     """
-    saved: dict[Any, Any] = {}
+    files = UnwrittenFiles()
+    files.install(patches)
 
     def not_written(what: str = "checkpoints") -> None:
         at = place.line()
         say(f"{what} are not written{f' ({at})' if at else ''}")
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        saved[_key(f)] = _on_host(obj)
+        files.put(f, _kept(obj))
         not_written()
 
     def load(original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if _key(f) in saved:
-            return _placed(saved[_key(f)], map_location)
+        found = files.get(f)
+        if isinstance(found, _Tensors):
+            found = found.tensors
+        if found is not None:
+            return _loaded(found, map_location, {})
         if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and _is_zip(f):
             # Weights that nobody looks at are never read.
             kwargs["mmap"] = True
@@ -47,16 +81,96 @@ def install(patches: Patches, say: Say) -> None:
     patches.wrap(torch, "save", save)
     patches.wrap(torch, "load", load)
 
+    def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
+        files.put(filename, _Tensors(_kept(dict(tensors)), metadata))
+        not_written()
+
     def safetensors(module: Any) -> None:
-        for name in ("save_file", "save_model"):
-            if hasattr(module, name):
-                patches.set(module, name, lambda *args, **kwargs: not_written())
+        patches.set(module, "save_file", save_file)
+        opened(module)
 
+    def opened(module: Any) -> None:
+        real = module.safe_open
+
+        def safe_open(
+            filename: Any, framework: str = "pt", device: Any = "cpu", **more: Any
+        ) -> Any:
+            kept = files.get(filename)
+            return kept.on(device) if kept is not None else real(filename, framework, device, **more)
+
+        patches.set(module, "safe_open", safe_open)
+
+    patches.when_imported("safetensors", opened)
     patches.when_imported("safetensors.torch", safetensors)
+    return files
 
 
-def _key(file: Any) -> Any:
-    return os.path.abspath(file) if isinstance(file, str | os.PathLike) else id(file)
+class _Tensors:
+    """As an opened file of safetensors."""
+
+    def __init__(self, tensors: dict[str, _Kept], metadata: Any, device: Any = "cpu") -> None:
+        self.tensors, self._metadata, self._device = tensors, metadata, device
+
+    def on(self, device: Any) -> _Tensors:
+        """The same, opened for a device."""
+        return _Tensors(self.tensors, self._metadata, device)
+
+    def __enter__(self) -> _Tensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def keys(self) -> list[str]:
+        """Names of the tensors."""
+        return sorted(self.tensors)
+
+    def offset_keys(self) -> list[str]:
+        """The same as they lie in the file: those of larger elements first."""
+        return sorted(
+            self.tensors, key=lambda name: (-self.tensors[name].host.element_size(), name)
+        )
+
+    def metadata(self) -> Any:
+        """What was saved with them."""
+        return self._metadata
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        """A tensor by itself."""
+        return self.tensors[name].loaded(self._device, {})
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        """All of them."""
+        return {name: self.get_tensor(name) for name in self.offset_keys()}
+
+    get_slice = get_tensor
+
+
+def _arrived(host: torch.Tensor, elements: int, wanted: torch.device) -> torch.Tensor:
+    """A storage of the device that was read from a file."""
+    if elements != host.numel() or not host.is_contiguous():
+        return torch.empty(elements, dtype=host.dtype, device=wanted)
+    return host.view(-1).to(wanted)
+
+
+def _location(asked: Any, was: torch.device) -> torch.device:
+    """Where ``map_location`` wants a tensor that was somewhere."""
+    if asked is None:
+        return was
+    if isinstance(asked, int):
+        return torch.device("cuda", asked)
+    if isinstance(asked, str | torch.device):
+        return torch.device(asked)
+    name = "cuda:0" if was.type == "cuda" else "cpu"
+    if isinstance(asked, Mapping):
+        return torch.device(asked.get(name, name))
+    try:
+        with without_dispatch():
+            placed = asked(torch.UntypedStorage(0), name)
+    except Exception:
+        # It moves storages to the GPU, of which there are none.
+        return torch.device("cuda")
+    return was if placed is None else placed.device
 
 
 def _is_zip(file: Any) -> bool:
@@ -67,38 +181,39 @@ def _is_zip(file: Any) -> bool:
         return False
 
 
-def _on_host(value: Any) -> Any:
-    """A copy of a checkpoint whose tensors lie on the host."""
+def _kept(value: Any) -> Any:
+    """A checkpoint as it is kept."""
+    if isinstance(value, torch.Tensor):
+        return _Kept(value)
+    return _mapped(value, _kept)
 
-    def kept(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, FakeTensor):
-            return tensor.detach().clone()
-        return on_host(tensor, tensor.fake_mode)
 
-    return _mapped(value, kept)
+def _loaded(value: Any, location: Any, storages: dict[Any, torch.Tensor]) -> Any:
+    """A checkpoint as it is loaded again; what was read of its storages is noted."""
+    if isinstance(value, _Kept):
+        return value.loaded(location, storages)
+    if isinstance(value, torch.nn.Module):
+        made = copy.deepcopy(value)
+        return made if location is None else made.to(_location(location, torch.device("cpu")))
+    return _mapped(value, lambda item: _loaded(item, location, storages))
 
 
 def _placed(value: Any, location: Any) -> Any:
     """A checkpoint of the host where ``map_location`` wants it."""
-    if isinstance(location, str | torch.device | int):
-        wanted = (
-            torch.device("cuda", location) if isinstance(location, int) else torch.device(location)
-        )
-        if wanted.type == "cuda":
-            return _mapped(value, lambda tensor: tensor.to(wanted))
-    return value
-
-
-def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return change(value)
+        wanted = _location(location, torch.device("cpu"))
+        return value.to(wanted) if wanted.type == "cuda" else value
+    return _mapped(value, lambda item: _placed(item, location))
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
-        mapped = {key: _mapped(item, change) for key, item in value.items()}
+        mapped = {key: change(item) for key, item in value.items()}
         try:
             made = type(value)(mapped)
         except TypeError:
             return mapped
         return made
     if type(value) in (list, tuple):
-        return type(value)(_mapped(item, change) for item in value)
+        return type(value)(change(item) for item in value)
     return value

@@ -318,6 +318,10 @@ class TraceRecorder(TorchDispatchMode):
             self.assumptions[TRIED if self.cudnn_benchmark else PLANNED] = None
         self._writer.write(name, args, out, node, call)
 
+    def clear_workspaces(self) -> None:
+        """``torch._C._cuda_clearCublasWorkspaces``."""
+        self._writer.clear_workspaces()
+
     def _on_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that has to do with sparse tensors, part by part."""
         if self._sparse is None:

@@ -251,6 +251,8 @@ def fake_store() -> Any:
     return _ask("torch.testing._internal.distributed.fake_pg:FakeStore")()
 
 
+transformed: Callable[[], Any] = _ask("torch._C._functorch:peek_interpreter_stack")
+"""The transform of ``torch.func`` at work, if one is."""
 data_of: Any = _ask("torch._C:TensorBase.data")
 """``Tensor.data`` as PyTorch has it."""
 make_subclass: Callable[..., torch.Tensor] = _ask("torch._C:TensorBase._make_subclass")

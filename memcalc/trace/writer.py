@@ -30,6 +30,8 @@ class Writer:
         self._kernels = kernels
         self._threads: set[tuple[str, int, int]] = set()
         """What a thread has taken on a stream, once and for all."""
+        self._workspaces: list[int] = []
+        """Storages that cuBLAS' handles keep."""
 
     def write(
         self, name: str, args: tuple[Any, ...], out: Any, node: Any, call: KernelCall | None
@@ -114,7 +116,16 @@ class Writer:
             if (library, thread, stream) not in self._threads:
                 self._threads.add((library, thread, stream))
                 script = self._kernels.persistent(KernelCall(library))
-                self.ledger.play(script, [], f"{library} workspace", node)
+                taken: list[int] = []
+                self.ledger.play(script, taken, f"{library} workspace", node)
+                self._workspaces += (number for number in taken if number >= 0)
+
+    def clear_workspaces(self) -> None:
+        """Give all of cuBLAS' workspaces back; the next product takes one anew."""
+        for number in self._workspaces:
+            self.ledger.log(~number)
+        self._workspaces.clear()
+        self._threads = {taken for taken in self._threads if not taken[0].startswith("cublas")}
 
     def _probe(self, name: str) -> None:
         """Take and give back what an operator does the first time that one of its kind runs."""

@@ -124,6 +124,10 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.roll.default: (decompositions.roll, ""),
     _aten.im2col.default: (decompositions.im2col, ""),
     _aten.col2im.default: (decompositions.col2im, ""),
+    **{
+        getattr(_aten._use_cudnn_ctc_loss, name): (ctc.asks_cudnn, "")
+        for name in _aten._use_cudnn_ctc_loss.overloads()
+    },
     _aten._ctc_loss.default: (ctc.forward, ""),
     _aten._ctc_loss_backward.default: (ctc.backward, ""),
     _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),

@@ -15,7 +15,12 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
-from memcalc.trace.torch_private import FakeTensor, storage_key, wrap_module_apply
+from memcalc.trace.torch_private import (
+    FakeTensor,
+    storage_key,
+    transformed,
+    wrap_module_apply,
+)
 
 real_tensor: Callable[..., torch.Tensor] = torch.tensor
 """Before anything stands in its place."""
@@ -72,6 +77,9 @@ class _Linear:
             return handle_torch_function(self, given, *given)
         if bias is None:
             return self._original(input, weight)
+        if transformed() is not None:
+            # Inside ``torch.func`` it is a sum.
+            return self._original(input, weight, bias)
         adds_bias.inside = True
         try:
             return self._original(input, weight, bias)
