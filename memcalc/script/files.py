@@ -115,9 +115,7 @@ class UnwrittenFiles:
 
     def _inside(self, folder: Any) -> list[str]:
         wanted = _path("." if folder is None else folder)
-        return [
-            name for head, name in map(os.path.split, self._kept) if head == wanted and wanted
-        ]
+        return [name for head, name in map(os.path.split, self._kept) if head == wanted and wanted]
 
     def _list(self, original: Any, path: Any = None) -> Any:
         found = original(path)
@@ -142,7 +140,9 @@ class _Scan:
             yield entry
         for name in self._more:
             if name not in seen:
-                yield _Entry(name, os.path.join("." if self._folder is None else self._folder, name))
+                yield _Entry(
+                    name, os.path.join("." if self._folder is None else self._folder, name)
+                )
 
     def __enter__(self) -> _Scan:
         return self

@@ -56,7 +56,16 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         say(f"processes that the script starts{f' ({at})' if at else ''} have no GPU of their own")
         return original(*args, **kwargs)
 
+    def profile(original: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("use_device") or kwargs.get("use_cuda"):
+            # A build without CUDA has nothing to profile it by, and dies of that.
+            kwargs = {**kwargs, "use_cpu": True, "use_device": None}
+            kwargs.pop("use_cuda", None)
+            say("the profiler sees the host only")
+        original(*args, **kwargs)
+
     patches.wrap(torch, "compile", compile)
+    patches.wrap(torch.autograd.profiler.profile, "__init__", profile)
     patches.wrap(os, "fork", start)
     patches.wrap(BaseProcess, "start", start)
     if os.environ.get(KEEP_TRACKERS):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.errors import EstimateError
 from memcalc.script import place, transfers
 from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
@@ -139,6 +140,11 @@ class ScriptRecorder(TraceRecorder):
             return self.read_whole(tensor, dtype)
         if wanted.type != "cuda" or tensor.device.type != "cpu":
             return NotImplemented
+        if tensor.layout is not torch.strided:
+            raise EstimateError(
+                "copies of sparse tensors from the host to the GPU are not simulated: measure the "
+                "run with memcalc run"
+            )
         with self:
             out = transfers.like(tensor, dtype, options.get("memory_format"))
             number = self.memory.number_of(out)

@@ -27,9 +27,11 @@ class _Kept:
         self.storage = storage_key(tensor)
         self.elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         self.view = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        fake = isinstance(tensor, FakeTensor)
-        self.mode = tensor.fake_mode if fake else None
-        self.host = on_host(tensor, tensor.fake_mode) if fake else tensor.detach().clone()
+        self.mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
+        if self.mode is not None:
+            self.host = on_host(tensor, self.mode)
+        else:
+            self.host = tensor.detach().clone()
 
     def loaded(self, location: Any, storages: dict[Any, torch.Tensor]) -> torch.Tensor:
         """The tensor where it is wanted; tensors of one storage share it again."""
@@ -96,7 +98,9 @@ def install(patches: Patches, say: Say) -> UnwrittenFiles:
             filename: Any, framework: str = "pt", device: Any = "cpu", **more: Any
         ) -> Any:
             kept = files.get(filename)
-            return kept.on(device) if kept is not None else real(filename, framework, device, **more)
+            return (
+                kept.on(device) if kept is not None else real(filename, framework, device, **more)
+            )
 
         patches.set(module, "safe_open", safe_open)
 

@@ -32,6 +32,7 @@ LARGEST_KNOWN = 1 << 20
 _aten = torch.ops.aten
 _FILLS = {_aten.full.default, _aten.ones.default, _aten.arange.default, _aten.eye.default}
 """Operators that make tensors of known numbers, beside zeros."""
+_RAISES = _aten._foreach_add_.Scalar
 
 
 class _Unknown:
@@ -108,10 +109,13 @@ class Values:
         """The same, where it is known whether a program could decide by these results."""
         outputs = out if isinstance(out, list | tuple) else (out,)
         given = self._described(args, kwargs) if deciding or self._counts(func, args) else None
+        raised = self._raised(args) if func is _RAISES else []
         for tensor in _written(func, args):
             # What else shows this memory no longer holds what its recipe says.
             for key in self._sharing.pop(storage_key(tensor), ()):
                 self._made.pop(key, None)
+        for tensor, made in raised:
+            self._keep(tensor, made)
         if given is None:
             return
         described, depth = given
@@ -122,14 +126,27 @@ class Values:
                 self._keep(item, _Made(func, *described, at, depth + 1))
 
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
-        """A tensor now holds what this one of the host holds; whole numbers are remembered."""
+        """A tensor now holds what this one of the host holds.
+
+        Whole numbers are remembered, and single ones: optimizers read how many steps they made.
+        """
         for key in self._sharing.pop(tensor.untyped_storage()._cdata, ()):
             self._made.pop(key, None)
-        if not host.dtype.is_floating_point:
+        if host.numel() == 1 or not host.dtype.is_floating_point:
             known = _host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
             made = known or _host_value(host)
             if made is not None:
                 self._keep(tensor, made)
+
+    def _raised(self, args: Any) -> list[tuple[torch.Tensor, _Made]]:
+        """Known numbers among a list that all become larger by one number, such as steps made."""
+        tensors, by = args[:2]
+        known = [(tensor, self._of(tensor)) for tensor in tensors if tensor.numel() == 1]
+        return [
+            (tensor, _Made(_aten.add.Scalar, [made, by], {}, None, made.depth + 1))
+            for tensor, made in known
+            if made is not None and made.depth < LONGEST
+        ]
 
     def _counts(self, func: Any, args: Any) -> bool:
         """Numbers are filled in, or put in places that are known."""

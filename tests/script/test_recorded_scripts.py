@@ -20,7 +20,14 @@ ALWAYS = (
     "thread_prefetch",
 )
 """Autocast and a scaler, copies, streams, attention, reads; the rest at night."""
-NEEDED = {"trl": "trl", "diffusers": "diffusers", "accelerate": "accelerate"}
+NEEDED = {
+    "trl": "trl",
+    "diffusers": "diffusers",
+    "accelerate": "accelerate",
+    "lightning": "lightning",
+    "ignite": "ignite",
+    "profiled": "tensorboard",
+}
 
 
 def cases():

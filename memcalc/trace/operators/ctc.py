@@ -13,8 +13,8 @@ _LARGE = 450
 """From here on (see ``backward``) the gradient is made in several kernels."""
 
 
-def asks_cudnn(*_: Any) -> bool:
-    """Never: it takes targets of ``int32`` only, and how much it needs nobody can tell."""
+def asks_another(*_: Any) -> bool:
+    """PyTorch's own kernels run: cuDNN takes targets of ``int32``, and needs what nobody tells."""
     return False
 
 

@@ -125,8 +125,10 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.im2col.default: (decompositions.im2col, ""),
     _aten.col2im.default: (decompositions.col2im, ""),
     **{
-        getattr(_aten._use_cudnn_ctc_loss, name): (ctc.asks_cudnn, "")
-        for name in _aten._use_cudnn_ctc_loss.overloads()
+        getattr(asked, name): (ctc.asks_another, "")
+        for library in ("cudnn", "miopen")
+        if (asked := getattr(_aten, f"_use_{library}_ctc_loss", None)) is not None
+        for name in asked.overloads()
     },
     _aten._ctc_loss.default: (ctc.forward, ""),
     _aten._ctc_loss_backward.default: (ctc.backward, ""),

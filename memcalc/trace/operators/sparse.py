@@ -10,6 +10,7 @@ with PyTorch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -71,23 +72,30 @@ class SparseKernels:
 
     def _coalesce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each position once. Source: SparseCUDATensor.cu, ``_coalesce_sparse_cuda``."""
-        count = tensor._nnz()
-        if tensor.sparse_dim() != 1:
-            raise EstimateError(
-                "coalescing a tensor of several sparse dimensions is not simulated: measure the "
-                "run with memcalc run"
-            )
+        count, depth = tensor._nnz(), tensor.sparse_dim()
         if count < 2:
             return _clone(tensor, coalesced=True)
         given, values = _parts(tensor)
-        flat, order, first = (given.new_empty((count,)) for _ in range(3))
+        flat = _flat(given)
+        order, first = (given.new_empty((count,)) for _ in range(2))
         self._scratch(KernelCall("coalesce_sort", (count,)))
         self._scratch(KernelCall("coalesce_unique", (count,)))
         self._assume(ALL_DIFFER)
-        left = 0 if self._none_left else min(count, tensor.shape[0])
+        left = 0 if self._none_left else min(count, math.prod(tensor.shape[:depth]))
         summed = values.new_empty((left, *values.shape[1:]))
-        del first, order
-        return _like(tensor, flat[:left].unsqueeze(0), summed, coalesced=True)
+        indices = flat[:left].unsqueeze(0)
+        if depth > 1:
+            indices = given.new_empty((depth, left))
+        del first, order, flat
+        return _like(tensor, indices, summed, coalesced=True)
+
+
+def _flat(indices: torch.Tensor) -> torch.Tensor:
+    """One number for each position. Source: SparseTensorUtils.cpp, ``flatten_indices``."""
+    depth, count = indices.shape
+    if depth == 1:
+        return indices.new_empty((count,))
+    return indices.mul(indices.new_empty((depth, 1))).sum(0)
 
 
 def is_sparse(value: Any) -> bool:
