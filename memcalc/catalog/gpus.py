@@ -44,6 +44,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     tensor_flops: float | None = None
     """Dense half-precision operations per second with fp32 sums; ``None``: not on record."""
     aliases: tuple[str, ...] = ()
+    boxed_as: str = ""
+    """What several of it in one box are called, where other cards bear that name as well."""
     source: str
     """Where the sizes were read, or what they were derived from."""
 
@@ -84,6 +86,15 @@ def find(name: str, total: int | None = None) -> Gpu:
     if found:
         raise UsageError(f"There are several GPUs called {name!r}: name one of {_list(found)}.")
     raise _none(name, plain)
+
+
+def in_a_box(name: str) -> str:
+    """The card that is meant where several are named: eight H100 are those of NVIDIA's HGX board.
+
+    Any other name is returned as it is.
+    """
+    plain = _parts(name)
+    return next((g.name for g in table() if g.boxed_as and _parts(g.boxed_as) == plain), name)
 
 
 def _none(name: str, plain: str) -> UsageError:
@@ -160,5 +171,6 @@ def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str,
         "bandwidth": int(entry["bandwidth_gbs"] * 1e9),
         "tensor_flops": entry["tensor_tflops"] * 1e12 if "tensor_tflops" in entry else None,
         "aliases": tuple(entry.get("aliases", ())),
+        "boxed_as": entry.get("boxed_as", ""),
         "source": source,
     }

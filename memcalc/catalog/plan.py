@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.catalog import gpus
 from memcalc.catalog.launch_files import many, spelled_out
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
@@ -53,12 +54,14 @@ def _several(checked: dict[str, Any]) -> dict[str, Any]:
     """``8xh100`` says how many GPUs and which."""
     count, name = many(checked.get("gpu") or "")
     if count is None:
-        return checked
+        several = (checked.get("devices") or 1) > 1
+        return {**checked, "gpu": gpus.in_a_box(name)} if name and several else checked
     if checked.get("devices", count) != count:
         raise SettingError(
             "devices", f"devices = {checked['devices']} and gpu = {checked['gpu']!r} differ."
         )
-    return {**checked, "devices": FIELDS["devices"].check(count), "gpu": name}
+    gpu = gpus.in_a_box(name) if count > 1 else name
+    return {**checked, "devices": FIELDS["devices"].check(count), "gpu": gpu}
 
 
 def _samples(checked: Mapping[str, Any]) -> int:

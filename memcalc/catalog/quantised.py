@@ -13,6 +13,17 @@ NONE = "none"
 """The value of ``Plan.quant`` that has a quantised checkpoint turned back while it is loaded."""
 TORCHAO = {"torchao-int8": "Int8WeightOnlyConfig", "torchao-float8": "Float8WeightOnlyConfig"}
 """Which class of ``torchao.quantization`` a value of ``Plan.quant`` has transformers use."""
+BITSANDBYTES: dict[str, dict[str, Any]] = {
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "nf4-dq": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+    },
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "int8": {"load_in_8bit": True},
+}
+"""What a value of ``Plan.quant`` has ``transformers.BitsAndBytesConfig`` told."""
 _EXTENSION = (
     "its layers are made and multiplied by extensions of gptqmodel that are built on the GPU's "
     "machine, and nothing here runs in their place: type the name of the model that it was made "

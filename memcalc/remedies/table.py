@@ -34,6 +34,10 @@ from memcalc.remedies.records import Change, Remedy
 from memcalc.workload import layouts, loops, tasks
 from memcalc.workload.tasks import Task
 
+SHARDED = "fsdp2"
+"""The layout that divides most."""
+SHARDS = {"zero1": "optimizer state", SHARDED: "weights, gradients and state"}
+"""Layouts that divide among GPUs what DDP holds on each, those that divide less first."""
 CHUNKS = 8
 """Pieces of a loss; the default of torchtune's ``CEWithChunkedOutputLoss`` (0.6)."""
 
@@ -228,7 +232,7 @@ def _sharded(plan: Plan, task: Task) -> Iterator[Remedy]:
     spread = layouts.spread(plan)
     if spread.world == 1 or spread.layout not in ("ddp", "zero1"):
         return
-    for name, what in (("zero1", "optimizer state"), ("fsdp2", "weights, gradients and state")):
+    for name, what in SHARDS.items():
         if name == spread.layout:
             continue
         yield Remedy(

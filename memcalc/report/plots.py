@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -169,13 +170,24 @@ def save(figure: Figure, format: str) -> bytes:
     return buffer.getvalue()
 
 
+@functools.cache
+def _shown() -> type[Figure]:
+    """A figure that notebooks show, whether or not pyplot was imported there."""
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        def _repr_png_(self) -> bytes:
+            return save(self, "png")
+
+    return Shown
+
+
 def _figure(width: float, height: float) -> tuple[Figure, Any]:
     require("matplotlib")
     import matplotlib
-    from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_SETTINGS):
-        figure = Figure(figsize=(width, height), layout="constrained")
+        figure = _shown()(figsize=(width, height), layout="constrained")
         axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

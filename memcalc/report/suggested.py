@@ -28,7 +28,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
     """What fits, the cheapest first; what does not, and by how much; and what to type."""
     plan, best = found.plan, next(iter(found.fitting), None)
-    gpu = f"{found.gpu} ({format_bytes(found.capacity)})"
+    several = f"{plan.devices} x " if plan.devices > 1 else ""
+    gpu = f"{several}{found.gpu} ({format_bytes(found.capacity)})"
     if best is not None and best.figures is not None:
         fit = best.figures.fit
         spare = f", {format_bytes(fit.least_margin)} to spare" if fit is not None else ""
@@ -118,10 +119,14 @@ def _round(value: float) -> str:
 def _speed_note(found: Suggestions) -> Iterator[Line]:
     if any(one.speed is not None for one in found.fitting):
         low, high = (f"{share:.0%}" for share in UTILISATION)
+        several = any(
+            one.figures is not None and one.figures.plan.devices > 1 for one in found.found
+        )
+        links = "; of several GPUs together, what they send each other not counted" * several
         yield Line(
             "speed: counted operations at "
             f"{low} to {high} of the card's published peak, and the bytes that a step moves; "
-            "small batches reach less",
+            f"small batches reach less{links}",
             Kind.NOTE,
         )
     for reason in dict.fromkeys(one.no_speed for one in found.fitting if one.no_speed):

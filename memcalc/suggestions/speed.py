@@ -12,6 +12,7 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component
 from memcalc.suggestions.records import Speed
+from memcalc.workload import layouts
 
 UTILISATION = (0.3, 0.5)
 _MOVED = {Component.WEIGHTS: 2, Component.MASTER_WEIGHTS: 2, Component.OPTIMIZER_STATE: 2}
@@ -19,7 +20,7 @@ _MOVED = {Component.WEIGHTS: 2, Component.MASTER_WEIGHTS: 2, Component.OPTIMIZER
 
 
 def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
-    """Samples a second, or why that is not known."""
+    """Samples a second of all GPUs together, or why that is not known."""
     plan = prediction.plan
     if gpu.tensor_flops is None:
         return f"no published peak of {gpu.name} is on record"
@@ -29,7 +30,7 @@ def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
         return "the peaks on record are those of half precision"
     moved = sum(prediction.components.get(name, 0) * n for name, n in _MOVED.items())
     moved += prediction.gradients or 0
-    samples = plan.batch * plan.grad_accum
+    samples = plan.batch * plan.grad_accum * layouts.replicas(plan)
     low, high = (
         samples / (prediction.flops / (gpu.tensor_flops * part) + moved / gpu.bandwidth)
         for part in UTILISATION

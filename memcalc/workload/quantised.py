@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memcalc.catalog.quantised import TORCHAO
+from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
@@ -26,18 +26,6 @@ from memcalc.workload.precision import PRECISIONS
 Make = Callable[[str, torch.Tensor], torch.Tensor]
 """Makes the weight of this name on the host, as it lies in the checkpoint; told its shape and
 dtype by a tensor on the meta device."""
-
-SCHEMES: dict[str, dict[str, Any]] = {
-    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
-    "nf4-dq": {
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "bnb_4bit_use_double_quant": True,
-    },
-    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
-    "int8": {"load_in_8bit": True},
-}
-"""What ``transformers.BitsAndBytesConfig`` is told."""
 
 
 def compute_dtype(plan: Plan) -> torch.dtype:
@@ -90,7 +78,7 @@ def settings_of(plan: Plan) -> Any:
     if plan.scheme in TORCHAO:
         ours = importlib.import_module("torchao.quantization")
         return transformers.TorchAoConfig(getattr(ours, TORCHAO[plan.scheme])())
-    settings = dict(SCHEMES[plan.scheme or ""])
+    settings = dict(BITSANDBYTES[plan.scheme or ""])
     if "load_in_4bit" in settings:
         settings["bnb_4bit_compute_dtype"] = compute_dtype(plan)
     return transformers.BitsAndBytesConfig(**settings)

@@ -3,6 +3,7 @@
 import pytest
 
 from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.kernels.architectures import ARCHITECTURES
 
@@ -143,3 +144,22 @@ def test_an_unknown_gpu_offers_close_names(typed, close):
 def test_a_published_reading_is_kept_to_its_mebibyte():
     # deviceQuery on an A40: 47608692736 bytes.
     assert abs(gpus.find("A40").memory - 47_608_692_736) < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ({"gpu": "8xh100"}, "H100 SXM"),
+        ({"gpu": "NVIDIA H100", "devices": 4}, "H100 SXM"),
+        ({"gpu": "8xh100-nvl"}, "H100 NVL"),
+        ({"gpu": "4x4090"}, "RTX 4090"),
+    ],
+)
+def test_several_in_a_box_are_those_that_are_sold_in_one(typed, meant):
+    assert gpus.find(make({"model": "gpt2", **typed}).gpu).name == meant
+
+
+@pytest.mark.parametrize("typed", ["h100", "1xh100", "8xa100"])
+def test_one_card_and_cards_of_two_sizes_still_have_to_be_named_in_full(typed):
+    with pytest.raises(UsageError):
+        gpus.find(make({"model": "gpt2", "gpu": typed}).gpu)

@@ -101,3 +101,25 @@ def test_a_snippet_says_batch_and_accumulation_in_the_words_of_its_program(found
 def test_an_optimizer_is_named_as_the_trainer_names_that_very_one(small_model, optim, named):
     text = snippet(make({"model": small_model, "optim": optim}), "trainer")
     assert (f'optim="{named}"' in text) if named else ("optim=" not in text)
+
+
+@pytest.mark.nightly
+def test_over_several_gpus_what_each_holds_is_divided_before_a_step_is_slowed():
+    found = memcalc.suggest("gpt2-medium", gpu="4xgtx-1660", batch=1, seq=128)
+    full = next(one for one in found.found if one.way.key == "full")
+    assert full.figures is not None
+    assert full.figures.plan.devices == 4
+    assert [one.key for one in full.remedies] in (["zero1"], ["fsdp2"])
+    text = terminal(list(suggested.blocks(found, suggested.Work())), width=80)
+    assert text.startswith("✓ fits on 4 x GTX 1660")
+
+
+@pytest.mark.nightly
+def test_where_one_gpu_is_too_small_for_all_weights_several_are_tried():
+    found = memcalc.suggest("gpt2-medium", gpu="gtx-1650", batch=8, seq=128)
+    keys = [one.way.key for one in found.fitting]
+    assert "full" not in keys
+    over = next(one for one in found.fitting if one.way.key.startswith("full x"))
+    plan = over.figures.plan
+    assert plan.devices * plan.batch * plan.grad_accum == 8
+    assert over.figures.fit.verdict is FitVerdict.FITS

@@ -189,6 +189,12 @@ def of(plan: Plan) -> Layout:
     return layout
 
 
+def replicas(plan: Plan) -> int:
+    """Ranks that have samples of their own: those of tensor parallel share theirs."""
+    over = spread(plan)
+    return over.world // (over.sizes[-1] if over.layout == "tp" else 1)
+
+
 def checked_rank(plan: Plan) -> int:
     """The process that a plan asks about, the first if it says nothing.
 

@@ -1,0 +1,53 @@
+"""The YAML of ``accelerate launch --config_file``."""
+
+from __future__ import annotations
+
+from memcalc.records.plan import Plan
+from memcalc.suggestions.snippets import words
+from memcalc.suggestions.snippets.words import Lines
+
+_TYPES = {"": "'NO'", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
+_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
+
+
+def lines(plan: Plan) -> Lines:
+    """A whole file; what belongs into the script is a comment."""
+    mixed = {"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(plan.precision, "no")
+    layout = words.layout(plan)
+    kind = "DEEPSPEED" if layout in _STAGES else _TYPES.get(layout, "MULTI_GPU")
+    return [
+        "# accelerate launch --config_file this.yaml train.py",
+        "compute_environment: LOCAL_MACHINE",
+        f"distributed_type: {kind}",
+        *_sharded(plan, layout),
+        f"mixed_precision: '{mixed}'",
+        "num_machines: 1",
+        f"num_processes: {plan.devices}",
+        "use_cpu: false",
+        f"# Accelerator(gradient_accumulation_steps={plan.grad_accum})",
+        f"# DataLoader(..., batch_size={plan.batch})",
+        *(["# model.gradient_checkpointing_enable()"] if plan.checkpointing else []),
+        *(f"# {line}" for line in words.quantisation(plan) if line),
+        *([f"# {words.lora(plan)}"] if plan.lora is not None else []),
+        *words.loading(plan),
+        *([words.other_layout(plan)] if layout not in (*_TYPES, *_STAGES) else []),
+        *words.elsewhere(plan, has_optimizer=False),
+    ]
+
+
+def _sharded(plan: Plan, layout: str) -> Lines:
+    if layout in _STAGES:
+        steps = plan.grad_accum
+        return [
+            "deepspeed_config:",
+            f"  zero_stage: {_STAGES[layout]}",
+            f"  gradient_accumulation_steps: {steps}",
+        ]
+    if not layout.startswith("fsdp"):
+        return []
+    told = {
+        "fsdp_version": layout[-1],
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        **{f"fsdp_{name}": str(value).lower() for name, value in plan.parallel_args},
+    }
+    return ["fsdp_config:", *(f"  {name}: {value}" for name, value in told.items())]
