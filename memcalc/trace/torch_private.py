@@ -223,6 +223,16 @@ def let_transformers_run_eagerly() -> None:
     import_utils.is_fake_tensor = lambda _: False
 
 
+def let_compiled_run_eagerly() -> None:
+    """What ``torch.compile`` has wrapped runs as it was, for the life of the process."""
+    setattr(importlib.import_module("torch._dynamo.config"), "disable", True)  # noqa: B010
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """``torch.compile`` has wrapped it, or ``Module.compile`` did."""
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
+
+
 def transformers_runs_eagerly(tensor: torch.Tensor) -> bool:
     """``let_transformers_run_eagerly`` has done what it should, or there is no transformers."""
     loaded = sys.modules.get("transformers.utils.import_utils")

@@ -53,7 +53,8 @@ def tracer(
     device.use(program.plan.target)
     autocast.install()
     overrides.install()
-    said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target))))
+    torch_private.let_compiled_run_eagerly()
+    said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target), *_compiled(program))))
     allowed = _ATTENTION.get(program.plan.attention)
     attention.install(target, allowed, choose if symbols is None else symbols.choose)
     kernels = kernels or (TargetKernelMemory(target) if symbols is None else symbols)
@@ -98,6 +99,11 @@ def _recurrent(program: Program, target: Target) -> Iterator[str]:
     layers = any(isinstance(module, torch.nn.RNNBase) for module in program.model.modules())
     if layers and target.cudnn and cudnn_enabled():
         yield "cuDNN's recurrent layers: they are taken to need what PyTorch's own cells do"
+
+
+def _compiled(program: Program) -> Iterator[str]:
+    if any(map(torch_private.is_compiled, program.model.modules())):
+        yield "torch.compile runs the eager code: what is fused on a GPU may need less"
 
 
 def _of_another_torch(target: Target) -> Iterator[str]:

@@ -31,13 +31,13 @@ def build(
         attention: implementation that transformers shall use; ``None``: its own choice.
         dtype: of the weights.
         as_loaded: what says its own dtype keeps it, as when transformers loads a checkpoint; else
-            the whole model is cast.
+            the whole model is cast. A callable's model is cast to 16-bit types alone.
 
     Raises:
         UsageError: transformers or the callable cannot build it, with their reason.
     """
     if source.factory is not None:
-        return _call(source.factory).to(dtype)
+        return _in(dtype, _call(source.factory))
     config = configure(source, head, attention=attention)
     transformers = importlib.import_module("transformers")
     default = torch.get_default_dtype()
@@ -55,6 +55,15 @@ def build(
         torch.set_default_dtype(default)
     _settle(model)
     return model if as_loaded else model.to(dtype)
+
+
+def _in(dtype: torch.dtype, model: torch.nn.Module) -> torch.nn.Module:
+    """A model of one's own in a 16-bit type; else with the types that its own code gives it.
+
+    ``Module.to(dtype)`` would cast complex parameters as well, and lose half of each.
+    """
+    casts = {torch.bfloat16: model.bfloat16, torch.float16: model.half}
+    return casts[dtype]() if dtype in casts else model
 
 
 def _of_text(config: Any, cls: Any) -> Any:

@@ -8,6 +8,8 @@ from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.question import code_in
+from memcalc.estimation.tracing import Desk
+from memcalc.records.plan import Plan
 from memcalc.registry.build import build
 from memcalc.workload.model import in_its_words
 from memcalc.workload.program import prepare
@@ -26,6 +28,20 @@ class Net(torch.nn.Module):
 class Slow(torch.optim.SGD):
     def __init__(self, params, extra=1):
         super().__init__(params, lr=0.1, momentum=0.9)
+
+class Types(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turns = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.complex64))
+        self.half = torch.nn.Linear(4, 4).half()
+        self.double = torch.nn.Linear(4, 4).double()
+        self.plain = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (x.to(torch.complex64) @ self.turns).abs().sum()
+
+def compiled():
+    return torch.compile(Net())
 
 def no_net():
     raise RuntimeError("weights are missing")
@@ -143,3 +159,35 @@ def test_under_the_trainer_adafactor_is_that_of_transformers():
 
 def test_what_names_no_code_is_not_taken_for_it():
     assert not any(map(imports.is_named, ("gpt2", "a/b", "a:b:c", ":x", "x:", "a b:c")))
+
+
+def test_a_model_keeps_the_types_that_its_code_gives_it(file):
+    made = dict(program("own_net:Types", "x=float32[5,4]").model.named_parameters())
+    kinds = {name: made[name].dtype for name in ("turns", "half.weight", "double.weight")}
+    assert kinds == {
+        "turns": torch.complex64,
+        "half.weight": torch.float16,
+        "double.weight": torch.float64,
+    }
+    made = dict(
+        program("own_net:Types", "x=float32[5,4]", precision="bf16").model.named_parameters()
+    )
+    assert made.pop("turns").dtype is torch.complex64
+    assert {one.dtype for one in made.values()} == {torch.bfloat16}
+
+
+def eager_and_compiled():
+    found = []
+    for name in ("Net", "compiled"):
+        plan = Plan(model=f"own_net.py:{name}", inputs=("x=float32[5,3,8,8]",), gpu="T4")
+        prediction, _ = Desk().estimate(plan)
+        said = [one for one in prediction.assumptions if "torch.compile" in one]
+        found.append((prediction.peak.allocated, said))
+    return found
+
+
+def test_a_compiled_model_is_answered_as_its_eager_code_and_says_so(file, forked):
+    (eager, nothing), (compiled, said) = forked(eager_and_compiled)
+    assert compiled == eager
+    assert said
+    assert not nothing
