@@ -12,8 +12,12 @@ class NotOnHubError(Exception):
     """The hub has no such config for us; the message says why in a few words."""
 
 
-def config_file(name: str) -> Path:
+def config_file(name: str, revision: str | None = None) -> Path:
     """Download, or find in the hub's cache, the config.json of a model.
+
+    Args:
+        name: such as ``org/model``.
+        revision: a branch, a tag or a commit; ``None``: the newest.
 
     Raises:
         NotOnHubError: no such model, no access to it, or the hub cannot be reached.
@@ -23,11 +27,14 @@ def config_file(name: str) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        return Path(hf_hub_download(name, _FILE, local_files_only=not _reachable(name)))
+        offline = not _reachable(name, revision)
+        return Path(hf_hub_download(name, _FILE, revision=revision, local_files_only=offline))
     except errors.GatedRepoError:
         raise NotOnHubError("the model is gated: log in with hf auth login") from None
     except errors.RepositoryNotFoundError:
         raise NotOnHubError("the hub has no model of that name") from None
+    except errors.RevisionNotFoundError:
+        raise NotOnHubError(f"on the hub it has no revision {revision}") from None
     except errors.LocalEntryNotFoundError:
         raise NotOnHubError("the hub cannot be reached and the model is not bundled") from None
     except errors.EntryNotFoundError:
@@ -38,7 +45,13 @@ def config_file(name: str) -> Path:
         raise NotOnHubError(f"the hub answered {type(error).__name__}") from None
 
 
-def _reachable(name: str) -> bool:
+def revision_of(file: Path) -> str | None:
+    """The commit that a file in the hub's cache is of."""
+    folder = file.parent
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def _reachable(name: str, revision: str | None) -> bool:
     """Whether the hub answers: one question, because a download asks for half a minute.
 
     Raises:
@@ -47,7 +60,7 @@ def _reachable(name: str) -> bool:
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     try:
-        get_hf_file_metadata(hf_hub_url(name, _FILE))
+        get_hf_file_metadata(hf_hub_url(name, _FILE, revision=revision))
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         response = getattr(error, "response", None)
         if response is None or response.status_code >= 500:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog import hub
 from memcalc.catalog.validate import validate
@@ -38,6 +39,8 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """``package.module:callable`` returning an ``nn.Module``."""
     tuned: str = ""
     """The model that was named, where this one is what it was tuned from."""
+    revision: str | None = None
+    """The commit on the hub that the config is of."""
 
     @property
     def digest(self) -> str | None:
@@ -65,7 +68,8 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
 
     Args:
         name: a bundled name (``gpt2`` and ``openai-community/gpt2`` are the same), a folder with
-            a config.json, a config.json, a hub name, or ``package.module:callable``.
+            a config.json, a config.json, a hub name (``org/model``, ``org/model@revision``), or
+            ``package.module:callable``.
         trust_remote_code: accept a config whose model is defined by code in its repository.
 
     Raises:
@@ -82,7 +86,8 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     base = _base_of(name)
     if base is not None:
         return ModelSource(name=_name_of(base), origin="bundled", config=_shipped(base), tuned=name)
-    return _checked(name, "hub", _from_hub(name), trust_remote_code)
+    config, revision = _from_hub(name)
+    return replace(_checked(name, "hub", config, trust_remote_code), revision=revision)
 
 
 def canonical(name: str) -> str:
@@ -164,11 +169,14 @@ def _checked(name: str, origin: str, config: Any, trust: bool) -> ModelSource:
 
 
 @functools.cache
-def _from_hub(name: str) -> Any:
-    if not re.match(r"^[\w.-]+(/[\w.-]+)?$", name):
+def _from_hub(name: str) -> tuple[Any, str | None]:
+    """A config, and the commit it is of; ``org/model@revision`` names another than the newest."""
+    found = re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)(?:@([\w./-]+))?", name)
+    if found is None:
         raise unknown("model", name, bundled(), hint="see memcalc list models.")
     try:
-        return _read(hub.config_file(name))
+        file = hub.config_file(found[1], found[2])
     except hub.NotOnHubError as error:
         hint = f"{error}. See memcalc list models, or give a folder with a config.json."
         raise unknown("model", name, bundled(), hint=hint) from None
+    return _read(file), hub.revision_of(file)

@@ -135,7 +135,8 @@ def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
 
 def notes(source: models.ModelSource, seq: int | None) -> tuple[str, ...]:
     """What an answer has to say of a model's config, and of its checkpoint."""
-    return (*positions.notes(source.config, seq), *quantised.notes(source.config))
+    said = (f"the config is revision {source.revision} of the hub",) if source.revision else ()
+    return (*said, *positions.notes(source.config, seq), *quantised.notes(source.config))
 
 
 _QUANTISED = ("ddp", "zero1")

@@ -17,6 +17,8 @@ REFUSALS = {
     "org/broken": (503, "", "the hub cannot be reached"),
 }
 
+COMMITS = {"main": "0" * 40, "v1": "1" * 40}
+
 
 class Hub(BaseHTTPRequestHandler):
     """Serves one config, and refuses the others as the hub does."""
@@ -28,16 +30,19 @@ class Hub(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self):
-        name = self.path.lstrip("/").split("/resolve/")[0]
+        name, _, rest = self.path.lstrip("/").partition("/resolve/")
+        revision = rest.split("/")[0]
         body = json.dumps(CONFIG).encode()
         status, code, _ = REFUSALS.get(name, (200, "", ""))
+        if status == 200 and revision not in COMMITS:
+            status, code = 404, "RevisionNotFound"
         self.send_response(status)
         if code:
             self.send_header("X-Error-Code", code)
             self.send_header("X-Error-Message", code)
         if status == 200:
             self.send_header("ETag", '"0123456789abcdef0123456789abcdef01234567"')
-            self.send_header("X-Repo-Commit", "0" * 40)
+            self.send_header("X-Repo-Commit", COMMITS[revision])
         self.send_header("Content-Length", str(len(body)) if status == 200 else "0")
         self.end_headers()
         if status == 200 and self.command == "GET":
@@ -58,7 +63,10 @@ def hub():
 @pytest.fixture
 def ask(tmp_path):
     def run(endpoint, name):
-        code = f"from memcalc.catalog import models; print(models.find({name!r}).config)"
+        code = (
+            "from memcalc.catalog import models\nfrom memcalc.estimation import understand\n"
+            f"found = models.find({name!r})\nprint(found.config, understand.notes(found, None))"
+        )
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
         environment.pop("HF_HUB_OFFLINE", None)
         return subprocess.run(
@@ -87,3 +95,10 @@ def test_without_a_network_one_question_is_asked_and_nothing_is_logged(ask):
     done = ask("http://127.0.0.1:9", "org/fine")
     assert "the hub cannot be reached and the model is not bundled" in done.stderr
     assert "Retrying" not in done.stderr
+
+
+def test_an_answer_says_which_revision_its_config_is_of(hub, ask):
+    assert f"revision {'0' * 40} of the hub" in ask(hub, "org/fine").stdout
+    assert f"revision {'1' * 40} of the hub" in ask(hub, "org/fine@v1").stdout
+    assert f"revision {'0' * 40} of the hub" in ask("http://127.0.0.1:9", "org/fine").stdout
+    assert "on the hub it has no revision v2" in ask(hub, "org/fine@v2").stderr

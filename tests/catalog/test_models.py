@@ -103,7 +103,7 @@ def test_a_model_tuned_for_chat_has_the_sizes_of_its_bundled_base_and_says_so(ty
     "name", ["mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen3-4B-Instruct-2507", "a/gpt2-it"]
 )
 def test_a_tuned_model_with_another_base_is_not_taken_for_a_bundled_one(name, monkeypatch):
-    monkeypatch.setattr(models, "_from_hub", lambda asked: {"model_type": "gpt2", "name": asked})
+    monkeypatch.setattr(models, "_from_hub", lambda asked: ({"model_type": "gpt2"}, None))
     assert models.find(name).origin == "hub"
 
 
