@@ -10,6 +10,7 @@ INTERRUPTED = 130
 _GO_ON = (
     "memcalc: interrupted; what was answered is kept (unless --no-cache): type the same to go on."
 )
+_NOT_KEPT = "memcalc: interrupted; of a script that has not ended nothing is kept."
 BROKEN_PIPE = 141
 """As shells say it of a program that writes to a pipe nobody reads: 128 + SIGPIPE."""
 
@@ -45,16 +46,16 @@ def run(arguments: list[str]) -> int:
             app.invoke(context)
         sys.stdout.flush()
     except BaseException as error:
-        return _told(error)
+        return _told(error, simulates=arguments[:1] == ["simulate"])
     return 0
 
 
-def _told(error: BaseException) -> int:
+def _told(error: BaseException, *, simulates: bool) -> int:
     """Say what happened; returns the exit code."""
     if isinstance(error, KeyboardInterrupt):
         # Also while the command line is still being imported.
         with contextlib.suppress(OSError, ValueError):
-            print(_GO_ON, file=sys.stderr, flush=True)
+            print(_NOT_KEPT if simulates else _GO_ON, file=sys.stderr, flush=True)
         return INTERRUPTED
     import click
 
