@@ -114,7 +114,8 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "that is only reported. The PyTorch is that of the reading,\nor 2.0 for older ones and "
             "those that do not say; all are older than any that memcalc was held against, so "
             "that\nworkspaces of convolutions are known within limits only. transformers is the "
-            "version of the reading where\none could be run.\n",
+            "version of the reading: its own code where that\nran, else today's with what that "
+            "release did otherwise (`--transformers`).\n",
             f"PyTorch 2.11 stood in for {_stood_in(rows)}.\n",
             table(f"half | {columns}", halves),
             "By source, the largest error first:\n",

@@ -44,7 +44,8 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     plan, gpu = question.plan, question.gpu
     played = _played(question, trace)
     replayed = _replayed(question, trace, _room(question), played)
-    phases = _phases(replayed, trace)
+    crowded = _crowded(question, trace, state, replayed, played)
+    phases = _phases(crowded or replayed, trace)
     if plan.target == "cpu":
         phases = tuple(map(_requested_only, phases))
     top = max(phases, key=lambda phase: phase.allocated or phase.requested)
@@ -92,7 +93,10 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         answer = _on_cpu(answer)
     else:
         answer = _on_cuda(answer, top, trace, gpu)
-        answer = replace(answer, allocator=_allocator(question, trace, answer.peak))
+        span = _allocator(question, trace, answer.peak)
+        if crowded is not None:
+            span = within.given_back(span, answer.peak.reserved or 0, replayed.peaks.reserved)
+        answer = replace(answer, allocator=span)
     if trace.flops is None:
         answer = replace(answer, unknown={**answer.unknown, "flops": _uncounted_flops(trace)})
     if plan.target == "cpu":
@@ -180,6 +184,29 @@ def _replayed(
     else:
         found = played(device.capacity, device.room(device.context.high))
     return found if found.out_of_memory is None else played(UNLIMITED, UNLIMITED)
+
+
+def _crowded(
+    question: Asked, trace: Trace, state: OptimizerState, unlimited: Replay, played: Played | None
+) -> Replay | None:
+    """The replay on a GPU that would be full otherwise, where giving cached blocks back helps.
+
+    ``None``: all that the allocator would keep has room, or nothing helps; a long decode was
+    replayed on its device already.
+    """
+    room = _room(question)
+    if room is None or played is not None:
+        return None
+    device = room.holding(state)
+    if unlimited.peaks.reserved <= device.room(device.context.high):
+        return None
+    for context in (device.context.high, device.context.low):
+        free = device.room(context)
+        if unlimited.peaks.allocated <= free:
+            found = replay(tuples(trace), question.settings, device.capacity, available=free)
+            if found.out_of_memory is None:
+                return found
+    return None
 
 
 def _played(question: Asked, trace: Trace) -> Played | None:

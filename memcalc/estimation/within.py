@@ -70,6 +70,31 @@ def reserved_span(trace: Trace, likely: int, reserved: Callable[[Trace], int]) -
     return Span(low=low, likely=likely, high=high, source=WORKSPACES, parts=(part,))
 
 
+GIVEN_BACK = "cached blocks that the allocator gives back as the GPU fills up"
+
+
+def given_back(known: Span | None, reserved: int, unlimited: int) -> Span:
+    """The span where a GPU is too small for all that the allocator would keep.
+
+    Args:
+        known: what is known only within limits besides.
+        reserved: bytes by a replay that gave cached blocks back.
+        unlimited: the same on a larger GPU.
+    """
+    low, high = min(reserved, unlimited), max(reserved, unlimited)
+    source = "replayed at the GPU's size and without a limit; on a larger GPU it is the larger"
+    part = Part(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
+    if known is None:
+        return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))
+    return replace(
+        known,
+        low=min(known.low, low),
+        high=max(known.high, high),
+        source=f"{known.source}; {GIVEN_BACK}",
+        parts=(*known.parts, part),
+    )
+
+
 def together(likely: Fit, others: list[Fit]) -> Fit:
     """A verdict that holds for every end; where they differ, it is too close to call."""
     if not others:

@@ -66,3 +66,11 @@ def test_kernels_loaded_at_the_start_bring_cudnn_whole_with_the_first_convolutio
     assert set(parts) == {EAGER, CUDNN}
     assert parts[CUDNN].low == 333 << 20
     assert found.context.low == parts[EAGER].low + parts[CUDNN].low
+
+
+def test_a_full_gpu_gets_cached_blocks_back():
+    span = within.given_back(None, reserved=70, unlimited=90)
+    assert (span.low, span.likely, span.high) == (70, 70, 90)
+    assert [part.name for part in span.parts] == [within.GIVEN_BACK]
+    wider = within.given_back(span, reserved=60, unlimited=80)
+    assert (wider.low, wider.high, len(wider.parts)) == (60, 90, 2)
