@@ -133,7 +133,12 @@ def _rule(prediction: Prediction) -> str:
     """The rule of thumb for the optimizer's state, beside the exact figure."""
     name = f"{prediction.plan.optim} state"
     found = [r.bytes_per_parameter for r in prediction.rules_of_thumb if r.name == name]
-    return f" (rule: {found[0]:g})" if found else ""
+    if not found:
+        return ""
+    plan = prediction.plan
+    # What DDP holds each GPU holds; any other layout divides it.
+    divided = plan.devices > 1 and plan.parallel not in (None, "ddp")
+    return f" (rule: {found[0]:g}{f' over {plan.devices} GPUs' if divided else ''})"
 
 
 def _sentences(prediction: Prediction) -> Iterator[Line]:
