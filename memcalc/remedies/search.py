@@ -20,7 +20,7 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.remedies.goals import Goal, needed
 from memcalc.remedies.records import Figures, Remedy, Search, Trial
-from memcalc.remedies.table import accumulate, pieces_of, two_of
+from memcalc.remedies.rows.slower import accumulate, pieces_of, two_of
 from memcalc.remedies.trials import apply
 
 Found = tuple[Trial, Sequence[Remedy]]

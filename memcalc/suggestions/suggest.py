@@ -16,8 +16,9 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.remedies.goals import fitting, needed
 from memcalc.remedies.records import Change, Figures, Remedy
+from memcalc.remedies.rows.slower import SHARDED, SHARDS
 from memcalc.remedies.search import search
-from memcalc.remedies.table import SHARDED, SHARDS, candidates
+from memcalc.remedies.table import candidates
 from memcalc.remedies.trials import Trials, apply, changed
 from memcalc.suggestions.records import Suggestion, Suggestions, Way
 from memcalc.suggestions.speed import speed

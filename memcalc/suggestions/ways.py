@@ -13,7 +13,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.texts import USUAL_LORA
 from memcalc.remedies import sources
 from memcalc.remedies.records import Change
-from memcalc.remedies.table import half_of
+from memcalc.remedies.rows.rounded import half_of
 from memcalc.suggestions.records import Way
 
 
