@@ -59,9 +59,20 @@ def build(
         raise UsageError(f"{choice.implementation} refuses this: {line(error)}.") from None
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"{choice.implementation} is no torch.optim.Optimizer.")
+    if _has_to_be_told(optimizer.step):
+        raise UsageError(
+            f"{choice.implementation} steps with a closure, which no loop of memcalc gives it: "
+            "simulate the script that does (memcalc simulate -- python train.py)."
+        )
     if only is None:
         _override(choice, optimizer, model, wide_embeddings)
     return optimizer
+
+
+def _has_to_be_told(step: Callable[..., Any]) -> bool:
+    needed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    arguments = inspect.signature(step).parameters.values()
+    return any(one.default is one.empty and one.kind in needed for one in arguments)
 
 
 def _rate(choice: Choice, cls: Any) -> dict[str, Any]:

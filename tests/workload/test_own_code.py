@@ -29,6 +29,10 @@ class Slow(torch.optim.SGD):
     def __init__(self, params, extra=1):
         super().__init__(params, lr=0.1, momentum=0.9)
 
+class Again(torch.optim.SGD):
+    def step(self, closure):
+        return super().step(closure)
+
 class Types(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -141,6 +145,11 @@ def test_any_other_class_is_built_from_its_own_code(file, name):
 def test_a_class_that_is_no_optimizer_is_refused(file):
     with pytest.raises(UsageError, match="own_net:Net"):
         build(registry.find("own_net:Net", {}), torch.nn.Linear(2, 2))
+
+
+def test_an_optimizer_that_steps_with_a_closure_is_sent_to_its_script(file):
+    with pytest.raises(UsageError, match=r"closure.*memcalc simulate"):
+        build(registry.find("own_net:Again", {}), torch.nn.Linear(2, 2))
 
 
 def test_under_the_trainer_adafactor_is_that_of_transformers():
