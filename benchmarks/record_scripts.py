@@ -21,7 +21,7 @@ TIMEOUT = 900
 """Seconds for one script."""
 _PACKAGES = (
     *("transformers", "accelerate", "peft", "trl", "diffusers", "datasets", "bitsandbytes"),
-    *("triton", "lightning", "pytorch-ignite", "torchmetrics"),
+    *("triton", "lightning", "pytorch-ignite", "torchmetrics", "liger_kernel"),
 )
 
 

@@ -17,6 +17,7 @@ from memcalc.records.model import (
     StateTensor,
 )
 from memcalc.records.trace import Component
+from memcalc.trace import quantised
 from memcalc.trace.ledger import Ledger
 from memcalc.workload.inventory import take
 
@@ -84,6 +85,7 @@ class Labels:
     def models(self) -> None:
         """Label what models are made of."""
         for model in self._models:
+            quantised.label(model, self._ledger)
             self._ledger.label(filter(_has_storage, model.parameters()), Component.WEIGHTS)
             self._ledger.label(filter(_has_storage, model.buffers()), Component.BUFFERS)
 

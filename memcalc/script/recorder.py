@@ -198,8 +198,14 @@ class ScriptRecorder(TraceRecorder):
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> Any:
         if not is_fake((one, other)):
             return NotImplemented
-        self._note_read()
-        return one.shape == other.shape
+        if one.shape != other.shape or not one.numel():
+            return one.shape == other.shape
+        # Source: aten/src/ATen/native/cuda/Equal.cpp, ``cuda_equal``.
+        if one is other:
+            return True
+        with self:
+            same = one.eq(other).all()
+        return bool(self._read(same))
 
     def _nonzero(self, tensor: torch.Tensor) -> Any:
         """As many places as the known values have; of unknown ones all, as in every trace."""

@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 
 from memcalc.records.trace import Component, Phase
-from memcalc.trace import device, streams, subclasses, wrappers
+from memcalc.trace import device, quantised, streams, subclasses, wrappers
 from memcalc.trace.folding.unfold import BASE, WRAPPED_BASE
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.packages import bitsandbytes, deepspeed, peft
@@ -20,7 +20,7 @@ from memcalc.trace.torch_private import FakeTensor, replaced
 from memcalc.workload import layouts
 from memcalc.workload.layouts import SINGLE, Layout, Rank
 from memcalc.workload.program import Program, finished
-from memcalc.workload.quantised import constants, load, original, packed
+from memcalc.workload.quantised import load
 
 Named = Sequence[tuple[str, torch.nn.Module]]
 """Modules by the paths they have in the model itself, without what wrappers put before them."""
@@ -140,11 +140,14 @@ def _quantised(
             place = "cpu" if device.NAME == "cpu" else f"{device.NAME}:0"
             loaded = load(model, program.plan, place, read)
             _label_quantised(loaded, ledger)
-        with ledger.phase(Phase.PREPARE, 0), peft.prepared(ledger):
+        if program.plan.infers and program.plan.adapters is None:
             ready = finished(program, loaded)
-            _label_quantised(loaded, ledger)
-            if world > 1:
-                ready = _wrapped(ready, rank, ledger)
+        else:
+            with ledger.phase(Phase.PREPARE, 0), peft.prepared(ledger):
+                ready = finished(program, loaded)
+                _label_quantised(loaded, ledger)
+                if world > 1:
+                    ready = _wrapped(ready, rank, ledger)
         yield ready, loaded
 
 
@@ -167,10 +170,7 @@ def _at_layer_of(name: str, ledger: Ledger) -> None:
 
 
 def _label_quantised(model: torch.nn.Module, ledger: Ledger) -> None:
-    for parameter in model.parameters():
-        ledger.label(constants(parameter).values(), Component.QUANTISATION_CONSTANTS)
-        if original(parameter) is not None:
-            ledger.label((packed(parameter),), Component.QUANTISED_WEIGHTS)
+    quantised.label(model, ledger)
     _label(model, ledger)
 
 

@@ -27,6 +27,7 @@ NEEDED = {
     "lightning": "lightning",
     "ignite": "ignite",
     "profiled": "tensorboard",
+    "liger": "liger_kernel",
 }
 
 

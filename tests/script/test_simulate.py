@@ -170,3 +170,40 @@ def test_tensors_that_hold_others_have_no_memory_of_their_own(run, tmp_path):
         steps=0,
     )
     assert int((tmp_path / "said").read_text()) == 4 * 256 * 256 * 4
+
+
+def test_tensors_on_the_gpu_are_compared_by_what_is_known_of_them(run):
+    found = run(
+        """
+        import torch
+        ones, two = torch.ones(3, device="cuda"), torch.tensor([1.0, 1.0, 2.0], device="cuda")
+        assert torch.equal(ones, torch.ones(3, device="cuda"))
+        assert not torch.equal(ones, two) and not torch.equal(ones, two[:2])
+        assert torch.equal(ones.new_empty(0), ones.new_empty(0))
+        """,
+        steps=0,
+    )
+    assert found.ending.code == 0
+
+
+def test_quantised_weights_are_told_from_what_turns_them_back(run):
+    found = run(
+        """
+        import torch
+        import bitsandbytes as bnb
+        base = bnb.nn.Linear4bit(1024, 2048, bias=False, compress_statistics=False)
+        head = torch.nn.Linear(2048, 8).cuda()
+        model = torch.nn.Sequential(base.cuda(), head)
+        optimizer = torch.optim.SGD(head.parameters())
+        for _ in range(2):
+            model(torch.randn(8, 1024, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+        steps=0,
+    )
+    components = found.traced.prediction.components
+    assert components[Component.QUANTISED_WEIGHTS] == 1024 * 2048 // 2
+    # A number for each block of 64, and the table of 16 codes, in fp32.
+    assert components[Component.QUANTISATION_CONSTANTS] == 4 * (1024 * 2048 // 64) + 4 * 16
+    assert components[Component.WEIGHTS] == 4 * (2048 * 8 + 8)
