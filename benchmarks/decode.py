@@ -17,7 +17,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
 
-PHASES = ("load", "prefill", "decode")
+PHASES = ("load", "forward", "prefill", "decode")
 GPU = {"cc90": "H200", "cc80": "A100-80GB", "cc75": "T4"}
 
 
@@ -49,6 +49,8 @@ def compare(path: pathlib.Path, runs: Sequence[dict]) -> Iterator[dict[tuple[str
             config = pathlib.Path(folder) / f"{run['config']['model_type']}-{number}.json"
             config.write_text(json.dumps(run["config"]))
             settings = {"model": str(config), "gpu": gpu, "torch": "2.13", **run["plan"]}
+            if run["loop"] == "forward":
+                settings["inference"] = True
             # The stand-in driver has a cuDNN that attention does not run with.
             answer = _answered(make({**settings, "cudnn_attention": False}), run["loop"])
             yield off(run, answer)

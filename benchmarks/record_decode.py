@@ -2,9 +2,11 @@
 
 Run it with a Python whose torch is a CUDA build: on a machine with a GPU, or over the stand-in
 driver, whose memory reads as zeros. memcalc is not used: the models are transformers' own, and so
-is ``generate``, which is ended by count; runs named ``greedy`` decode in a loop written out here.
+is ``generate``, which is ended by count; runs named ``greedy`` decode in a loop written out here,
+those named ``forward`` are one pass. Quantised models are written to files and read from there.
 
     python benchmarks/record_decode.py evidence/standin/decode-torch2.13-cc90.json
+    python benchmarks/record_decode.py --quantised evidence/standin/decode-quant-torch2.13-cc90.json
 """
 
 import argparse
@@ -12,6 +14,8 @@ import gc
 import json
 import os
 import pathlib
+import sys
+import tempfile
 import time
 
 import torch
@@ -133,6 +137,43 @@ RUNS = [
     run(T5, "generate", batch=2, seq=128, generate=40, cache="static"),
     run(BART, "generate", batch=4, seq=256, generate=64),
 ]
+UNTIED = {**LLAMA, "num_key_value_heads": 8, "num_hidden_layers": 3, "tie_word_embeddings": False}
+TIED = {**QWEN3, "tie_word_embeddings": True}
+QUANTISED = [
+    run(LLAMA, "generate", batch=1, quant="nf4-dq"),
+    run(LLAMA, "generate", batch=4, quant="nf4-dq"),
+    run(LLAMA, "generate", batch=1, quant="int8"),
+    run(LLAMA, "generate", batch=4, quant="int8"),
+    run(GPT2, "generate", batch=1, quant="nf4-dq"),
+    run(GPT2, "generate", batch=4, quant="nf4-dq"),
+    run(GPT2, "generate", batch=1, quant="int8"),
+    run(GPT2, "generate", batch=4, quant="int8", precision="fp16"),
+    run(UNTIED, "generate", batch=1, seq=1000, generate=60, quant="nf4"),
+    run(UNTIED, "generate", batch=2, seq=100, generate=40, quant="fp4", precision="fp16"),
+    run(UNTIED, "generate", batch=16, seq=200, generate=20, quant="nf4-dq"),
+    run(UNTIED, "generate", batch=1, seq=100, generate=40, quant="nf4-dq", precision="fp32"),
+    run(TIED, "generate", batch=1, seq=300, generate=40, quant="nf4-dq", cache="static"),
+    run(TIED, "generate", batch=2, seq=200, generate=30, quant="nf4-dq", beams=4),
+    run(MISTRAL, "generate", batch=1, seq=600, generate=32, quant="int8"),
+    run(NEOX, "generate", batch=1, seq=200, generate=64, quant="nf4-dq"),
+    run(OPT, "generate", batch=2, seq=128, generate=40, quant="int8", precision="fp16"),
+    run(LLAMA, "generate", batch=1, quant="torchao-int8"),
+    run(TIED, "generate", batch=4, seq=200, generate=30, quant="torchao-float8"),
+    run(LLAMA, "forward", batch=1, generate=None, quant="nf4-dq"),
+    run(LLAMA, "forward", batch=4, generate=None, quant="int8"),
+    run(GPT2, "forward", batch=4, generate=None, quant="nf4-dq"),
+]
+SCHEMES = {
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "nf4-dq": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+    },
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "int8": {"load_in_8bit": True},
+}
+TORCHAO = {"torchao-int8": "Int8WeightOnlyConfig", "torchao-float8": "Float8WeightOnlyConfig"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -199,22 +240,52 @@ def without_triton():
         native.triton_utils.deregister_op_overrides()
 
 
-def record(one):
-    """Peaks of one run by phase."""
+def quantisation(scheme, dtype):
+    """What ``from_pretrained`` is told."""
+    if scheme in TORCHAO:
+        import torchao.quantization
+
+        return transformers.TorchAoConfig(getattr(torchao.quantization, TORCHAO[scheme])())
+    settings = dict(SCHEMES[scheme])
+    if "load_in_4bit" in settings:
+        settings["bnb_4bit_compute_dtype"] = dtype
+    return transformers.BitsAndBytesConfig(**settings)
+
+
+def placed(one):
+    """The model of a run on the GPU, as a script loads it."""
     plan = one["plan"]
     config = transformers.AutoConfig.for_model(**one["config"])
     auto = transformers.AutoModelForCausalLM
     if config.is_encoder_decoder:
         auto = transformers.AutoModelForSeq2SeqLM
-    attention = plan.get("attention")
-    model = auto.from_config(config, attn_implementation=attention).to(DTYPES[plan["precision"]])
-    model = model.to("cuda").eval()
+    attention, dtype = plan.get("attention"), DTYPES[plan["precision"]]
+    model = auto.from_config(config, attn_implementation=attention).to(dtype)
+    if "quant" not in plan:
+        return model.to("cuda").eval()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        del model
+        return auto.from_pretrained(
+            folder,
+            quantization_config=quantisation(plan["quant"], dtype),
+            device_map={"": 0},
+            dtype=dtype,
+        ).eval()
+
+
+def record(one):
+    """Peaks of one run by phase."""
+    plan = one["plan"]
+    model = placed(one)
     meter = Meter(model)
-    meter.turn("prefill")
+    meter.turn("forward" if one["loop"] == "forward" else "prefill")
     with torch.no_grad():
         ids = torch.ones(plan["batch"], plan["seq"], dtype=torch.long, device="cuda")
-        mask = torch.ones_like(ids)
-        if one["loop"] == "greedy":
+        mask = None if one["loop"] == "forward" else torch.ones_like(ids)
+        if mask is None:
+            out = model(ids)
+        elif one["loop"] == "greedy":
             out = greedy(model, ids, mask, plan)
         else:
             model._has_unfinished_sequences = ended_by_count(plan["generate"])
@@ -249,8 +320,11 @@ def write(output, runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=pathlib.Path)
-    output = parser.parse_args().output
+    parser.add_argument("--quantised", action="store_true", help="runs over quantised bases")
+    arguments = parser.parse_args()
+    output = arguments.output
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     without_triton()
     known = {}
     if output.exists():
@@ -259,12 +333,15 @@ def main():
             json.dumps({k: r[k] for k in ("config", "loop", "plan")}): r["peaks"] for r in kept
         }
     runs = []
-    for one in RUNS:
+    for one in QUANTISED if arguments.quantised else RUNS:
         started = time.monotonic()
         peaks = known.get(json.dumps(one))
         if peaks is None:
             peaks = record(one)
             gc.collect()
+            if "bitsandbytes.functional" in sys.modules:
+                # Tables of codes on the GPU, which a fresh process makes anew.
+                sys.modules["bitsandbytes.functional"].name2qmap.clear()
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

@@ -139,7 +139,7 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     if each <= 0:
         yield "the cache does not grow with the tokens that are generated"
         return
-    weights = sum(p.bytes for p in trace.inventory.parameters)
+    weights = sum(p.bytes for p in trace.inventory.tensors if not p.buffer)
     sequences = plan.batch * plan.beams
     yield f"a token adds {each:,} bytes to the cache of its sequence"
     yield (

@@ -145,7 +145,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Lora | None,
         about(
             "Train adapters instead of the model: r=16,target=all-linear, or none.",
-            otherwise="none, and r=16,target=all-linear with quant",
+            otherwise="none, and r=16,target=all-linear where quant is trained on",
         ),
     ] = None
     loop: Annotated[
@@ -303,11 +303,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def adapters(self) -> str | None:
         """What adapters train instead of the model, as ``lora`` says it; ``None``: there are none.
 
-        On a quantised model there are some unless the plan says none.
+        On a quantised model that trains there are some unless the plan says none.
         """
         if self.lora is not None:
             return None if self.lora == NO_LORA else self.lora
-        return USUAL_LORA if self.scheme is not None else None
+        return USUAL_LORA if self.scheme is not None and not self.infers else None
 
     @property
     def scheme(self) -> str | None:
@@ -383,6 +383,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "resume": self.resume,
             "eval": self.eval is not None,
             "freeze": bool(self.freeze),
+            "kbit_prepare": not self.kbit_prepare,
             "keep_outputs": self.keep_outputs is not None,
             "kv_cache": self.kv_cache is not None,
             "optim_args": bool(self.optim_args),
@@ -391,8 +392,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         named = next((name for name, given in training.items() if given), None)
         if named is not None:
             return f"{asked} trains nothing: leave out {named}, or {asked}."
-        if self.scheme is not None:
-            return f"{asked} is answered without quantised weights so far: leave quant out."
         if self.devices > 1 or self.parallel is not None:
             return f"{asked} is answered for one GPU so far: leave out devices and parallel."
         if self.generate is not None and self.inputs:
@@ -406,6 +405,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return "an engine reserves a share of a GPU: name it, such as --gpu h100."
         if self.precision.startswith("amp-"):
             return f"engines have no {self.precision}: type --precision {self.precision[4:]}."
+        if self.scheme is not None:
+            return "engines are answered with weights as they are so far: leave quant out."
         if self.cache != "dynamic" or self.beams > 1:
             return "engine keeps a cache of its own, and no beams: leave out cache and beams."
         return None

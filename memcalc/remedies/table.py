@@ -46,7 +46,12 @@ ROWS: tuple[Row, ...] = (
     adapters.lora,
     adapters.qlora,
 )
-OF_INFERENCE: tuple[Row, ...] = (free.attention, free.expandable, rounded.all_in_half)
+OF_INFERENCE: tuple[Row, ...] = (
+    free.attention,
+    free.expandable,
+    rounded.all_in_half,
+    rounded.weights_in_4_bit,
+)
 """Where nothing is trained."""
 
 

@@ -76,6 +76,8 @@ def _inference(plan: Plan, tokens: str) -> Iterator[str]:
     yield "one forward pass" if plan.generate is None else f"{plan.generate} tokens generated"
     yield plan.precision
     yield f"batch {plan.batch}{tokens}"
+    yield from [f"{plan.scheme} base"] if plan.scheme else []
+    yield from [f"LoRA {plan.adapters}"] if plan.adapters else []
     if plan.cache != "dynamic":
         yield f"{plan.cache} cache"
     if plan.beams > 1:

@@ -342,6 +342,7 @@ class _Writer:
         self._events = list(base.events[: self._end])
         self._storages = list(base.storages)
         self._calls = dict(calls.calls)
+        self._inventory = base.inventory
         third = _passes(base)[_AT]
         held = set(self._events) - {~event for event in self._events if event < 0}
         self._left = {
@@ -400,6 +401,7 @@ class _Writer:
             events=stream.events,
             event_tags=[],
             marks=stream.marks,
+            inventory=self._inventory,
             flops=None,
         )
         numbers = {origin: n for n, origin in enumerate(stream.origins)}

@@ -118,6 +118,8 @@ def _decoded(
     decoding = Decoding(run, calls, tokens, movable=_movable(program))
     found = continued(decoding, tokens, target, calls)
     where = "at the start and the end" if _movable(program) else "at the start"
+    if found.tagged.inventory is not None:
+        said[described(found.tagged.inventory)] = None
     said[f"passes of decoding are traced {where} and continued, proven on one more"] = None
     assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
     return replace(

@@ -238,7 +238,8 @@ def finished(program: Program, loaded: torch.nn.Module) -> Program:
     """
     if program.plan.checkpointing:
         _check_checkpointing(loaded)
-    quantised.prepare(loaded, program.plan)
+    if not program.plan.infers:
+        quantised.prepare(loaded, program.plan)
     known = program.inventory
     model, inventory = _finished(loaded, program.plan, known.model, known.task)
     return replace(program, model=model, inventory=replace(inventory, config=known.config))
@@ -277,18 +278,23 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
         yield "DeepSpeed makes its flat buffers on the GPU, as it does where that has the room"
     if plan.optim_in_backward or choice.row.in_backward:
         yield "each parameter is updated inside backward, and its gradient freed at once"
-    if plan.scheme is not None:
-        dtype = str(compute_dtype(plan)).removeprefix("torch.")
-        yield f"linear layers compute in {dtype}, and so is the model loaded"
-    if plan.scheme == "int8":
-        yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
+    yield from _said_of_base(plan)
     if plan.resume:
         yield "the checkpoint is read into host memory first, as transformers' Trainer does"
     if plan.eval:
         yield f"evaluation runs {plan.eval} batches of the training's size and keeps their logits"
 
 
+def _said_of_base(plan: Plan) -> Iterator[str]:
+    if plan.scheme is not None:
+        dtype = str(compute_dtype(plan)).removeprefix("torch.")
+        yield f"linear layers compute in {dtype}, and so is the model loaded"
+    if plan.scheme == "int8":
+        yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
+
+
 def _said_of_inference(plan: Plan) -> Iterator[str]:
+    yield from _said_of_base(plan)
     if plan.generate is None:
         yield "one forward pass without gradients"
         return

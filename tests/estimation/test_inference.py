@@ -92,6 +92,8 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
         ({"generate": 4, "cache": "quantized"}, "optimum-quanto"),
         ({"generate": 4, "grad_accum": 2}, "leave out grad_accum"),
         ({"generate": 4, "devices": 2}, "one GPU"),
+        ({"generate": 4, "quant": "nf4", "kbit_prepare": False}, "leave out kbit_prepare"),
+        ({"generate": 4, "quant": "nf4", "engine": "vllm", "gpu": "l40s"}, "leave quant out"),
         ({"cache": "static"}, "needs generate"),
         ({"inference": True, "beams": 2}, "--generate N"),
     ],
@@ -128,6 +130,30 @@ def test_adapters_around_a_model_that_generates_change_nothing_of_its_cache(smal
     adapted = estimate(small_model, lora="r=4", **asked)
     assert adapted.components[Component.KV_CACHE] == bare.components[Component.KV_CACHE] > 0
     assert [one.phase for one in adapted.phases] == [one.phase for one in bare.phases]
+
+
+def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, tracer):
+    asked = {"model": llama, "batch": 1, "seq": 20, "generate": 5, "quant": "nf4-dq", **BF16}
+    found = tracer.trace(make(asked))
+    phases = [phase.phase for phase in found.prediction.phases]
+    assert phases == [Phase.LOAD, Phase.PREFILL, Phase.DECODE]
+    kept = held(found.trace, Component.KV_CACHE)
+    assert kept == [0, *(A_TOKEN * (20 + passes) for passes in range(4))]
+    inventory = found.trace.inventory
+    assert {tensor.dtype for tensor in inventory.parameters} == {"uint8", "bfloat16"}
+    assert not any("lora" in tensor.name for tensor in inventory.tensors)
+    size = sum(tensor.bytes for tensor in inventory.tensors if not tensor.buffer)
+    said = " ".join(found.prediction.assumptions)
+    assert f"outgrows the weights ({size:,} bytes)" in said
+    assert "linear layers are quantised" in said
+
+
+def test_adapters_on_a_base_in_4_bit_are_attached_after_loading(llama, tracer):
+    asked = {"model": llama, "batch": 1, "seq": 20, "generate": 5, "quant": "nf4-dq", **BF16}
+    found = tracer.trace(make({**asked, "lora": "r=4"}))
+    phases = [phase.phase for phase in found.prediction.phases]
+    assert phases == [Phase.LOAD, Phase.PREPARE, Phase.PREFILL, Phase.DECODE]
+    assert any("lora" in tensor.name for tensor in found.trace.inventory.tensors)
 
 
 def test_a_setting_of_quantised_bases_is_refused_where_nothing_is_quantised(small_model):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.evidence.test_standin import STANDIN
 
-RECORDINGS = sorted(STANDIN.glob("decode-*.json"))
+RECORDINGS = sorted(STANDIN.glob("decode-torch*.json"))
 decode = runpy.run_path("benchmarks/decode.py")
 SHORT = 40
 """Tokens of the runs that are compared by default; benchmarks/decode.py compares all."""

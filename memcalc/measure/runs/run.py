@@ -142,8 +142,14 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
 
 def _generate(program: Program, options: Options, watch: _Watch, found: dict[str, Any]) -> None:
     """Generate under the meter; what is about training stays unknown."""
+    plan = program.plan
     with watch.phase(Phase.LOAD, 0):
         program = build.place(program, options.device)
+    if plan.scheme is not None and plan.adapters is None:
+        program = finished(program, program.model)
+    elif plan.scheme is not None:
+        with watch.phase(Phase.PREPARE, 0):
+            program = finished(program, program.model)
     model = program.model
     found["weights"] = storage_bytes(model.parameters())
     found["buffers"] = storage_bytes(model.buffers())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from memcalc import registry
-from memcalc.catalog import gpus
+from memcalc.catalog import gpus, models
+from memcalc.estimation.understand import checkpoint_refusal, quant_refusal
 from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
@@ -104,6 +107,43 @@ def all_in_half(plan: Plan, task: Task) -> Iterator[Remedy]:
         cost=f"weights, results and cache in {half}",
         source=_HALF,
     )
+
+
+def weights_in_4_bit(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Weights that nothing trains."""
+    if plan.scheme is not None or plan.engine is not None:
+        return
+    changes = in_4_bit(plan)
+    yield Remedy(
+        key="4 bit",
+        title=f"weights in 4 bit ({typed(changes)})",
+        changes=changes,
+        rank=8,
+        cost="weights rounded to 4 bit, which every product turns back",
+        source=sources.FOUR_BIT,
+        unfit=not_in_4_bit(plan),
+    )
+
+
+def in_4_bit(plan: Plan, *others: Change) -> tuple[Change, ...]:
+    """The change to weights in 4 bit, which compute in half precision, and others beside it."""
+    changes: tuple[Change, ...] = (("quant", "nf4-dq"), *others)
+    if plan.precision in ("fp32", "tf32"):
+        changes = (*changes, ("precision", half_of(plan)))
+    return changes
+
+
+def not_in_4_bit(plan: Plan) -> str | None:
+    """Why a model is not loaded in 4 bit; ``None``: it can be."""
+    asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
+    refused = checkpoint_refusal(asked, source) is not None
+    quantised_already = "the checkpoint is quantised already, in another way" if refused else None
+    return quant_refusal(asked, source) or quantised_already
+
+
+def typed(changes: tuple[Change, ...]) -> str:
+    """Changes as options."""
+    return " ".join(f"--{name} {value}" for name, value in changes)
 
 
 def _optimizer(plan: Plan, name: str) -> tuple[Change, ...]:
