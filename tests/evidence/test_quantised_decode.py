@@ -5,8 +5,7 @@ import runpy
 
 import pytest
 
-from memcalc.catalog.quantised import TORCHAO
-from memcalc.workload.quantised import SCHEMES
+from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO
 from tests.evidence.test_standin import STANDIN
 
 (RECORDING,) = STANDIN.glob("decode-quant-*.json")
@@ -36,7 +35,7 @@ def test_every_phase_is_equal_on_every_rung(run):
 def test_recordings_cover_what_they_claim():
     plans = [run["plan"] for run in RUNS]
     assert len(plans) >= 20
-    assert {plan["quant"] for plan in plans} == {*SCHEMES, *TORCHAO}
+    assert {plan["quant"] for plan in plans} == {*BITSANDBYTES, *TORCHAO}
     assert {"bf16", "fp16", "fp32"} == {plan["precision"] for plan in plans}
     assert {1, 4, 16} <= {plan["batch"] for plan in plans}
     assert "static" in {plan.get("cache") for plan in plans}
