@@ -162,7 +162,7 @@ class CachingAllocator(AllocatorState):
         raise DeviceOutOfMemoryError(
             FailedRequest(
                 requested=size,
-                asked=self._segment_size(rounded),
+                asked=self.segment_size(rounded),
                 device_free=self.device.free,
                 allowed=self.allowed,
                 allocated=held.allocated,
@@ -170,7 +170,8 @@ class CachingAllocator(AllocatorState):
             )
         )
 
-    def _segment_size(self, rounded: int) -> int:
+    def segment_size(self, rounded: int) -> int:
+        """Bytes of the segment that is taken for a block of this size."""
         if rounded <= SMALL_REQUEST:
             return SMALL_SEGMENT
         if rounded < MIN_OWN_SEGMENT:
@@ -178,7 +179,7 @@ class CachingAllocator(AllocatorState):
         return (rounded + SEGMENT_ROUNDING - 1) & -SEGMENT_ROUNDING
 
     def _new_block(self, pool: Pool, rounded: int, stream: int) -> Block | None:
-        size = self._segment_size(rounded)
+        size = self.segment_size(rounded)
         reserved = self.stats.device.reserved.current
         if self.allowed is not None and reserved + size > self.allowed:
             return None

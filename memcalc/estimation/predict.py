@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 from msgspec.structs import replace
@@ -22,8 +23,8 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction, Span
 from memcalc.records.steady import continued, repeats
 from memcalc.records.trace import UNCOUNTED_FLOPS, Aside, Component, Mark, Phase, Trace
-from memcalc.records.walk import components, counts, highest, most_of
-from memcalc.units import format_bytes
+from memcalc.records.walk import changes, components, counts, highest, most_of
+from memcalc.units import GIB, format_bytes
 
 UNLIMITED = 1 << 50
 """Device size of a replay without a GPU named: large enough for anything."""
@@ -84,7 +85,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         assumptions=(
             *((within.ALIKE,) if trace.bounds else ()),
             *_of_cache(plan, trace),
-            *_of_long_decode(plan, trace),
+            *_of_long_decode(question, trace, played),
             *trace.assumptions,
         ),
         versions=trace.versions,
@@ -148,16 +149,22 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     )
 
 
-def _of_long_decode(plan: Plan, trace: Trace) -> Iterator[str]:
+def _of_long_decode(question: Asked, trace: Trace, played: Played | None) -> Iterator[str]:
     """What is not exact of reserved memory where passes were left out of the trace."""
-    if trace.curve is None or plan.target == "cpu":
+    if played is None or question.plan.target == "cpu":
         return
     yield (
         "segments of small blocks are replayed in passes spread over the decode, so that reserved "
         "may be a few segments of 2 MiB low"
     )
-    if plan.gpu is None:
-        yield f"reserved is that on a GPU of {format_bytes(ROOMY)} (name yours with --gpu)"
+    if question.gpu is None:
+        capacity, _ = _large_enough(trace, None, played)
+        yield f"reserved is that on a GPU of {format_bytes(capacity)} (name yours with --gpu)"
+    else:
+        device = device_of(question.gpu, plan=question.plan)
+        capacity, _ = _large_enough(trace, device, played)
+        if capacity > device.capacity:
+            yield f"reserved is that on a device of {format_bytes(capacity)}, for it does not fit"
 
 
 ROOMY = 80 << 30
@@ -171,19 +178,31 @@ def _room(question: Asked) -> Device | None:
 def _replayed(
     question: Asked, trace: Trace, device: Device | None, played: Played | None
 ) -> Replay:
-    """The replay on a device without a limit.
+    """The replay on a device without a limit; of a long decode on one that is large enough.
 
     A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
     is full makes the allocator give them back: of a long decode it is the replay that decides
-    whether it fits, with the largest context, and without a limit only where that is too small.
+    whether it fits, with the largest context. Where it does not, the answer is that of the first
+    device of 2, 4, 8 times the size on which it does.
     """
     if played is None:
         return replay(tuples(trace), question.settings, UNLIMITED)
-    if device is None:
-        found = played(ROOMY, ROOMY)
-    else:
-        found = played(device.capacity, device.room(device.context.high))
-    return found if found.out_of_memory is None else played(UNLIMITED, UNLIMITED)
+    return _large_enough(trace, device, played)[1]
+
+
+def _large_enough(trace: Trace, device: Device | None, played: Played) -> tuple[int, Replay]:
+    """The size of device that a long decode fits, and its replay there."""
+    capacity = room = ROOMY
+    if device is not None:
+        capacity, room = device.capacity, device.room(device.context.high)
+    sizes = [storage.bytes for storage in trace.storages]
+    needed = max(accumulate(changes(trace.events, sizes)), default=0)
+    while True:
+        found = played(capacity, room) if needed <= room else None
+        # With a fraction of nothing to reserve, no device is large enough.
+        if found is not None and (found.out_of_memory is None or capacity >= UNLIMITED):
+            return capacity, found
+        capacity = room = 2 * max(capacity, GIB)
 
 
 def _crowded(
@@ -214,15 +233,11 @@ def _played(question: Asked, trace: Trace) -> Played | None:
     if trace.curve is None:
         return None
 
-    @functools.cache
-    def played(capacity: int, available: int) -> Replay:
-        from memcalc.estimation.decoding import replay as decoding
+    from memcalc.estimation.decoding import replay as decoding
 
-        prefix = _as_it_ran(decoding.as_prefix(trace))
-        target = question.target
-        return decoding.replayed(trace, prefix, question.settings, target, capacity, available)
-
-    return played
+    prefix = list(_as_it_ran(decoding.as_prefix(trace)))
+    decode = decoding.Decode(trace.curve, prefix, question.settings, question.target)
+    return functools.cache(decode.replayed)
 
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:

@@ -8,7 +8,8 @@ blocks again: a request that grows stays in its block until that is full.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Failure, Interval, Player, Replay
 from memcalc.allocator.settings import AllocatorSettings, round_size
+from memcalc.estimation.decoding import native
 from memcalc.estimation.decoding.small import small_segments
 from memcalc.estimation.decoding.walk import CALLED, RISE, Sizes, plan_of, unchanged
 from memcalc.kernels.target import Target
@@ -30,35 +32,107 @@ Held = Block | tuple[int, int]
 """A large block, or a small one's bytes: requested and rounded."""
 
 
-def replayed(
-    trace: Trace,
-    prefix: Iterator[tuple[Any, ...]],
-    settings: AllocatorSettings,
-    target: Target,
-    capacity: int,
-    available: int | None = None,
-) -> Replay:
-    """Run a decode through the allocator.
+class Decode:
+    """A decode to be replayed on devices of several sizes."""
 
-    Args:
-        trace: with a curve.
-        prefix: the trace's events before the passes that it leaves out.
-        settings: of the allocator.
-        target: the GPU whose kernels run.
-        capacity: bytes of the device.
-        available: of them, what the allocator can get; ``None``: all.
-    """
-    assert trace.curve is not None
-    events = list(prefix)
-    small = small_segments(trace.curve, events, settings, target)
-    room = None if available is None else max(available - small, 0)
-    device = DeviceMemory(capacity, available=room)
-    player = Player(CachingAllocator(settings, device))
-    failure = player.play(events)
-    player.close_interval()
-    if failure is None:
-        failure = _Passes(trace.curve, player, settings, target, small).run()
-    return player.result(settings, failure)
+    def __init__(
+        self,
+        curve: Curve,
+        prefix: list[tuple[Any, ...]],
+        settings: AllocatorSettings,
+        target: Target,
+    ) -> None:
+        """Replay nothing yet but its small blocks.
+
+        Args:
+            curve: the passes that its trace leaves out.
+            prefix: the trace's events before them.
+            settings: of the allocator.
+            target: the GPU whose kernels run.
+        """
+        self._curve = curve
+        self._prefix = prefix
+        self._settings = settings
+        self._target = target
+        self._small = small_segments(curve, prefix, settings, target)
+
+    def replayed(self, capacity: int, available: int) -> Replay:
+        """Run it through the allocator.
+
+        Args:
+            capacity: bytes of the device.
+            available: of them, what the allocator can get.
+        """
+        settings, small = self._settings, self._small
+        device = DeviceMemory(capacity, available=max(available - small, 0))
+        player = Player(CachingAllocator(settings, device))
+        failure = player.play(self._prefix)
+        player.close_interval()
+        if failure is not None:
+            return player.result(settings, failure)
+        left = _left(self._curve, player)
+        library = native.loaded(player.allocator)
+        if library is not None:
+            return _compiled(self._curve, player, left, self._target, small, library)
+        failure = _Passes(self._curve, player, left, self._target, small).run()
+        return player.result(settings, failure)
+
+
+def _left(curve: Curve, player: Player) -> dict[Role, Held]:
+    """What the pass before the first has left."""
+    left: dict[Role, Held] = {}
+    names = curve.pieces[0].roles
+    for number, storage in enumerate(curve.before):
+        block = player.live.get(storage)
+        if block is not None:
+            small = block.pool.is_small
+            left[names[number]] = (block.requested, block.size) if small else block
+    return left
+
+
+_AT_ONCE = 4096
+"""Passes of which compiled code is told in one call what kernels take."""
+
+
+def _compiled(
+    curve: Curve,
+    player: Player,
+    left: dict[Role, Held],
+    target: Target,
+    small: int,
+    library: ctypes.CDLL,
+) -> Replay:
+    settings = player.allocator.settings
+    passes = native.Passes(library, player.allocator, left)
+    failure, step = None, curve.first
+    try:
+        for piece in curve.pieces:
+            sizes = Sizes(piece, target)
+            while step <= piece.last and failure is None:
+                words, more = sizes.rows(step, min(unchanged(piece, step), step + _AT_ONCE - 1))
+                played = passes.play(sizes, plan_of(sizes, step, settings), step, words, more)
+                step += played
+                if played < more:
+                    why = passes.failed()
+                    failure = Failure(event=0, key=None, interval=(step, Phase.DECODE), why=why)
+    finally:
+        passes.close()
+    requested, allocated, reserved = passes.peaks
+    _add(player, curve, passes.levels(), (requested, allocated, reserved + small))
+    return replace(
+        player.result(settings, failure),
+        end=passes.levels(),
+        at_reserved_peak=passes.at_reserved_peak(),
+        retries=player.allocator.retries + passes.retries,
+    )
+
+
+def _add(player: Player, curve: Curve, end: Levels, peaks: Sequence[int]) -> None:
+    """Add what the passes took as an interval of the replay."""
+    requested, allocated, reserved = peaks
+    highest = Levels(requested=requested, allocated=allocated, active=allocated, reserved=reserved)
+    name = curve.first, Phase.DECODE
+    player.add(Interval(name=name, begin=end, peaks=highest, end=end))
 
 
 class _Passes:
@@ -68,27 +142,21 @@ class _Passes:
         self,
         curve: Curve,
         player: Player,
-        settings: AllocatorSettings,
+        left: dict[Role, Held],
         target: Target,
         small_segments: int,
     ) -> None:
         self._curve = curve
         self._player = player
         self._allocator = player.allocator
-        self._settings = settings
+        self._settings = player.allocator.settings
         self._target = target
         self._more_segments = small_segments
         stats = self._allocator.stats
         self._requested = stats.small.requested
         self._rounded = stats.small.bytes
-        self._left: dict[Role, Held] = {}
-        self._peaks = [0, 0, 0]
-        names = curve.pieces[0].roles
-        for number, storage in enumerate(curve.before):
-            block = player.live.get(storage)
-            if block is not None:
-                small = block.pool.is_small
-                self._left[names[number]] = (block.requested, block.size) if small else block
+        self._left = left
+        self._peaks = [0, 0]
 
     def run(self) -> Failure | None:
         """Play all of them, or up to the one that finds no room."""
@@ -118,17 +186,9 @@ class _Passes:
         return None
 
     def _close(self) -> None:
-        """Add what the passes took as an interval of the replay."""
+        reserved = self._allocator.stats.device.reserved.peak + self._more_segments
         end = self._allocator.levels()
-        peaks = Levels(
-            requested=self._peaks[0],
-            allocated=self._peaks[1],
-            active=self._peaks[1],
-            reserved=self._peaks[2],
-        )
-        self._player.add(
-            Interval(name=(self._curve.first, Phase.DECODE), begin=end, peaks=peaks, end=end)
-        )
+        _add(self._player, self._curve, end, (*self._peaks, reserved))
 
     def _note(self, requested: int, rounded: int) -> None:
         large, peaks = self._allocator.stats.large, self._peaks
@@ -166,8 +226,6 @@ class _Passes:
             else:
                 self._end(self._left.pop(piece.left[key], None))
         self._left = {sizes.roles[n]: held for n, held in made.items() if isinstance(n, int)}
-        reserved = allocator.stats.device.reserved.peak + self._more_segments
-        self._peaks[2] = max(self._peaks[2], reserved)
         if taken != (allocator.device_allocs, allocator.device_frees) or least <= most:
             # Segments come or go; or what is left over of one, and shrinks, may serve a request.
             room = 0

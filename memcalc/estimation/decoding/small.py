@@ -15,7 +15,7 @@ from memcalc.estimation.decoding.walk import Sizes, Walk
 from memcalc.kernels.target import Target
 from memcalc.records.decoding import BORN, DIES, Curve, Piece
 
-_MOST_SMALL = 400_000
+_MOST_SMALL = 300_000
 """Events of passes that small blocks are replayed in: all passes, or pairs that are spread."""
 _FIRST = 8
 
@@ -35,9 +35,11 @@ def small_segments(
         for number, storage in enumerate(curve.before)
         if storage in player.live and player.live[storage].pool.is_small
     }
+    known = {id(piece): Sizes(piece, target) for piece in curve.pieces}
     for piece, step in _spread(curve):
         made: dict[Any, Block] = {}
-        for what, key, size in Walk(Sizes(piece, target)).events(step):
+        sizes = known[id(piece)]
+        for what, key, size in Walk(sizes).events(step):
             if what == BORN and size <= SMALL_REQUEST:
                 made[key] = allocator.allocate(size)
             elif what == DIES and key in made:
@@ -46,8 +48,7 @@ def small_segments(
                 allocator.free(left.pop(piece.left[key]))
         for block in left.values():
             allocator.free(block)
-        roles = piece.roles
-        left = {roles[n]: block for n, block in made.items() if isinstance(n, int)}
+        left = {sizes.roles[n]: block for n, block in made.items() if isinstance(n, int)}
     return allocator.stats.small.reserved.current - before
 
 

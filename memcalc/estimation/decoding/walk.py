@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,33 @@ class Sizes:
             return last
         now = pattern(step)
         return next((at - 1 for at in range(step + 1, last + 1) if pattern(at) != now), last)
+
+    def rows(self, step: int, last: int) -> tuple[array[int], int]:
+        """What kernels take in each pass on which they take as many pieces as in this one.
+
+        Returns:
+            Bytes, pass by pass, each in the order of ``begins``; and how many passes these are.
+        """
+        rows: array[int] = array("q")
+        known: list[Any] = []
+        for at in range(step, last + 1):
+            both = [self.taken(number, at) for number in self.varying]
+            pattern = [[word > 0 or word for word in (*b, *a)] for b, a in both]
+            if at == step:
+                known = pattern
+            elif pattern != known:
+                return rows, at - step
+            rows.extend(word for b, a in both for word in (*b, *a) if word > 0)
+        return rows, last - step + 1
+
+    def begins(self, step: int) -> dict[int, int]:
+        """Where what a call takes begins in the row of a pass, by the call's number."""
+        found, begin = {}, 0
+        for number in self.varying:
+            found[number] = begin
+            before, after = self.taken(number, step)
+            begin += sum(word > 0 for word in (*before, *after))
+        return found
 
     def steady(self, step: int, most: int) -> int:
         """For how many passes on kernels take what they take in this one."""

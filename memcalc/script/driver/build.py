@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from memcalc.errors import EstimateError
-from memcalc.files import cache, lock
+from memcalc.files import cache, compiled, lock
 from memcalc.script.driver import elf
 
 SOURCES = Path(__file__).parent / "sources"
@@ -105,7 +104,7 @@ def libraries(found: Installed) -> Path:
     Raises:
         EstimateError: there is no C compiler, no CUDA headers, or they do not go together.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    compiler = compiled.compiler()
     if compiler is None:
         raise EstimateError(
             "The driver back-end needs a C compiler: install gcc or clang, or name one in CC."

@@ -1,0 +1,142 @@
+"""Passes of a long decode in compiled code take what they take in memcalc's own allocator."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from memcalc.allocator.replay import Op
+from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.estimation.decoding import native
+from memcalc.estimation.decoding.replay import Decode
+from memcalc.files import compiled
+from memcalc.kernels.target import Target
+from memcalc.records.decoding import BORN, DIES, LEFT, Call, Curve, Piece, roles
+from memcalc.records.trace import Component, Phase, Storage
+from memcalc.symbolic.records import Kind, code
+from memcalc.units import MIB
+
+needs_compiler = pytest.mark.skipif(compiled.compiler() is None, reason="no C compiler here")
+TARGET = Target(capability=(9, 0), multiprocessors=132, torch=(2, 13))
+
+bytes_of = st.one_of(
+    st.integers(1, 2 * MIB), st.integers(MIB, 24 * MIB), st.sampled_from([MIB, 10 * MIB, 20 * MIB])
+)
+growths = st.one_of(st.just(0), st.integers(1, 4096), st.sampled_from([512, 32768, 131072]))
+tensors = st.tuples(bytes_of, growths)
+layers = st.tuples(tensors, st.lists(tensors, max_size=4))
+"""What a layer adds to its cache, and what it makes beside it."""
+
+
+def storage(module, size):
+    return Storage(
+        bytes=size, component=Component.KV_CACHE, phase=Phase.DECODE, step=0, module=module
+    )
+
+
+def decode(drawn, passes, in_order):
+    """Every layer makes its cache anew and frees the old one; its other results die at its end."""
+    made, growth, items = [], [], []
+    for number, (cache, others) in enumerate(drawn):
+        items += [3 * len(made) + BORN, 3 * number + LEFT]
+        made.append(storage(f"cache{number}", cache[0]))
+        growth.append(cache[1])
+        first = len(made)
+        for size, more in others:
+            items.append(3 * len(made) + BORN)
+            made.append(storage(f"other{number}", size))
+            growth.append(more)
+        ending = range(first, len(made))
+        items += [3 * at + DIES for at in (ending if in_order else reversed(ending))]
+    whole = Piece(
+        first=4,
+        last=3 + passes // 2,
+        at=3,
+        storages=tuple(made),
+        growth=tuple(growth),
+        items=tuple(items),
+        calls=(),
+        left=tuple(role for role in roles(made) if role[0].startswith("cache")),
+    )
+    before = tuple(n if s.module.startswith("cache") else -1 for n, s in enumerate(made))
+    pieces = whole, replace(whole, first=4 + passes // 2, last=3 + passes)
+    return Curve(pieces=pieces, first=4, last=3 + passes, shown=0, before=before)
+
+
+def both(curve, prefix, allocator, device):
+    """The replay in compiled code, and the one in Python."""
+    played = Decode(curve, prefix, allocator, TARGET)
+    one = played.replayed(device, device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "loaded", lambda _: None)
+        other = played.replayed(device, device)
+    # Segments that passes take are listed in Python only.
+    return (replace(found, device_events=()) for found in (one, other))
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(
+    drawn=st.lists(layers, min_size=1, max_size=5),
+    weights=st.lists(bytes_of, max_size=5),
+    passes=st.integers(2, 80),
+    in_order=st.booleans(),
+    room=st.integers(20, 400),
+    conf=st.sampled_from(["", "large_segment_size_mb:11", "per_process_memory_fraction:0.7"]),
+)
+def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order, room, conf):
+    curve = decode(drawn, passes, in_order)
+    born = [(n, curve.pieces[0].storages[n].bytes) for n in curve.before if n >= 0]
+    others = [(1000 + n, size) for n, size in enumerate(weights)]
+    gone = [(key, 0) for key, _ in others[::2]]
+    prefix = [(Op.MARK, (0, Phase.PREFILL)), *others, *born, *gone]
+    one, other = both(curve, prefix, parse_alloc_conf(conf), room * MIB)
+    assert one == other
+
+
+@needs_compiler
+def test_what_kernels_take_grows_in_compiled_code_as_well():
+    plain = decode([((MIB, 32768), [(2 * MIB, 4096)])], 600, True)
+    call = Call("fixed", ((), (MIB // 2, 3 * MIB, -2, -1)), ((), (4096, 32768, 0, 0)))
+    born = 3 * len(plain.pieces[0].storages)
+    whole = [
+        replace(
+            piece,
+            storages=(*piece.storages, storage("kernel", code(Kind.AFTER, 0))),
+            growth=(*piece.growth, 0),
+            items=(*piece.items, born + BORN, born + DIES),
+            calls=(call,),
+        )
+        for piece in plain.pieces
+    ]
+    curve = replace(plain, pieces=tuple(whole))
+    one, other = both(curve, [(0, MIB)], parse_alloc_conf(""), 500 * MIB)
+    assert one == other
+    assert one.out_of_memory is None
+    without, _ = both(plain, [(0, MIB)], parse_alloc_conf(""), 500 * MIB)
+    assert without.peaks.requested < one.peaks.requested
+
+
+@needs_compiler
+def test_settings_that_the_compiled_code_does_not_know_are_left_to_python():
+    from memcalc.allocator.caching import CachingAllocator
+    from memcalc.allocator.device import DeviceMemory
+
+    for conf, known in {
+        "": True,
+        "expandable_segments:True": False,
+        "max_split_size_mb:32": False,
+        "roundup_power2_divisions:4": False,
+        "per_process_memory_fraction:0.5,garbage_collection_threshold:0.8": False,
+    }.items():
+        allocator = CachingAllocator(parse_alloc_conf(conf), DeviceMemory(1 << 40))
+        assert (native.loaded(allocator) is not None) is known, conf
+
+
+def test_without_a_compiler_python_answers(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    compiled.library.cache_clear()
+    try:
+        assert compiled.library(native.SOURCE) is None
+    finally:
+        compiled.library.cache_clear()
