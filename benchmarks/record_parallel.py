@@ -148,6 +148,19 @@ def record(plan, rank: int, file: str) -> None:
     pathlib.Path(file).write_text(json.dumps(found))
 
 
+def not_yet(kept: dict, runs: list) -> list:
+    """Runs of an earlier recording that the suite has not come to."""
+    plans = [run["plan"] for run in runs]
+    return [run for run in kept.values() if run["plan"] not in plans]
+
+
+def write(file: pathlib.Path, environment: dict, told: dict, runs: list) -> None:
+    """Write the recording; after each run, so that none is lost with the next one."""
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    head = json.dumps({"environment": environment, "settings": told})[:-1]
+    file.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", type=pathlib.Path)
@@ -184,13 +197,9 @@ def main() -> None:
         if pathlib.Path(file).exists():
             runs.append(json.loads(pathlib.Path(file).read_text()))
             pathlib.Path(file).unlink()
+            before = runs[-1].pop("environment", before)
+            write(arguments.output, before, told, runs + not_yet(kept, runs))
             print(f"{plan.model} {plan.parallel} rank {plan.rank}", flush=True)
-    environment = next((run["environment"] for run in runs if "environment" in run), before)
-    for run in runs:
-        run.pop("environment", None)
-    lines = ",\n".join(json.dumps(run) for run in runs)
-    head = json.dumps({"environment": environment, "settings": told})[:-1]
-    arguments.output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

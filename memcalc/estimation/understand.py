@@ -85,10 +85,28 @@ def _check_layout(plan: Plan) -> None:
     if several and (plan.eval or plan.resume):
         setting = "eval" if plan.eval else "resume"
         raise SettingError(setting, "Several GPUs are answered without --eval and --resume so far.")
+    if several and not registry.of(plan).traceable and layout.name not in _KNOWN_BY_STATE:
+        raise SettingError("optim", _undivided(plan, layout))
     if layout.package and plan.target == "cpu":
         raise SettingError(
             "target", f"--parallel {plan.parallel} is answered for GPUs: leave --target out."
         )
+
+
+_KNOWN_BY_STATE = ("ddp", "zero1", "fsdp1")
+"""Layouts that hand plain tensors to an optimizer whose own code is not run here."""
+
+
+def _undivided(plan: Plan, layout: layouts.Layout) -> str:
+    choice = registry.of(plan)
+    if layout.package or choice.row.package != "bitsandbytes":
+        reason = f"how {layout.name} divides its state is not known, as its code is not run here"
+    else:
+        reason = f"its kernels take no DTensors, which {layout.name} makes of parameters"
+    return (
+        f"--optim {plan.optim} with --parallel {plan.parallel}: {reason}. Choose an optimizer of "
+        "PyTorch, or --parallel zero1."
+    )
 
 
 def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:

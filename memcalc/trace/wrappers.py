@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from memcalc.trace import device, torch_private
 from memcalc.trace.operators import patches
+from memcalc.trace.packages import dtensor
 from memcalc.trace.recorder import TraceRecorder
 
 
@@ -63,6 +64,7 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         stack.enter_context(torch_private.replaced(torch.UntypedStorage, "resize_", resized))
         stack.enter_context(torch_private.replaced(torch.Tensor, "record_stream", record))
         stack.enter_context(torch_private.planning_wrapped(_for_real))
+        stack.enter_context(dtensor.alike_planned_once())
         stack.enter_context(torch_private.ranks_trusted(record))
         stack.enter_context(_averaged())
         if device.NAME == "cpu":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from memcalc.records.trace import Component
@@ -9,6 +11,7 @@ from memcalc.registry import state_of
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer, bitsandbytes_update
+from memcalc.workload import layouts
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
 from memcalc.workload.optimizers import make as make_real
@@ -49,5 +52,12 @@ def _one(
         return make_real(program, model, only=only)
     inventory = take(model, program.inventory.model, program.inventory.task)
     state = state_of(program.choice, inventory.parameters, program.plan)
-    bitsandbytes = program.choice.row.package == "bitsandbytes"
-    return StateOnlyOptimizer(state, parameters, bitsandbytes_update if bitsandbytes else None)
+    update = bitsandbytes_update if program.choice.row.package == "bitsandbytes" else None
+
+    def over(groups: list[Any] | None, **arguments: Any) -> StateOnlyOptimizer:
+        return StateOnlyOptimizer(state, parameters, update, groups=groups)
+
+    through = layouts.of(program.plan).optimizer
+    if through is None or only is not None:
+        return over(None)
+    return through(over, list(parameters.values()))

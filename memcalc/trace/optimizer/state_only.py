@@ -24,12 +24,24 @@ class StateOnlyOptimizer(torch.optim.Optimizer):
         state: OptimizerState,
         parameters: Mapping[str, torch.nn.Parameter],
         update: Update | None = None,
+        *,
+        groups: list[Any] | None = None,
     ) -> None:
-        super().__init__(list(parameters.values()), _RATE)
+        """Make it.
+
+        Args:
+            state: of all parameters.
+            parameters: by name.
+            update: what an update does beside.
+            groups: those it is over, where it has a share of them; ``None``: all in one.
+        """
+        super().__init__(list(parameters.values()) if groups is None else groups, _RATE)
         self._tensors: dict[str, list[StateTensor]] = {"": []}
         for wanted in state.tensors:
             self._tensors.setdefault(wanted.parameter, []).append(wanted)
-        self._parameters_by_name = parameters
+        names = {parameter: name for name, parameter in parameters.items()}
+        mine = (one for group in self.param_groups for one in group["params"])
+        self._parameters_by_name = {names[one]: one for one in mine}
         self._update = update
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 from memcalc.workload.layouts import Layout, ddp
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
 
 def optimizer(
-    kind: type[torch.optim.Optimizer], parameters: list[Any], **arguments: Any
+    kind: Callable[..., torch.optim.Optimizer], parameters: list[Any], **arguments: Any
 ) -> torch.optim.Optimizer:
-    """An optimizer of this class over this rank's share of the parameters."""
+    """An optimizer of this kind over this rank's share of the parameters."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    return ZeroRedundancyOptimizer(parameters, kind, **arguments)
+    # It says that it takes a class, and calls it.
+    sharded: Any = ZeroRedundancyOptimizer
+    made: torch.optim.Optimizer = sharded(parameters, kind, **arguments)
+    return made
 
 
 LAYOUT = Layout(

@@ -1,0 +1,54 @@
+"""Ranks of kinds that no other recording holds, recorded before their estimates were looked at."""
+
+import json
+
+import pytest
+
+import memcalc
+from memcalc.errors import UsageError
+from memcalc.files.artifact import decode
+from memcalc.records.plan import Plan
+from memcalc.workload import layouts
+from tests.evidence.test_parallel import met
+from tests.evidence.test_standin import STANDIN, accuracy
+
+(RECORDING,) = STANDIN.glob("unseen-ranks-*.json")
+PLANS = [decode(Plan, run["plan"]) for run in json.loads(RECORDING.read_text())["runs"]]
+IN_SHARDS = next(i for i, p in enumerate(PLANS) if p.optim == "adamw_8bit")
+
+
+def test_states_in_8_bit_are_sharded_as_their_optimizer_is():
+    (row,) = accuracy["compare"](RECORDING, first=IN_SHARDS, every=1 << 20)
+    assert PLANS[IN_SHARDS].parallel == "zero1"
+    assert all(row.exact.values()), row.off
+
+
+@pytest.mark.nightly
+def test_all_of_them_are_met_within_the_bounds_that_are_promised():
+    rows = accuracy["compare"](RECORDING)
+    met(rows)
+    assert all(row.exact["requested"] for row in rows)
+
+
+def test_recordings_cover_what_they_claim():
+    worlds = {layouts.spread(plan).world for plan in PLANS}
+    assert {3, 5, 15, 16} <= worlds
+    assert len({plan.model for plan in PLANS}) >= 9
+    assert {"ddp", "zero1", "fsdp1", "fsdp2", "hsdp", "tp"} == {
+        layouts.spread(plan).layout for plan in PLANS
+    }
+
+
+@pytest.mark.parametrize(
+    ("optim", "parallel", "words"),
+    [
+        ("adamw_8bit", "fsdp2", "its kernels take no DTensors"),
+        ("lion_32bit", "hsdp=2x1", "its kernels take no DTensors"),
+        ("galore_adamw", "fsdp2", "how fsdp2 divides its state is not known"),
+    ],
+)
+def test_an_optimizer_whose_code_is_not_run_is_refused_where_it_gets_no_plain_tensors(
+    optim, parallel, words
+):
+    with pytest.raises(UsageError, match=words):
+        memcalc.estimate("gpt2", devices=2, parallel=parallel, optim=optim)
