@@ -29,11 +29,14 @@ _EXTENSION = (
     "machine, and nothing here runs in their place: type the name of the model that it was made "
     "from, with --quant nf4 for one in 4 bit"
 )
-_NOT_TRAINED = "transformers does not train it as it is"
+_FBGEMM = (
+    "its products are compiled kernels of fbgemm_gpu, nothing here runs in their place, and "
+    "transformers does not train on them"
+)
 _REASONS = {
     "gptq": _EXTENSION,
     "awq": _EXTENSION,
-    "fbgemm_fp8": _NOT_TRAINED,
+    "fbgemm_fp8": _FBGEMM,
     "torchao": "only weight-only int8 and float8 by rows are run, of linear layers alone",
 }
 _KERNELS = "its products are Triton kernels of the kernels hub, which are not simulated"
@@ -78,14 +81,20 @@ def _of_torchao(settings: Mapping[str, Any]) -> str | None:
     return next((name for name, made_by in TORCHAO.items() if made_by == made.get("_type")), None)
 
 
-def torchao_refusal(scheme: str, *, several: bool, installed: bool) -> str | None:
+def torchao_refusal(scheme: str, *, trains: bool, several: bool, installed: bool) -> str | None:
     """Why a base cannot be loaded in a scheme of torchao; ``None``: as far as is known it can.
 
     Args:
         scheme: ``Plan.scheme``.
+        trains: adapters shall train on it.
         several: there is more than one GPU.
         installed: torchao can be imported.
     """
+    if scheme not in TORCHAO and not trains:
+        return (
+            "torchao packs and multiplies 4 bit by compiled kernels (mslk), and nothing here runs "
+            "in their place; type --quant nf4"
+        )
     if scheme not in TORCHAO:
         return (
             "adapters are not trained on torchao's 4 bit: peft's TorchaoLoraLinear takes weights "
@@ -147,8 +156,18 @@ def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     method = _method(settings)
     return (
         f"the checkpoint is in {method}, and turned back to the plan's precision in host memory "
-        f"({_DEQUANTISED[method]}(dequantize=True)); where a device_map has the GPU do that, "
-        "loading peaks higher there",
+        f"({_DEQUANTISED[method]}(dequantize=True))",
+    )
+
+
+def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """What loading a checkpoint that is turned back may take, and is not known."""
+    settings = _settings(config or {})
+    if settings is None or _method(settings) not in _DEQUANTISED:
+        return ()
+    return (
+        f"a higher peak of loading, where a device_map has {_method(settings)} turned back on the "
+        "GPU",
     )
 
 

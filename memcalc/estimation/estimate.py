@@ -129,6 +129,7 @@ class Tracer:
         known: dict[int, Answer] = {}
         names: dict[int, str] = {}
         notes: dict[int, tuple[str, ...]] = {}
+        missed: dict[int, tuple[str, ...]] = {}
         for index, plan in enumerate(plans):
             try:
                 replayed = self._replayed(plan)
@@ -141,6 +142,7 @@ class Tracer:
                 known[index] = error
                 continue
             notes[index] = understand.notes(source, plan.seq)
+            missed[index] = understand.uncounted(source)
             if name is not None and source.config is not None:
                 names[index] = name
                 found = _from_cache(name, plan)
@@ -154,7 +156,7 @@ class Tracer:
             answer = known[index] if index in known else next(traced)
             if index not in known and isinstance(answer, Prediction) and index in names:
                 cache.store(names[index], answer)
-            yield _noted(answer, notes.get(index, ()))
+            yield _noted(answer, notes.get(index, ()), missed.get(index, ()))
 
     def trace(self, plan: Plan) -> Traced | MemcalcError:
         """Trace one plan and keep its events, or find them in the cache."""
@@ -232,11 +234,15 @@ class Tracer:
         return predict(asked(plan), known.trace, known.prediction.optimizer_state)
 
 
-def _noted(answer: Answer, notes: tuple[str, ...]) -> Answer:
+def _noted(answer: Answer, notes: tuple[str, ...], missed: tuple[str, ...]) -> Answer:
     """The answer with what only this spelling of the question makes worth saying."""
-    if not notes or isinstance(answer, MemcalcError):
+    if not (notes or missed) or isinstance(answer, MemcalcError):
         return answer
-    return replace(answer, assumptions=(*notes, *answer.assumptions))
+    return replace(
+        answer,
+        assumptions=(*notes, *answer.assumptions),
+        uncounted=(*missed, *answer.uncounted),
+    )
 
 
 def _as_run(plan: Plan) -> Plan:
@@ -302,7 +308,11 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     answer = analytic_estimate(plan, source, tensors, state, choice, gpu)
     notes = (*models.notes(plan.model), *understand.notes(source, plan.seq))
-    return replace(answer, assumptions=(*notes, *answer.assumptions))
+    return replace(
+        answer,
+        assumptions=(*notes, *answer.assumptions),
+        uncounted=(*understand.uncounted(source), *answer.uncounted),
+    )
 
 
 class _Inventories:

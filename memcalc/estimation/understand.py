@@ -157,6 +157,11 @@ def notes(source: models.ModelSource, seq: int | None) -> tuple[str, ...]:
     return (*said, *positions.notes(source.config, seq), *quantised.notes(source.config))
 
 
+def uncounted(source: models.ModelSource) -> tuple[str, ...]:
+    """What a model's checkpoint may take beside what an answer counts."""
+    return quantised.uncounted(source.config)
+
+
 _QUANTISED = ("ddp", "zero1")
 """Layouts that leave the weights whole on each GPU."""
 
@@ -181,7 +186,9 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
     several = layouts.spread(plan).world > 1
     if plan.scheme is not None and plan.scheme.startswith("torchao-"):
         there = importlib.util.find_spec("torchao") is not None
-        return quantised.torchao_refusal(plan.scheme, several=several, installed=there)
+        return quantised.torchao_refusal(
+            plan.scheme, trains=not plan.infers, several=several, installed=there
+        )
     if several and layouts.spread(plan).layout not in _QUANTISED:
         return _unspread(layouts.spread(plan).layout)
     if importlib.util.find_spec("bitsandbytes") is None:

@@ -51,6 +51,17 @@ def text_of(value: Scalar) -> str:
     return repr(value)
 
 
+_FLASH_ATTN = (
+    "{} is the package flash-attn, whose compiled extension does not run here: type --attention "
+    "flash for PyTorch's own build of that kernel."
+)
+_NOT_RUN = {
+    ("attention", name): _FLASH_ATTN.format(name)
+    for name in ("flash_attention_2", "flash_attention_3", "flash_attn")
+}
+"""Values that other tools take, by setting and value, and why they are none here."""
+
+
 def typed(name: str, kind: Any, text: str) -> Any:
     """A value of this type from its text on the command line.
 
@@ -84,6 +95,9 @@ def checked(name: str, kind: Any, value: Any) -> Any:
 def refused(name: str, kind: Any, value: Any) -> SettingError:
     """The error for a value that is not of this type."""
     if get_origin(kind) is Literal:
+        reason = _NOT_RUN.get((name.lstrip("-"), str(value)))
+        if reason is not None:
+            return SettingError(name, reason)
         hint = f"choose one of {', '.join(get_args(kind))}."
         told = unknown(name, str(value)[:_LONGEST], get_args(kind), hint=hint)
         return SettingError(name, str(told))

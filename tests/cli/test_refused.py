@@ -79,6 +79,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("show gpt2.json --top 0", "whole number from 1"),
         ("init gpt2 --margin 1GiB", "write one, as 5%"),
         ("simulate --steps -1 -- python train.py", "whole number from 0"),
+        ("estimate gpt2 --attention flash_attention_2", "type --attention flash for PyTorch's own"),
         ("estimate gpt2 --quant nf4 --lora none", "leave out lora none"),
         ("estimate gpt2 --preset qlora --lora none", "leave out lora none"),
         (f"estimate own:net {X} --input x=float32[1]", "describes x twice"),
