@@ -6,7 +6,8 @@
 A reading belongs to the PyTorch and the transformers it was made with, which its plan names.
 ``--with`` names a folder that holds that transformers (``pip install --target FOLDER --no-deps
 transformers==4.46.3``, and its tokenizers and huggingface_hub), whose own code runs then. Models of
-packages that are not there are left out, with their reason.
+packages that are not there are left out, with their reason. A source that ``runs`` a script of
+benchmarks/published_scripts is judged by a run of it on a simulated GPU (``memcalc simulate``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import pathlib
+import shlex
 import statistics
 import subprocess
 import sys
@@ -25,15 +27,20 @@ from typing import Any
 import msgspec
 
 from memcalc.accuracy.compare import Difference
+from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import trace_all
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.report.rows import process_ends
+from memcalc.script.simulate import simulate
 from memcalc.version import installed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 PUBLISHED = FOLDER.parent / "evidence" / "published"
-RUNGS = ("allocated", "reserved", "process_used")
+SCRIPTS = FOLDER / "published_scripts"
+BESIDE = "allocated_and_outside"
+"""What PyTorch's allocator had in use, and what the process held outside it."""
+RUNGS = ("allocated", "reserved", "process_used", BESIDE)
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 OLDEST = "2.0"
 """PyTorch that stands in for older ones and for those that are not said."""
@@ -90,6 +97,9 @@ def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
         settings = {"gpu": source["gpu"], "torch": torch_of(source)}
         settings["transformers"] = release_of(source)
         settings["module_loading"] = LOADING.get(source.get("kernels"), "lazy")
+        if "runs" in source:
+            words = ["python", str(SCRIPTS / source["runs"]), *named.pop("arguments").split()]
+            settings |= {"command": shlex.join(words), "steps": 0}
         settings |= {**source["plan"], **named}
         yield msgspec.convert(settings, Plan), read
 
@@ -97,7 +107,7 @@ def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
 def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
     """Estimates beside the readings of one source."""
     rows = list(rows_of(source))
-    for (plan, read), answer in zip(rows, trace_all([plan for plan, _ in rows]), strict=True):
+    for (plan, read), answer in zip(rows, answers([plan for plan, _ in rows]), strict=True):
         for rung, published in read.items():
             told: dict[str, Any] = {}
             if isinstance(answer, Prediction):
@@ -116,6 +126,23 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
                 published=published,
                 **told,
             )
+
+
+def answers(plans: list[Plan]) -> list[Prediction | Exception]:
+    """What memcalc says of plans of one source, or why it says nothing."""
+    if not any(plan.command for plan in plans):
+        return list(trace_all(plans))
+    return [_of_script(plan) for plan in plans]
+
+
+def _of_script(plan: Plan) -> Prediction | Exception:
+    try:
+        found = simulate(plan)
+    except MemcalcError as error:
+        return error
+    if found.traced is None or found.ending.code:
+        return EstimateError(f"the script ended with exit code {found.ending.code}")
+    return found.traced.prediction
 
 
 def elsewhere(name: str, folders: list[str]) -> list[Judged]:
@@ -142,6 +169,12 @@ def release_of(source: dict[str, Any]) -> str | None:
 
 def said(answer: Prediction, rung: str) -> dict[str, Any]:
     """The figure of a rung, and its range where it has one."""
+    if rung == BESIDE:
+        held, beside = answer.peak.allocated or 0, answer.context
+        if beside is None or beside.likely is None:
+            return {"reason": "what is outside the allocator is not known"}
+        ends = {"low": held + beside.low, "high": held + beside.high}
+        return {"predicted": held + beside.likely, **ends}
     told: dict[str, Any] = {"predicted": getattr(answer.peak, rung)}
     span = answer.allocator
     if rung == "reserved" and span is not None:
@@ -154,6 +187,9 @@ def said(answer: Prediction, rung: str) -> dict[str, Any]:
 
 def label(plan: Plan) -> str:
     """A plan in a few words."""
+    if plan.command:
+        script, *arguments = shlex.split(plan.command)[1:]
+        return " ".join([pathlib.Path(script).stem, *arguments])
     words = [plan.model.removeprefix("published_models:"), f"batch={plan.batch}"]
     shown = ("seq", "precision", "optim", "grad_accum", "checkpointing", "loop", "lora")
     plain = Plan()
@@ -209,7 +245,7 @@ def main() -> None:
         if arguments.output:
             write(every, arguments.output)
         print(path.stem, summary(rows), *{r.reason for r in rows if r.reason}, flush=True)
-    for half in ("tune", "report"):
+    for half in ("tune", "report", "held out"):
         print(half, summary([row for row in every if row.half == half]))
     sys.stdout.flush()
 

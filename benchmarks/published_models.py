@@ -79,7 +79,16 @@ _SANTACODER = {
     "n_inner": 8192,
     "n_positions": 2048,
 }
+_PHI_1_5 = {
+    "vocab_size": 51200,
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 32,
+    "intermediate_size": 8192,
+    "partial_rotary_factor": 0.5,
+}
 _PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "phi_1_5": ("PhiForCausalLM", _PHI_1_5),
     "powerlm_3b": ("GraniteForCausalLM", _POWERLM),
     "qwen_1b8": ("Qwen2ForCausalLM", _qwen(2048, 24, 16, 5504)),
     "qwen_7b": ("Qwen2ForCausalLM", _qwen(4096, 32, 32, 11008)),
