@@ -114,8 +114,9 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "`evidence/published`, judged by\n`benchmarks/judge_published.py`. Sources were split "
             "into two halves: one that may be looked at while\nmemcalc is improved (tune), one "
             "that is only reported. A third set was written down with\nits plans before any of it "
-            "was estimated, and judged once (held out). The PyTorch is that of the reading,\nor 2.0 for older ones and "
-            "those that do not say; all are older than any that memcalc was held against, so "
+            "was estimated, and judged once (held out). The PyTorch is that of the reading,\n"
+            "or 2.0 for older ones and those that do not say; all are older than any that "
+            "memcalc was held against, so "
             "that\nworkspaces of convolutions are known within limits only. transformers is the "
             "version of the reading: its own code where that\nran, else today's with what that "
             "release did otherwise (`--transformers`).\n",

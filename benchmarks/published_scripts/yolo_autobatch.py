@@ -1,4 +1,4 @@
-"""What YOLO's search for a batch size runs: every batch thrice, one after the other, in one process.
+"""What YOLO's search for a batch size runs: every batch thrice, one after the other.
 
     yolo_autobatch.py NAME CLASSES SIZE BATCH,BATCH,... [counted] [held=RESERVED,ALLOCATED]
 
@@ -11,6 +11,7 @@ allocator as it began.
 import copy
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import torch
 
@@ -22,6 +23,9 @@ BUFFER = 20 << 20
 def detector(name: str, classes: int) -> torch.nn.Module:
     """The model by the package that has it."""
     if name.startswith("yolov5"):
+        # Boxes are not looked at here; a build of torchvision for another PyTorch does not import.
+        for part in ("", ".transforms", ".transforms.functional", ".ops"):
+            sys.modules[f"torchvision{part}"] = MagicMock()
         import yolov5
         from yolov5.models.yolo import Model
 
