@@ -113,5 +113,6 @@ def _notes(
         yield f"transformers {version}: the loss of {model_type} makes {_LOSSES[loss]}"
     yield (
         f"the rest of the model is the installed transformers' code, not that of {version}; "
-        "loop and optimizer are as the plan says"
+        "loop and optimizer are as the plan says. Its own code runs where it is found first: "
+        f"pip install --target FOLDER transformers=={version}.*, PYTHONPATH=FOLDER"
     )

@@ -14,11 +14,16 @@ from torch.nn import functional
 from memcalc.catalog import releases
 from memcalc.catalog.releases import Loss, Release
 from memcalc.records.plan import Plan
+from memcalc.version import installed
 
 
 def release(plan: Plan, model_type: str | None) -> Release:
-    """What the plan's transformers does otherwise for a model type."""
-    return releases.of(plan.transformers, model_type)
+    """What the plan's transformers does otherwise for a model type; nothing where it is the one
+    that runs."""
+    asked, runs = plan.transformers, installed("transformers") or ""
+    if asked is not None and f"{runs}.".startswith(f"{asked}."):
+        return Release(notes=(f"transformers {runs} is the one that runs: the code is its own",))
+    return releases.of(asked, model_type)
 
 
 def of(model: torch.nn.Module, plan: Plan) -> Release:

@@ -5,6 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from memcalc.catalog.releases import Release
+from memcalc.records.plan import Plan
 from memcalc.workload import past
 
 
@@ -28,3 +29,16 @@ def test_a_loss_is_what_it_is_today(form: str) -> None:
     upcast = model.to(torch.bfloat16)(input_ids=tokens, labels=tokens)
     assert (upcast.logits.dtype is torch.float32) == (form == "own-float")
     assert (upcast.loss.dtype is torch.bfloat16) == (form == "own")
+
+
+def test_the_release_that_runs_is_its_own_code(monkeypatch) -> None:
+    monkeypatch.setattr(past, "installed", {"transformers": "4.46.3"}.get)
+    for asked in ("4.46", "4.46.3"):
+        found = past.release(Plan(transformers=asked), "opt")
+        assert not found.eager
+        assert found.loss is None
+        assert found.notes == ("transformers 4.46.3 is the one that runs: the code is its own",)
+    for asked in ("4.4", "4.46.2"):
+        notes = past.release(Plan(transformers=asked), "opt").notes
+        assert "PYTHONPATH=FOLDER" in notes[-1]
+        assert f"transformers=={asked}.*" in notes[-1]
