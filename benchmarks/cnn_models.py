@@ -1,4 +1,4 @@
-"""CNNs of transformers that are not bundled, as ``cnn_models:NAME`` with this folder on the path."""
+"""CNNs of transformers that are not bundled: ``cnn_models:NAME``, with this folder on the path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "convnext_v2_tiny": ("ConvNextV2", {}),
     "efficientnet_b0": (
         "EfficientNet",
-        {"width_coefficient": 1.0, "depth_coefficient": 1.0, "image_size": 224},
+        {
+            "width_coefficient": 1.0,
+            "depth_coefficient": 1.0,
+            "image_size": 224,
+            "hidden_dim": 1280,
+        },
     ),
     "bit_50": ("Bit", {}),
 }

@@ -18,8 +18,7 @@ from memcalc.version import installed
 
 
 def release(plan: Plan, model_type: str | None) -> Release:
-    """What the plan's transformers does otherwise for a model type; nothing where it is the one
-    that runs."""
+    """What the plan's transformers does otherwise for a model type; nothing where that runs."""
     asked, runs = plan.transformers, installed("transformers") or ""
     if asked is not None and f"{runs}.".startswith(f"{asked}."):
         return Release(notes=(f"transformers {runs} is the one that runs: the code is its own",))
