@@ -82,14 +82,28 @@ def _check_layout(plan: Plan) -> None:
             )
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
-    if several and (plan.eval or plan.resume):
-        setting = "eval" if plan.eval else "resume"
-        raise SettingError(setting, "Several GPUs are answered without --eval and --resume so far.")
+    if several:
+        _check_beside_training(plan, layout)
     if several and not registry.of(plan).traceable and layout.name not in _KNOWN_BY_STATE:
         raise SettingError("optim", _undivided(plan, layout))
     if layout.package and plan.target == "cpu":
         raise SettingError(
             "target", f"--parallel {plan.parallel} is answered for GPUs: leave --target out."
+        )
+
+
+def _check_beside_training(plan: Plan, layout: layouts.Layout) -> None:
+    if plan.resume and (layout.name != "ddp" or plan.loop != "plain"):
+        raise SettingError(
+            "resume",
+            "Over several GPUs --resume is answered in the plain loop with ddp; other layouts load "
+            "shards, each in a way of its own: leave it out.",
+        )
+    if plan.eval and (layout.package or plan.loop != "plain"):
+        raise SettingError(
+            "eval",
+            "Over several GPUs --eval is answered in the plain loop with PyTorch's own layouts: "
+            "leave it out.",
         )
 
 

@@ -37,7 +37,8 @@ def test_recordings_of_loops_cover_what_they_claim():
     [
         ({"loop": "trainer", "parallel": "fsdp1"}, "answered for ddp and fsdp2"),
         ({"loop": "accelerate", "parallel": "tp=2"}, "answered for ddp and fsdp2"),
-        ({"loop": "trainer", "eval": 2}, "without --eval"),
+        ({"loop": "trainer", "eval": 2}, "--eval is answered in the plain loop"),
+        ({"resume": True, "parallel": "fsdp2"}, "--resume is answered in the plain loop with ddp"),
         ({"loop": "trainer", "parallel": "fsdp2", "parallel_args": {"param_dtype": "bfloat16"}},
          "param_dtype from its mixed precision"),
         ({"loop": "trainer", "parallel_args": {"gradient_as_bucket_view": True}}, "leave it out"),

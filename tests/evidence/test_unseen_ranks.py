@@ -37,6 +37,9 @@ def test_recordings_cover_what_they_claim():
     assert {"ddp", "zero1", "fsdp1", "fsdp2", "hsdp", "tp"} == {
         layouts.spread(plan).layout for plan in PLANS
     }
+    evaluated = {layouts.spread(plan).layout for plan in PLANS if plan.eval}
+    assert {"ddp", "zero1", "fsdp1", "fsdp2", "hsdp", "tp"} == evaluated
+    assert any(plan.resume for plan in PLANS)
 
 
 @pytest.mark.parametrize(
