@@ -109,6 +109,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
                 ("ddp", "bucket_cap_mb=0", "a number above 0"),
                 ("ddp", "static_graph=no", "true or false"),
                 ("zero1", "gradient_as_bucket_view=1", "true or false"),
+                ("fsdp1", "sharding_strategy=HYBRID_SHARD", "hsdp=2x4"),
                 ("fsdp1", "use_orig_params=never", "true or false"),
                 ("fsdp1", "offload=gpu", "is not cpu"),
                 ("fsdp2", "offload=true", "is not cpu"),

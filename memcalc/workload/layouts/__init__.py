@@ -164,6 +164,9 @@ def _refused(name: str, value: Any) -> str | None:
         return "a number above 0"
     if name == "offload" and value != "cpu":
         return "cpu"
+    if name == "sharding_strategy" and "HYBRID" in str(value).upper():
+        # It shards among the GPUs of a machine, and how many those are nobody has said.
+        return "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD; replicas of shards are --parallel hsdp=2x4"
     return None
 
 

@@ -66,7 +66,7 @@ def _strategy(name: str) -> ShardingStrategy:
     try:
         return ShardingStrategy[name.upper()]
     except KeyError:
-        known = ", ".join(one.name for one in ShardingStrategy)
+        known = ", ".join(one.name for one in ShardingStrategy if "HYBRID" not in one.name)
         raise UsageError(f"{name!r} is not a sharding_strategy: choose one of {known}.") from None
 
 
