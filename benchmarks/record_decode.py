@@ -41,6 +41,22 @@ GEMMA3 = {
     "sliding_window": 128,
 }
 QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 128, "num_attention_heads": 8}
+GEMMA2 = {**GEMMA3, "model_type": "gemma2", "num_hidden_layers": 4}
+QWEN3_MOE = {
+    **QWEN3,
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 512,
+}
+FALCON = {
+    "model_type": "falcon",
+    "hidden_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 12,
+    "multi_query": True,
+    "vocab_size": 65024,
+}
 PHI3 = {**LLAMA, "model_type": "phi3", "pad_token_id": 0, "sliding_window": None}
 GPT2 = {"model_type": "gpt2", "n_layer": 4, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
 OPT = {
@@ -136,6 +152,14 @@ RUNS = [
     run(T5, "generate", batch=2, seq=128, generate=40, beams=4),
     run(T5, "generate", batch=2, seq=128, generate=40, cache="static"),
     run(BART, "generate", batch=4, seq=256, generate=64),
+    run(T5, "generate", batch=4, seq=128, generate=300),
+    run(T5, "generate", batch=2, seq=64, generate=160, beams=4),
+    run(LLAMA, "generate", batch=1, seq=100, generate=200, beams=4),
+    run(GEMMA2, batch=2, seq=100, generate=100),
+    # generate() decodes with another implementation of experts than forward takes.
+    run(QWEN3_MOE, "generate", batch=2, seq=200, generate=60),
+    run(FALCON, batch=4, seq=200, generate=100),
+    run(BART, "generate", batch=2, seq=128, generate=200),
 ]
 UNTIED = {**LLAMA, "num_key_value_heads": 8, "num_hidden_layers": 3, "tie_word_embeddings": False}
 TIED = {**QWEN3, "tie_word_embeddings": True}

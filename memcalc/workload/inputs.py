@@ -172,16 +172,22 @@ class Inputs:
         return getattr(config, "num_channels", None) or 3, height, width
 
     def _features(self, device: Any) -> Batch:
-        """(B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins)."""
+        """(B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins).
+
+        In the dtype of the weights: models of speech convolve them as they come.
+        """
+        weights = (p.dtype for p in self.model.parameters() if p.is_floating_point())
+        dtype = next(weights, torch.float32)
         parts = (getattr(self.config, name, None) for name in ("audio_config", "encoder_config"))
         encoder = next((part for part in parts if part is not None), self.config)
         bins = next((int(getattr(encoder, name)) for name in _BINS if hasattr(encoder, name)), 80)
         positions = getattr(encoder, "max_source_positions", None)
         if positions is not None:
-            features = torch.zeros(self.batch, bins, 2 * int(positions), device=device)
+            shape = self.batch, bins, 2 * int(positions)
+            features = torch.zeros(shape, dtype=dtype, device=device)
             return {"input_features": features}
         frames = _SECONDS * 100
-        features = torch.zeros(self.batch, frames, bins, device=device)
+        features = torch.zeros(self.batch, frames, bins, dtype=dtype, device=device)
         if "attention_mask" not in self.names:
             return {"input_features": features}
         return {"input_features": features, "attention_mask": _mask(self.batch, frames, device)}

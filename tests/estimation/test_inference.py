@@ -113,6 +113,30 @@ def test_more_tokens_than_a_model_has_positions_for_are_refused():
         estimate("gpt2", use_cache=False, generate=1000, seq=512)
 
 
+def test_a_model_of_speech_generates_in_half_precision_from_sound_in_its_own(tmp_path):
+    config = {
+        "model_type": "whisper",
+        "d_model": 64,
+        **{f"{part}_layers": 2 for part in ("encoder", "decoder")},
+        **{f"{part}_attention_heads": 4 for part in ("encoder", "decoder")},
+        **{f"{part}_ffn_dim": 128 for part in ("encoder", "decoder")},
+        "vocab_size": 256,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 1,
+    }
+    path = tmp_path / "whisper.json"
+    path.write_text(json.dumps(config))
+    plan = make({"model": str(path), "precision": "bf16", "batch": 2, "generate": 4})
+    with Tracer(use_cache=False) as tracer:
+        found = tracer.trace(plan)
+    assert not isinstance(found, EstimateError), found
+    trace = found.trace
+    sound = [s.bytes for s in trace.storages if s.component is Component.INPUTS]
+    assert max(sound) == 2 * 80 * 3000 * 2
+
+
 def test_a_model_that_writes_no_text_is_refused(tmp_path):
     bert = {"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 64}
     bert |= {"num_attention_heads": 2, "intermediate_size": 64}
