@@ -1,7 +1,7 @@
 """The GPU that a script believes it has: its properties, and its memory as the allocator keeps it.
 
-Every storage of the ledger goes through the allocator's model the moment it is born or dies, so
-whatever the script asks of its memory is answered as it stands.
+Every storage of the ledger goes through the allocator's model as it is born or dies: at once where
+the GPU could be full, and otherwise when the script asks something of its memory.
 """
 
 from __future__ import annotations
@@ -12,11 +12,20 @@ import torch
 from msgspec.structs import replace
 
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
+from memcalc.allocator.constants import (
+    LARGE_SEGMENT,
+    SEGMENT_ROUNDING,
+    SMALL_REQUEST,
+    SMALL_SEGMENT,
+)
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.records.trace import Aside
 from memcalc.trace.ledger import Ledger
 from memcalc.units import GIB, MIB
+
+_SURELY_SMALL = SMALL_REQUEST // 2
+"""Requests up to this are small ones however they are rounded."""
 
 
 class GpuMemory(Ledger):
@@ -34,9 +43,14 @@ class GpuMemory(Ledger):
     ) -> None:
         super().__init__()
         self.total, self.outside = total, outside
-        self._settings = settings
-        self._device = DeviceMemory(total, available=limit)
-        self._allocator = CachingAllocator(settings, self._device)
+        # Rounding to divisions of powers of two doubles a size at most.
+        self._rounding = max(settings.large_segment, LARGE_SEGMENT) + SEGMENT_ROUNDING
+        self._limit = limit
+        self._model = CachingAllocator(settings, DeviceMemory(total, available=limit))
+        self._seen = 0
+        """How many events the model has seen."""
+        self._most = 0
+        """Bytes that can be reserved at most after all events."""
         self._blocks: dict[int, Any] = {}
         self._refused: tuple[int, int, int, int] | None = None
         """The last storage without room; how many events, marks and asides there were then."""
@@ -44,20 +58,52 @@ class GpuMemory(Ledger):
     def log(self, event: int) -> None:
         """Write an event down; a birth that finds no room raises ``torch.OutOfMemoryError``."""
         if event >= 0:
-            self._blocks[event] = self._allocate(event)
-        else:
-            self._allocator.free(self._blocks.pop(~event))
+            size = self.entries[event].bytes
+            # A request takes one segment at most, whose size is rounded up.
+            grows = SMALL_SEGMENT if size <= _SURELY_SMALL else 2 * size + self._rounding
+            self._most += grows
+            if self._most > self._room:
+                self._most = self._allocator.levels().reserved + grows
+                if self._most > self._room:
+                    self._see(event)
+                    self._seen += 1
+                    self._most = self._model.levels().reserved
         super().log(event)
 
+    @property
+    def _allocator(self) -> CachingAllocator:
+        """The model as it is after all events."""
+        self._catch_up()
+        return self._model
+
+    def _catch_up(self) -> None:
+        for event in self.events[self._seen :]:
+            self._see(event)
+        self._seen = len(self.events)
+
+    def _see(self, event: int) -> None:
+        if event >= 0:
+            self._blocks[event] = self._allocate(event)
+        else:
+            self._model.free(self._blocks.pop(~event))
+
+    @property
+    def _room(self) -> int:
+        """Bytes up to which nothing is refused or given back; none where garbage is collected."""
+        if self._model.collects:
+            return -1
+        allowed = self._model.allowed
+        return self._limit if allowed is None else min(self._limit, allowed)
+
     def _allocate(self, number: int) -> Any:
-        entry, given_back = self.entries[number], self._allocator.retries
+        entry, given_back = self.entries[number], self._model.retries
         try:
-            return self._allocator.allocate(entry.bytes, entry.stream)
+            return self._model.allocate(entry.bytes, entry.stream)
         except DeviceOutOfMemoryError as error:
             self._refused = number, len(self.events), len(self.marks), len(self.asides)
             raise torch.OutOfMemoryError(_words(error.why, self.total, self.outside)) from None
         finally:
-            if self._allocator.retries > given_back:
+            if self._model.retries > given_back:
                 # Where there was no room, the allocator has emptied its cache by itself.
                 self.asides.append(Aside(index=len(self.events), what="empty_cache"))
 
@@ -67,6 +113,8 @@ class GpuMemory(Ledger):
             return
         number, event, marks, asides = self._refused
         self._refused = None
+        self._catch_up()
+        self._seen += 2
         self.events[event:event] = [number, ~number]
         self.event_tags[event:event] = [self.entries[number].tag] * 2
         self.marks[marks:] = [replace(one, index=one.index + 2) for one in self.marks[marks:]]

@@ -27,6 +27,8 @@ from memcalc.trace.torch_private import FakeTensor, without_dispatch
 from memcalc.trace.values import UnansweredError
 
 _aten = torch.ops.aten
+_ASKS_DEVICE = torch.ops.prim.device.default
+_READ = torch.ops.aten._local_scalar_dense.default
 _READS = (
     "values read from the GPU (at {}) are worked out from the whole numbers that the script put "
     "there, with zeros in place of real numbers"
@@ -73,6 +75,12 @@ class ScriptRecorder(TraceRecorder):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func is _ASKS_DEVICE:
+            return args[0].fake_device
+        if func is _READ and type(args[0]) is torch.Tensor:
+            # A number of the host, such as the steps that an optimizer counts.
+            with without_dispatch():
+                return func(*args)
         if not self.shared:
             return super().__torch_dispatch__(func, types, args, kwargs)
         with self._one_at_a_time:

@@ -33,14 +33,19 @@ from memcalc.script.patches import Patches
 from memcalc.script.phases import Phases
 from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
-from memcalc.trace import device
+from memcalc.trace import device, memo
 from memcalc.trace.operators import attention, gradients, overrides
 from memcalc.trace.scratch.kernels import TargetKernelMemory
-from memcalc.trace.torch_private import FakeTensorMode
+from memcalc.trace.torch_private import FakeTensorMode, no_rules
 from memcalc.units import GIB
 
 ANY_GPU = ("NVIDIA A100-SXM4-80GB", 80 * GIB)
 """What a GPU says of itself where none was named; its memory never runs out."""
+
+_ONE_OF_SEVERAL = (
+    "of the {0} GPUs named the script finds one, torch.cuda.device_count() is 1: put "
+    "torchrun --nproc-per-node {0} before it to have it simulated as the first of {0} processes"
+)
 
 
 class Session:
@@ -87,6 +92,8 @@ class Session:
         self._stack = contextlib.ExitStack()
         for note in question.notes:
             self.say(note)
+        if question.plan.devices > 1 and process is None:
+            self.say(_ONE_OF_SEVERAL.format(question.plan.devices))
         if weights:
             self.say("weights on the host hold their numbers; on the GPU nobody knows them")
 
@@ -99,6 +106,8 @@ class Session:
     def _open(self, opened: contextlib.ExitStack) -> None:
         patches = Patches()
         opened.enter_context(torch_private.one_device())
+        opened.enter_context(memo.forms_watched())
+        opened.enter_context(no_rules())
         opened.enter_context(device.use_cuda())
         opened.callback(patches.undo)
         processes.install(opened, patches, self.recorder, self._process, self.say)

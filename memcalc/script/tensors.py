@@ -61,3 +61,18 @@ def like_real_ones(patches: Patches) -> None:
     _foreach_supported_types.append(FakeTensor)
     patches.also(lambda: _foreach_supported_types.__setitem__(slice(None), before))
     patches.set(clip_grad, "_has_foreach_support", lambda tensors, device: device.type != "cpu")
+    patches.wrap(torch._C, "_group_tensors_by_device_and_dtype", _grouped)
+
+
+def _grouped(original: Any, lists: list[list[Any]], with_indices: bool = False) -> Any:
+    """All in one group, where one look at each tells that; C++ asks each fake one several times."""
+    first = lists[0]
+    if not first or not isinstance(first[0], FakeTensor):
+        return original(lists, with_indices)
+    place, dtype = first[0].fake_device, first[0].dtype
+    for tensor in first:
+        fake = isinstance(tensor, FakeTensor)
+        if not fake or tensor.fake_device != place or tensor.dtype != dtype:
+            return original(lists, with_indices)
+    indices = list(range(len(first))) if with_indices else []
+    return {(place, dtype): ([list(one) for one in lists], indices)}

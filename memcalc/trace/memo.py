@@ -9,7 +9,8 @@ its fake tensors are made here for a tenth of the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +50,10 @@ _LEFT_OUT = {
 }
 
 
+_FORM = "_memcalc_form"
+"""Attribute of fake tensors: the number of their form, once they were described."""
+_forms: dict[Any, _Form] = {}
+_watched = [False]
 _numbers: dict[Any, int] = {}
 _kept: dict[bool, dict[Any, Outcome]] = {True: {}, False: {}}
 
@@ -65,6 +70,51 @@ def outcomes(*, with_kernels: bool) -> dict[Any, Outcome]:
         with_kernels: outcomes say what the call's kernel takes.
     """
     return _kept[with_kernels]
+
+
+class _Form(int):
+    """A number for what of a tensor decides on results; a copy of the tensor has another."""
+
+    def __deepcopy__(self, memo: object) -> None:
+        return None
+
+
+@contextmanager
+def forms_watched() -> Iterator[None]:
+    """Forms stay on tensors inside: whoever gives a tensor other ``data`` calls ``forget``."""
+    before, _watched[0] = _watched[0], True
+    try:
+        yield
+    finally:
+        _watched[0] = before
+
+
+def forget(values: Any) -> None:
+    """Metadata of these tensors, or of those in lists among them, may have changed."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            value.__dict__.pop(_FORM, None)
+        elif isinstance(value, list | tuple):
+            forget(value)
+
+
+def _form_of(tensor: Any) -> _Form:
+    """What results follow from, of one tensor."""
+    form = (
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        dispatch_keys(tensor).raw_repr(),
+        # Keys stay when a parameter is given data of another device (FSDP1's offload).
+        tensor.fake_device,
+    )
+    found = _forms.get(form)
+    if found is None:
+        found = _forms[form] = _Form(len(_forms))
+    if _watched[0]:
+        tensor.__dict__[_FORM] = found
+    return found
 
 
 def can_be_kept(func: Any) -> bool:
@@ -115,15 +165,9 @@ def _describe(values: Any, by_value: bool, parts: list[Any]) -> bool:
         if isinstance(value, FakeTensor):
             if value.constant is not None:
                 return False
-            parts += (
-                value.shape,
-                value.stride(),
-                value.storage_offset(),
-                value.dtype,
-                dispatch_keys(value).raw_repr(),
-                # Keys stay when a parameter is given data of another device (FSDP1's offload).
-                value.fake_device,
-            )
+            form = value.__dict__.get(_FORM)
+            # Not a number that could be an argument: what is one comes with its type before it.
+            parts.append(_form_of(value) if form is None else form)
         elif kind in _REAL:
             # A single number may count as a plain one, which nothing shows.
             if not value.is_cpu or not value.dim():
@@ -311,13 +355,22 @@ def _dress(like: FakeTensor) -> Callable[[torch.Tensor, FakeTensorMode], Any]:
     attributes, place = dict(like.__dict__), like.fake_device
     # A mode serves one run, and knows what that run made.
     del attributes["fake_mode"]
+    attributes.pop(_FORM, None)
+    form: _Form | None = None
 
     def dress(plain: torch.Tensor, mode: FakeTensorMode) -> Any:
+        nonlocal form
         fake = make_subclass(
             FakeTensor, plain, False, dispatch_device=True, device_for_backend_keys=place
         )
         pointers_are_null(fake)
-        fake.__dict__.update(attributes, fake_mode=mode)
+        own = fake.__dict__
+        own.update(attributes)
+        own["fake_mode"] = mode
+        if _watched[0]:
+            if form is None:
+                form = _form_of(fake)
+            own[_FORM] = form
         return fake
 
     return dress

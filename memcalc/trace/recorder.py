@@ -13,6 +13,7 @@ import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
+from memcalc.kernels.blas import PRODUCTS
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
 from memcalc.records.trace import UNCOUNTED_FLOPS
@@ -53,6 +54,7 @@ from memcalc.trace.operators.sparse import (
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import READERS
+from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private import (
     DataDependentOutputException,
@@ -80,7 +82,18 @@ _SCALARS = {torch.ops.aten._local_scalar_dense.default}
 class Operator:
     """What of an operator is the same at every call."""
 
-    __slots__ = ("adds", "by_value", "composed", "func", "in_formula", "kept", "name", "number")
+    __slots__ = (
+        "adds",
+        "by_value",
+        "composed",
+        "func",
+        "in_formula",
+        "kept",
+        "name",
+        "number",
+        "writes",
+        "written",
+    )
 
     def __init__(self, func: Any, special: bool) -> None:
         self.func = func
@@ -91,6 +104,10 @@ class Operator:
         self.by_value = self.kept and memo.numbers_decide(func)
         self.composed = is_composed(func)
         self.adds = func in _ADDS
+        self.writes = bool(func._schema.is_mutable)
+        """It may give what it is given another shape."""
+        self.written = self.name in PROBES or self.name in PRODUCTS
+        """It takes more than what it makes, and at times."""
         self.in_formula = func in IN_FORMULAS
 
 
@@ -187,7 +204,11 @@ class TraceRecorder(TorchDispatchMode):
             known = self._outcomes.get(key)
             if known is not None:
                 return self._again(known, operator, args, kwargs or {})
-        return self._run(operator, key, types, args, kwargs or {})
+        kwargs = kwargs or {}
+        out = self._run(operator, key, types, args, kwargs)
+        if operator.writes:
+            memo.forget((*args, *kwargs.values()))
+        return out
 
     def _meet(self, func: Any) -> Operator:
         """Know an operator from now on."""
@@ -231,7 +252,13 @@ class TraceRecorder(TorchDispatchMode):
             self._values.note(operator.func, args, kwargs, out, deciding=known.decides)
         if known.flops:
             self.flops[self.position.step] += known.flops
-        self._write_down(operator.name, args, out, node, known.call)
+        if known.call is not None or operator.written:
+            self._write_down(operator.name, args, out, node, known.call)
+        elif known.container is None:
+            if out is not None and out.fake_device.type == device.NAME:
+                self.ledger.birth(out, operator.name, node)
+        else:
+            self._writer.track(out, operator.name, node, args)
         return out
 
     def _run(

@@ -25,7 +25,7 @@ class Stream:
 
     def __enter__(self) -> Stream:
         self._outer.append(current())
-        _local.stream = self
+        switch(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -67,6 +67,8 @@ class Event:
 
 _numbers = [itertools.count()]
 _local = threading.local()
+_switched = [False]
+"""Some thread has left the default stream at some time."""
 DEFAULT = Stream()
 
 
@@ -83,6 +85,7 @@ def current() -> Stream:
 
 def switch(stream: Stream) -> None:
     """Run what follows in this thread on a stream."""
+    _switched[0] = True
     _local.stream = stream
 
 
@@ -116,6 +119,8 @@ class BackwardStreams:
 
     def of(self, node: Any) -> int:
         """The number of the stream that runs now, inside this node or outside of all (None)."""
+        if not _switched[0]:
+            return 0
         number = current().stream_id
         if number == 0 and node is not None and self._by_node:
             return self._by_node.get(node_number(node), 0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.memo import forget
 from memcalc.trace.torch_private import (
     FakeTensor,
     data_of,
@@ -54,6 +55,7 @@ def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
         tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
         tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
         swap_contents(tensor, fresh)
+    forget((tensor,))
 
 
 def pointer(tensor: torch.Tensor) -> int:

@@ -279,6 +279,28 @@ swap_contents: Callable[[torch.Tensor, torch.Tensor], None] = _ask("torch._C:_sw
 """Exchange what two tensors are, and leave the Python objects where they are."""
 
 
+_rule: Any = _ask("torch._library.simple_registry:find_torch_dispatch_rule")
+
+
+@contextmanager
+def no_rules() -> Iterator[None]:
+    """Dispatch modes and fake tensors have no rules by operator, and are not asked for any.
+
+    C++ keeps the function that it asks before every call (torch/csrc/utils/python_arg_parser.cpp,
+    ``maybe_get_registered_torch_dispatch_rule``), so that function itself is given other code.
+    """
+
+    def find_torch_dispatch_rule(op: Any, torch_dispatch_class: type) -> None:
+        return None
+
+    before = _rule.__code__
+    _rule.__code__ = find_torch_dispatch_rule.__code__
+    try:
+        yield
+    finally:
+        _rule.__code__ = before
+
+
 @contextmanager
 def subclasses_made_by(make: Callable[..., Any], data: property) -> Iterator[None]:
     """Subclasses of tensors are made, and given other contents, by functions of ours."""

@@ -50,7 +50,7 @@ class Writer:
         if call is not None:
             self._track_with_scratch(out, name, node, call, args)
         else:
-            self._track(out, name, node, args)
+            self.track(out, name, node, args)
         if name in blas.PRODUCTS:
             self._workspace(name, args, node)
 
@@ -60,7 +60,8 @@ class Writer:
             before, after = self._kernels.transient(call)
             self.ledger.play((*before, *after), [], call.name, node)
 
-    def _track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:
+    def track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:
+        """The outputs alone."""
         if isinstance(out, torch.Tensor):
             if out.device.type == device.NAME:
                 self.ledger.birth(out, name, node)
@@ -71,7 +72,7 @@ class Writer:
             for index, item in enumerate(items):
                 if sources is not None:
                     self.ledger.follow([sources[index]])
-                self._track(item, name, node, ())
+                self.track(item, name, node, ())
 
     def _sources(self, args: tuple[Any, ...], count: int) -> Any:
         """The list of tensors that a foreach operator maps to its list of outputs, if it does."""
@@ -93,7 +94,7 @@ class Writer:
             self.ledger.leave_repetition()
         try:
             self.ledger.play(before, taken, name, node)
-            self._track(out, name, node, args if listed else ())
+            self.track(out, name, node, args if listed else ())
             if listed:
                 self.ledger.leave_repetition()
             self.ledger.play(after, taken, name, node)
