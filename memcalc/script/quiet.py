@@ -34,6 +34,12 @@ class _NoWriter:
         return lambda *args, **kwargs: None
 
 
+_COMPILED = (
+    "what it fuses is not stored on a GPU, where peaks are often lower, and mode='reduce-overhead' "
+    "keeps a memory pool; --backend driver runs the compiler"
+)
+
+
 def install(patches: Patches, say: Callable[[str], None]) -> None:
     """Compile nothing, track nothing unless ``MEMCALC_TRACKERS`` is set, and tell of processes.
 
@@ -48,7 +54,7 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         patches.set(torch._dynamo.config, "disable", True)
         if not _importing():
             at = place.line()
-            say(f"torch.compile runs the eager code{f' ({at})' if at else ''}")
+            say(f"torch.compile runs the eager code{f' ({at})' if at else ''}: {_COMPILED}")
         return original(*args, **kwargs)
 
     def start(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 SCRIPT = """
 import torch
 model = torch.nn.Linear(256, 256).cuda()
@@ -57,3 +59,70 @@ def test_a_script_resumes_what_it_saved(memcalc, tmp_path, monkeypatch):
     assert done.returncode == 0
     assert (tmp_path / "last.pt").read_text() == "mine"
     assert not (tmp_path / "new.pt").exists()
+
+
+FOLDERS = """
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+config = LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=512)
+base = LlamaForCausalLM(config).cuda()
+base.save_pretrained("mine", max_shard_size="100KB")
+model = get_peft_model(base, LoraConfig(r=8, target_modules=["q_proj"]))
+model.save_pretrained("adapter")
+again = AutoModelForCausalLM.from_pretrained("mine", dtype=torch.bfloat16).cuda()
+assert again.dtype is torch.bfloat16 and again.name_or_path == "mine"
+model = PeftModel.from_pretrained(again, "adapter", is_trainable=True)
+trained = [p for p in model.parameters() if p.requires_grad]
+assert len(trained) == 4 and all(p.is_cuda for p in trained)
+optimizer = torch.optim.AdamW(trained)
+ids = torch.ones(2, 16, dtype=torch.long, device="cuda")
+model(input_ids=ids, labels=ids).loss.backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.nightly
+def test_a_model_and_its_adapter_are_loaded_from_where_they_were_saved(
+    memcalc, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(FOLDERS)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("mine")
+    done = memcalc("simulate", "--steps", "0", "--", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "checkpoints are not written" in " ".join(done.stdout.split())
+    assert (tmp_path / "mine" / "config.json").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "train.py"]
+
+
+TRAINER = """
+import os
+from transformers import (
+    AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments)
+config = LlamaConfig(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=512)
+ids = list(range(16))
+rows = [{"input_ids": ids, "labels": ids} for _ in range(8)]
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=2, max_steps=4, save_steps=2, eval_strategy="steps",
+    eval_steps=2, load_best_model_at_end=True, report_to=[], disable_tqdm=True)
+trainer = Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows, eval_dataset=rows)
+trainer.train()
+trainer.save_model("final")
+model = AutoModelForCausalLM.from_pretrained("final").cuda()
+assert model.num_parameters() == trainer.model.num_parameters()
+"""
+
+
+@pytest.mark.nightly
+def test_what_a_trainer_saved_is_loaded(memcalc, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(TRAINER)
+    done = memcalc("simulate", "--steps", "0", "--", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "final").exists()

@@ -207,3 +207,64 @@ def test_quantised_weights_are_told_from_what_turns_them_back(run):
     # A number for each block of 64, and the table of 16 codes, in fp32.
     assert components[Component.QUANTISATION_CONSTANTS] == 4 * (1024 * 2048 // 64) + 4 * 16
     assert components[Component.WEIGHTS] == 4 * (2048 * 8 + 8)
+
+
+def test_cuda_graphs_and_pools_of_ones_own_are_refused_in_a_sentence(run, capfd):
+    text = "import torch; torch.ones(1, device='cuda'); {}"
+    assert run(text.format("torch.cuda.CUDAGraph()")).ending.code == 1
+    assert "CUDA graphs are not simulated" in capfd.readouterr().err
+    assert run(text.format("torch.cuda.MemPool()")).ending.code == 1
+    assert "Memory pools of one's own (torch.cuda.MemPool) are not simulated" in (
+        capfd.readouterr().err
+    )
+
+
+def test_of_several_gpus_a_script_finds_one_and_the_answer_says_what_to_type(run):
+    text = "import torch; torch.ones(torch.cuda.device_count(), device='cuda')"
+    said = " ".join(run(text, gpu="2xh100-sxm").traced.prediction.assumptions)
+    assert "torch.cuda.device_count() is 1: put torchrun --nproc-per-node 2 before it" in said
+
+
+def test_metadata_that_changes_in_place_counts(run, tmp_path):
+    run(
+        """
+        import torch
+        x = torch.ones(64, 32, device="cuda")
+        assert (x * 2).shape == (64, 32)
+        x.t_()
+        assert (x * 2).shape == (32, 64)
+        x.data = torch.ones(3, device="cuda", dtype=torch.half)
+        assert (x * 2).shape == (3,) and (x * 2).dtype is torch.half
+        y = torch.empty(0, device="cuda")
+        torch.add(torch.ones(5, device="cuda"), 1, out=y)
+        assert (y * 2).shape == (5,)
+        y.resize_(7)
+        assert (y * 2).shape == (7,)
+        y.set_(torch.ones(2, 2, device="cuda"))
+        assert (y * 2).shape == (2, 2)
+        open("done", "w").close()
+        """
+    )
+    assert (tmp_path / "done").exists()
+
+
+def test_memory_is_known_when_it_is_asked_for_and_where_the_gpu_is_nearly_full(run, tmp_path):
+    run(
+        """
+        import torch
+        kept = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(12)]
+        assert torch.cuda.memory_allocated() == 12 << 30
+        del kept[::2]
+        assert torch.cuda.memory_allocated() == 6 << 30
+        assert torch.cuda.memory_reserved() == 12 << 30
+        more = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(8)]
+        try:
+            while True:
+                more.append(torch.empty(1 << 30, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError:
+            open("full", "w").write(str(len(more) + len(kept)))
+        assert torch.cuda.max_memory_allocated() >= 14 << 30
+        """,
+        gpu="t4",
+    )
+    assert (tmp_path / "full").read_text() == "14"

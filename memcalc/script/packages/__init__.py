@@ -6,7 +6,8 @@ Everything here acts when the package is imported, so a script pays for what it 
 from __future__ import annotations
 
 from memcalc.kernels.target import Target
-from memcalc.script.packages import bitsandbytes, transformers, triton
+from memcalc.script.packages import bitsandbytes, peft, transformers, triton
+from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 
@@ -14,5 +15,7 @@ from memcalc.script.recorder import ScriptRecorder
 def install(patches: Patches, recorder: ScriptRecorder, target: Target) -> None:
     """Be there when the script imports one of them."""
     bitsandbytes.install(patches, recorder, target)
-    for package in (transformers, triton):
-        package.install(patches, recorder)
+    triton.install(patches, recorder)
+    folders = SavedFolders(patches)
+    for package in (transformers, peft):
+        package.install(patches, recorder, folders)

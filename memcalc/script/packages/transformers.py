@@ -10,13 +10,20 @@ from typing import Any
 import torch
 
 from memcalc.script import parameters, place
+from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace.torch_private import mode_in_use
 
 
-def install(patches: Patches, recorder: ScriptRecorder) -> None:
-    """Act when transformers is imported."""
+def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -> None:
+    """Act when transformers is imported.
+
+    Args:
+        patches: what is changed.
+        recorder: the session's.
+        folders: where models are saved.
+    """
 
     def eagerly(module: ModuleType) -> None:
         # A fake tensor is taken for a sign of a graph that is being traced.
@@ -27,14 +34,30 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
         at = place.line()
         recorder.assumptions[f"checkpoints are not written{f' ({at})' if at else ''}"] = None
 
+    def saved_elsewhere(
+        original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        not_written(original)
+        if getattr(model, "hf_quantizer", None) is None:
+            original(model, folders.instead(save_directory), **{**kwargs, **_NOT_PUSHED})
+
+    def save_model(original: Any, trainer: Any, output_dir: Any = None, *_: Any, **__: Any) -> None:
+        not_written(original)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        # Several processes would gather their shards first.
+        if trainer.args.world_size == 1 and hasattr(model, "save_pretrained"):
+            model.save_pretrained(output_dir or trainer.args.output_dir)
+
     def trainer(module: ModuleType) -> None:
         patches.wrap(module.Trainer, "_save_checkpoint", not_written)
-        patches.wrap(module.Trainer, "save_model", not_written)
+        patches.wrap(module.Trainer, "save_model", save_model)
 
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
-        config = _config(cls, name, kwargs)
+        saved = folders.found(name)
+        config = _config(cls, saved, kwargs)
         if config is None:
-            return original(cls, name, *args, **kwargs)
+            loaded = original(cls, saved, *args, **kwargs)
+            return loaded if saved is name else _named(loaded, name)
         recorder.assumptions[
             f"weights of {name} are not on this machine: they are taken to be what its config "
             "says (--weights fetches them)"
@@ -43,20 +66,38 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
             weights = _as_config_says(cls, config)
         named = {key: value for key, value in kwargs.items() if key != "config"}
         loaded = original(cls, None, *args, config=config, state_dict=weights, **named)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        model.name_or_path = model.config._name_or_path = str(name)
-        return loaded
+        return _named(loaded, name)
 
     def models(module: ModuleType) -> None:
-        patches.wrap(module.PreTrainedModel, "save_pretrained", not_written)
-        if not recorder.real_weights:
+        patches.wrap(module.PreTrainedModel, "save_pretrained", saved_elsewhere)
+        if recorder.real_weights:
+            folders.read_by(module.PreTrainedModel, "from_pretrained", 1)
+        else:
             patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
+
+    def automatic(module: ModuleType) -> None:
+        folders.read_by(module._BaseAutoModelClass, "from_pretrained", 1)
+
+    def configs(module: ModuleType) -> None:
+        folders.read_by(module.PreTrainedConfig, "get_config_dict", 1)
 
     # Its threads would load outside of the simulation, each for itself.
     patches.environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
     patches.when_imported("transformers.utils.import_utils", eagerly)
     patches.when_imported("transformers.trainer", trainer)
     patches.when_imported("transformers.modeling_utils", models)
+    patches.when_imported("transformers.models.auto.auto_factory", automatic)
+    patches.when_imported("transformers.configuration_utils", configs)
+
+
+_NOT_PUSHED = {"push_to_hub": False}
+
+
+def _named(loaded: Any, name: Any) -> Any:
+    """What was loaded, under the name that the script knows it by."""
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    model.name_or_path = model.config._name_or_path = str(name)
+    return loaded
 
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")

@@ -1,0 +1,39 @@
+"""peft: adapters are saved where they can be loaded again, and the script's folders stay."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from memcalc.script import place
+from memcalc.script.packages.checkpoints import SavedFolders
+from memcalc.script.patches import Patches
+from memcalc.script.recorder import ScriptRecorder
+
+
+def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -> None:
+    """Act when peft is imported.
+
+    Args:
+        patches: what is changed.
+        recorder: the session's.
+        folders: where adapters are saved.
+    """
+
+    def save(original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        at = place.line()
+        recorder.assumptions[f"checkpoints are not written{f' ({at})' if at else ''}"] = None
+        kwargs.pop("push_to_hub", None)
+        original(model, folders.instead(save_directory), *args, **kwargs)
+
+    def models(module: ModuleType) -> None:
+        patches.wrap(module.PeftModel, "save_pretrained", save)
+        folders.read_by(module.PeftModel, "from_pretrained", 2)
+        folders.read_by(module.PeftModel, "load_adapter", 1)
+
+    def configs(module: ModuleType) -> None:
+        folders.read_by(module.PeftConfigMixin, "from_pretrained", 1)
+        folders.read_by(module.PeftConfigMixin, "_get_peft_type", 1)
+
+    patches.when_imported("peft.peft_model", models)
+    patches.when_imported("peft.config", configs)
