@@ -96,7 +96,8 @@ def test_a_model_and_its_adapter_are_loaded_from_where_they_were_saved(
     assert done.returncode == 0, done.stderr
     assert "checkpoints are not written" in " ".join(done.stdout.split())
     assert (tmp_path / "mine" / "config.json").read_text() == "mine"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "train.py"]
+    assert not (tmp_path / "adapter").exists()
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.json"]
 
 
 TRAINER = """
