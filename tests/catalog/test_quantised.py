@@ -196,3 +196,11 @@ def test_adapters_train_on_a_quantised_base_and_nothing_else_does():
         make({"model": "smollm2-135m", "quant": "nf4", "lora": "none"})
     assert make({"model": "smollm2-135m", "lora": "none"}).adapters is None
     assert make({"model": "smollm2-135m"}).adapters is None
+
+
+@pytest.mark.parametrize("asked", [{"generate": 32}, {"inference": True}])
+def test_a_preset_of_a_plan_that_infers_leaves_training_out(asked):
+    plan = make({"model": "gpt2", "preset": "qlora", **asked})
+    assert (plan.quant, plan.precision, plan.checkpointing) == ("nf4-dq", "bf16", False)
+    assert plan.lora
+    assert make({"model": "gpt2", "preset": "qlora", "inference": False}).checkpointing
