@@ -11,12 +11,15 @@ from memcalc.estimation.estimate import Tracer
 from memcalc.fitting.records import DevicesFit
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.units import format_bytes
 from memcalc.workload import layouts
 from memcalc.workload.layouts import Traffic
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS = ("ddp", "zero1", "fsdp2")
 """What any model can be spread by, the least traffic first."""
+_WHOLE = ("ddp", "zero1")
+"""Those that keep all weights on each GPU, and buckets as large as all gradients."""
 
 
 def devices_that_fit(plan: Plan, tracer: Tracer) -> tuple[DevicesFit, ...]:
@@ -25,17 +28,40 @@ def devices_that_fit(plan: Plan, tracer: Tracer) -> tuple[DevicesFit, ...]:
     Rows of the last count are sorted: what fits comes first, and of that what sends least.
     """
     found: list[DevicesFit] = []
+    excluded = ""
     for count in COUNTS:
-        rows = list(_over(plan, count, tracer))
+        rows = list(_over(plan, count, tracer, excluded))
+        if count == 1:
+            excluded = _too_large_whole(plan, tracer)
         found += sorted(rows, key=_order)
         if any(map(_fits, rows)):
             break
     return tuple(found)
 
 
-def _over(plan: Plan, count: int, tracer: Tracer) -> Iterator[DevicesFit]:
+def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
+    """Why no layout that keeps the whole model on each GPU can fit; empty: one might.
+
+    Weights and DDP's buckets, which are as large as all gradients, are there at once in any of
+    them. So a model that is larger by these alone is not traced whole over every number of GPUs.
+    """
+    (answer,) = tracer.answers([plan])
+    if isinstance(answer, MemcalcError) or answer.fit is None or plan.scheme is not None:
+        return ""
+    step = _traffic(plan, answer)
+    least = step.weights + step.gradients
+    if least <= answer.fit.limit:
+        return ""
+    return f"does not fit: weights and buckets alone are {format_bytes(least)}"
+
+
+def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
     # DDP holds the same on any number of GPUs: where two are too few, more are.
-    names = LAYOUTS if count == 2 else LAYOUTS[1:]
+    names: tuple[str, ...] = LAYOUTS if count == 2 else LAYOUTS[1:]
+    if count > 1 and excluded:
+        whole = [name for name in names if name in _WHOLE]
+        yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in whole)
+        names = tuple(name for name in names if name not in whole)
     spreads = [(name, count) for name in names] if count > 1 else [(None, 1)]
     plans = [
         replace(plan, devices=count, parallel=name, parallel_args=(), rank=None)
@@ -55,14 +81,17 @@ def _sent(plan: Plan, answer: Prediction) -> tuple[int, str]:
     layout = layouts.of(plan)
     if layout.traffic is None:
         return 0, ""
+    return layout.traffic(_traffic(plan, answer)), layout.traffic_source
+
+
+def _traffic(plan: Plan, answer: Prediction) -> Traffic:
     width = 2 if plan.precision in ("bf16", "fp16") else 4
-    step = Traffic(
+    return Traffic(
         world=plan.devices,
         weights=answer.parameters * width,
         gradients=answer.trainable * width,
         micro_batches=plan.grad_accum,
     )
-    return layout.traffic(step), layout.traffic_source
 
 
 def _fits(row: DevicesFit) -> bool:

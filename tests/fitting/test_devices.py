@@ -28,11 +28,21 @@ def test_a_model_too_large_for_one_gpu_is_spread_over_the_fewest_that_hold_it():
     found = answer(plan, Question(batch=False, seq=False, devices=True)).devices
     assert [row.devices for row in found][:4] == [1, 2, 2, 2]
     assert found[0].fit.verdict is FitVerdict.DOES_NOT_FIT
+    assert not any(row.reason for row in found)
     last = [row for row in found if row.devices == found[-1].devices]
     fitting = [row.fit.verdict is FitVerdict.FITS for row in last]
     assert fitting == sorted(fitting, reverse=True)
     assert (last[0].devices, last[0].parallel) == (4, "fsdp2")
     assert not any(row.fit.verdict is FitVerdict.FITS for row in found[: -len(last)])
+
+
+@pytest.mark.nightly
+def test_layouts_that_keep_a_model_whole_are_not_traced_where_it_alone_is_too_large():
+    plan = Plan(model="Qwen/Qwen2.5-7B", gpu="t4", batch=1, seq=64, precision="bf16")
+    found = answer(plan, Question(batch=False, seq=False, devices=True)).devices
+    whole = [row for row in found if row.parallel in ("ddp", "zero1")]
+    assert all("weights and buckets alone" in row.reason for row in whole)
+    assert found[-1].devices > 2
 
 
 def test_of_no_gpu_nothing_can_be_counted():
