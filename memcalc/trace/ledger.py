@@ -14,7 +14,7 @@ from memcalc.records.trace import Aside, Component, Mark, Phase, Storage
 from memcalc.trace import device
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 from memcalc.trace.streams import BackwardStreams
-from memcalc.trace.torch_private import FakeTensor, current_node, local_part, storage_key
+from memcalc.trace.torch_private import current_node, named, storage_key, storage_of
 
 BY_PARAMETER = (Phase.PREPARE, Phase.RESUME, Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""
@@ -172,9 +172,8 @@ class Ledger:
 
     def birth(self, tensor: torch.Tensor, name: str, node: Any) -> None:
         """A storage was seen, perhaps for the first time; its death is noticed by itself."""
-        fake = type(tensor) is FakeTensor
-        storage = (tensor if fake else local_part(tensor)).untyped_storage()
-        key = storage._cdata
+        storage = storage_of(tensor)
+        key = named(storage)
         if key in self._live:
             return
         nbytes = storage.nbytes()

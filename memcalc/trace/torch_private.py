@@ -99,8 +99,18 @@ def installed_version() -> tuple[int, int]:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """What names a tensor's storage as long as that lives; of a DTensor, its local part's."""
+    return named(storage_of(tensor))
+
+
+def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
+    """Where a tensor's elements lie; of a DTensor, those of its local part."""
     part = tensor if type(tensor) is FakeTensor else local_part(tensor)
-    key: int = part.untyped_storage()._cdata
+    return part.untyped_storage()
+
+
+def named(storage: torch.UntypedStorage) -> int:
+    """What names a storage as long as it lives."""
+    key: int = storage._cdata
     return key
 
 

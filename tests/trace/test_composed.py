@@ -14,7 +14,15 @@ def test_composed(func: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "func", [_aten.mm.default, _aten.silu_backward.default, _aten.mish_backward.default]
+    "func",
+    [
+        _aten.mm.default,
+        _aten.silu_backward.default,
+        _aten.mish_backward.default,
+        _aten._fused_rms_norm.default,
+        # Can be taken apart in Python, and is not on CUDA.
+        _aten.upsample_nearest2d.default,
+    ],
 )
 def test_with_a_kernel_of_its_own(func: object) -> None:
     assert not is_composed(func)

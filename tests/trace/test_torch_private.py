@@ -43,7 +43,7 @@ BREAKS = {
     "that a program holds a gradient": (engine, "is_held_by_engine_alone", lambda _: True),
     "which frames are wrappers": (torch_private, "_WRAPPERS", ("elsewhere.py",)),
     "who calls the dispatch mode": (engine, "called_from_engine", lambda _: True),
-    "what names a storage": (ledger, "storage_key", lambda _: next(numbers)),
+    "what names a storage": (ledger, "named", lambda _: next(numbers)),
     "how clipping chooses": (clip_grad, "_has_foreach_support", chooses),
     "when casts are forgotten": (torch, "clear_autocast_cache", clears),
     "who routes attention": (attention, "install", lambda _: attention._libraries.clear()),

@@ -11,17 +11,24 @@ from typing import Any
 
 from memcalc.trace.torch_private import has_kernel
 
-_OWN_KERNEL = frozenset({"aten::silu_backward", "aten::mish_backward"})
-"""Operators that other devices compose, and for which CUDA has a kernel: a PyTorch that is built
-without CUDA does not know it. Source: ``native_functions.yaml``, 2.13; ``native_channel_shuffle``
-alone has a kernel for the CPU and none for CUDA."""
+KERNELS_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
+"""Operators that other devices compose, but for which CUDA has a kernel of its own: a PyTorch that
+is built without CUDA does not know it.
+
+All there are: those with both a CompositeImplicitAutograd and a CUDA kernel in 2.11 and 2.13.
+"""
 
 
 def is_composed(func: Any) -> bool:
-    """CUDA runs this operator by others."""
-    return bool(
+    """CUDA runs this operator by others.
+
+    That PyTorch can take it apart in Python says nothing: it can do so with some that CUDA runs
+    whole, such as ``upsample_nearest2d``.
+    """
+    name = func._schema.name
+    return (
         func.namespace == "aten"
-        and func._can_decompose()
-        and func.name() not in _OWN_KERNEL
+        and has_kernel(func.name(), "CompositeImplicitAutograd")
+        and name.removeprefix("aten::") not in KERNELS_ON_CUDA
         and not has_kernel(func.name(), "CUDA")
     )

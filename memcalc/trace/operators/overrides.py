@@ -23,6 +23,7 @@ from memcalc.trace.operators import (
     recurrent,
     sampling,
 )
+from memcalc.trace.operators.composed import KERNELS_ON_CUDA
 
 _aten = torch.ops.aten
 
@@ -197,11 +198,6 @@ FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
 }
 """Operators whose fake kernel makes other outputs than CUDA's."""
 
-_KERNELS_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
-"""Operators that PyTorch composes of others, but for which CUDA has a kernel of its own.
-
-All there are: those with both a CompositeImplicitAutograd and a CUDA kernel in 2.11 and 2.13.
-"""
 _libraries: list[torch.library.Library] = []
 
 
@@ -214,7 +210,7 @@ def install() -> None:
         return
     patches.install_once()
     library = torch.library.Library("aten", "IMPL")
-    for name in _KERNELS_ON_CUDA:
+    for name in KERNELS_ON_CUDA:
         library.impl(name, _never, device.keys()[1])
     for name, kernel in gradients.KERNELS.items():
         library.impl(name, kernel, device.keys()[0])
