@@ -143,8 +143,9 @@ def _gc_threshold(settings: AllocatorSettings, value: Value) -> AllocatorSetting
 
 def _memory_fraction(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
     part = fraction("per_process_memory_fraction", value)
-    if not 0.0 <= part <= 1.0:
-        raise UsageError("per_process_memory_fraction must lie from 0 to 1: write 0.5.")
+    # PyTorch takes 0 as well, with which nothing can be allocated.
+    if not 0.0 < part <= 1.0:
+        raise UsageError("per_process_memory_fraction must lie above 0, and at most 1: write 0.5.")
     return replace(settings, memory_fraction=part)
 
 

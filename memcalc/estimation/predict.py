@@ -158,11 +158,11 @@ def _of_long_decode(question: Asked, trace: Trace, played: Played | None) -> Ite
         "may be a few segments of 2 MiB low"
     )
     if question.gpu is None:
-        capacity, _ = _large_enough(trace, None, played)
+        capacity, _ = _large_enough(question, trace, None, played)
         yield f"reserved is that on a GPU of {format_bytes(capacity)} (name yours with --gpu)"
     else:
         device = device_of(question.gpu, plan=question.plan)
-        capacity, _ = _large_enough(trace, device, played)
+        capacity, _ = _large_enough(question, trace, device, played)
         if capacity > device.capacity:
             yield f"reserved is that on a device of {format_bytes(capacity)}, for it does not fit"
 
@@ -187,10 +187,12 @@ def _replayed(
     """
     if played is None:
         return replay(tuples(trace), question.settings, UNLIMITED)
-    return _large_enough(trace, device, played)[1]
+    return _large_enough(question, trace, device, played)[1]
 
 
-def _large_enough(trace: Trace, device: Device | None, played: Played) -> tuple[int, Replay]:
+def _large_enough(
+    question: Asked, trace: Trace, device: Device | None, played: Played
+) -> tuple[int, Replay]:
     """The size of device that a long decode fits, and its replay there."""
     capacity = room = ROOMY
     if device is not None:
@@ -198,10 +200,12 @@ def _large_enough(trace: Trace, device: Device | None, played: Played) -> tuple[
     sizes = [storage.bytes for storage in trace.storages]
     needed = max(accumulate(changes(trace.events, sizes)), default=0)
     while True:
-        found = played(capacity, room) if needed <= room else None
-        # With a fraction of nothing to reserve, no device is large enough.
-        if found is not None and (found.out_of_memory is None or capacity >= UNLIMITED):
-            return capacity, found
+        # With next to nothing allowed to be reserved, no device is large enough.
+        last = capacity >= UNLIMITED
+        if last or needed <= min(room, int(question.settings.memory_fraction * capacity)):
+            found = played(capacity, room)
+            if last or found.out_of_memory is None:
+                return capacity, found
         capacity = room = 2 * max(capacity, GIB)
 
 

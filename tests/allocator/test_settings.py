@@ -75,6 +75,7 @@ REFUSED = [
     "large_segment_size_mb:10",
     "large_segment_size_mb:0",
     "per_process_memory_fraction:1.5",
+    "per_process_memory_fraction:0.0",
     "expandable_segments:true",
 ]
 
