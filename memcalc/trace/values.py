@@ -108,7 +108,9 @@ class Values:
     def note(self, func: Any, args: Any, kwargs: Any, out: Any, *, deciding: bool) -> None:
         """The same, where it is known whether a program could decide by these results."""
         outputs = out if isinstance(out, list | tuple) else (out,)
-        given = self._described(args, kwargs) if deciding or self._counts(func, args) else None
+        # What nobody has written holds no numbers, whatever it was made like.
+        known = deciding or (self._counts(func, args) and not _unwritten(func))
+        given = self._described(args, kwargs) if known else None
         raised = self._raised(args) if func is _RAISES else []
         for tensor in _written(func, args):
             # What else shows this memory no longer holds what its recipe says.

@@ -71,6 +71,8 @@ def sizes_and_truths():
         rows = torch.zeros(5, 3, device=on)
         found["repeated"] = list(torch.repeat_interleave(rows, twice, dim=0).shape)
         found["truth"] = torch.is_nonzero(zeros.sum())
+        unwritten = torch.empty_like(twice)
+        found["unwritten"] = [recorder._values._of(unwritten) is None, unwritten.sum().item()]
         found["on the host"] = twice.cpu().sum().item()
         packed = torch.nn.utils.rnn.pack_padded_sequence(
             torch.zeros(4, 2, 3, device=on), torch.tensor([4, 2])
@@ -101,6 +103,8 @@ def test_what_depends_on_values_is_worked_out_and_each_part_once(forked):
     assert found["equal"] == [True, False]
     assert (found["unique"], found["bincount"], found["repeated"]) == ([1], [3], [10, 3])
     assert found["truth"] is False
+    # Memory of the host that nobody wrote would hold whatever was there before.
+    assert found["unwritten"] == [True, 0]
     assert found["on the host"] == 10
     assert found["packed"] == [[6, 3], [2, 2, 1, 1]]
     # However long the sum is, a read adds what is new since the last.
