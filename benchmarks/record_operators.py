@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,8 @@ def main() -> None:
         try:
             found[case.name] = record(case)
         except Exception as error:
-            failed[case.name] = str(error).split("\n")[0][:120]
+            # Where the libraries lie is the recorder's own affair.
+            failed[case.name] = re.sub(r"(?<=\s)/\S*/", "", str(error).split("\n")[0])[:120]
     properties = torch.cuda.get_device_properties(0)
     text = {
         "torch": torch.__version__,
