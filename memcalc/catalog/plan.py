@@ -9,14 +9,11 @@ from memcalc.catalog import gpus
 from memcalc.catalog.launch_files import many, spelled_out
 from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import Plan
+from memcalc.records.plan import ZERO_STAGES, Plan
 from memcalc.records.texts import input_of
 
 TRAINER_OPTIM = "adamw_torch_fused"
 """``TrainingArguments.optim`` where nobody names one (transformers 5.23, training_args.py)."""
-
-DEEPSPEED = ("deepspeed_zero1", "zero2", "zero3")
-"""Layouts that are DeepSpeed's, whose ``bf16.enabled`` is what is meant where nobody says more."""
 
 
 def make(settings: Mapping[str, Any]) -> Plan:
@@ -42,7 +39,8 @@ def make(settings: Mapping[str, Any]) -> Plan:
     checked.pop("preset", None)
     if checked.get("loop") == "trainer" and not checked.get("optim_in_backward"):
         checked.setdefault("optim", TRAINER_OPTIM)
-    if checked.get("parallel") in DEEPSPEED:
+    if checked.get("parallel") in ZERO_STAGES:
+        # ``bf16.enabled`` is what is meant where nobody says more.
         checked.setdefault("precision", "amp-bf16")
     plan = Plan(**_several(checked))
     if plan.disagreement is not None:
@@ -53,15 +51,14 @@ def make(settings: Mapping[str, Any]) -> Plan:
 def _several(checked: dict[str, Any]) -> dict[str, Any]:
     """``8xh100`` says how many GPUs and which."""
     count, name = many(checked.get("gpu") or "")
-    if count is None:
-        several = (checked.get("devices") or 1) > 1
-        return {**checked, "gpu": gpus.in_a_box(name)} if name and several else checked
-    if checked.get("devices", count) != count:
-        raise SettingError(
-            "devices", f"devices = {checked['devices']} and gpu = {checked['gpu']!r} differ."
-        )
-    gpu = gpus.in_a_box(name) if count > 1 else name
-    return {**checked, "devices": FIELDS["devices"].check(count), "gpu": gpu}
+    if count is not None:
+        if checked.get("devices", count) != count:
+            raise SettingError(
+                "devices", f"devices = {checked['devices']} and gpu = {checked['gpu']!r} differ."
+            )
+        checked = {**checked, "devices": FIELDS["devices"].check(count), "gpu": name}
+    several = checked.get("devices", 1) > 1
+    return {**checked, "gpu": gpus.in_a_box(name)} if name and several else checked
 
 
 def _samples(checked: Mapping[str, Any]) -> int:

@@ -41,6 +41,8 @@ PRESETS: dict[str, dict[str, Scalar]] = {
 }
 """What people usually mean by a word, as settings of a plan."""
 _OF_TRAINING = ("optim", "checkpointing")
+ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
+"""DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
 
 
 def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from memcalc.workload import layouts, loops
 from memcalc.workload.program import Program
 from memcalc.workload.quantised import described
 
+_CONTINUED = "repeated layers are traced a few times and continued, proven on one more"
+
 
 def trace(
     program: Program,
@@ -87,7 +89,7 @@ def trace(
         else:
             tagged, folded = once([], 0), False
         if folded:
-            said["repeated layers are traced a few times and continued, proven on one more"] = None
+            said[_CONTINUED] = None
         if tagged.inventory is not None:
             said[described(tagged.inventory)] = None
         assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
@@ -112,7 +114,7 @@ def _decoded(
         once = tracer(later, target, said, breadcrumbs=breadcrumbs, kernels=calls)
         tagged, folded = trace_folded(program.model, once, fold_length(program))
         if folded:
-            said["repeated layers are traced a few times and continued, proven on one more"] = None
+            said[_CONTINUED] = None
         return tagged
 
     decoding = Decoding(run, calls, tokens, movable=_movable(program))

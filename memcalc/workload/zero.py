@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from memcalc.records.plan import ZERO_STAGES
 from memcalc.workload.job import Job
 
-_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
 _OWN = ("offload", "offload_param", "communication_data_type", "grad_accum_dtype")
 """Arguments that stand elsewhere in its settings than among those of ZeRO."""
 
@@ -18,7 +18,7 @@ def config(job: Job) -> dict[str, Any]:
 
     The optimizer is the caller's own, of whatever class, also where its state is on the host.
     """
-    stage = _STAGES[job.layout.name]
+    stage = ZERO_STAGES[job.layout.name]
     said = dict(job.options)
     found: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": job.samples,

@@ -11,10 +11,11 @@ from typing import Any
 
 from memcalc.catalog.launch_files.records import Said, count, flag, table
 from memcalc.errors import UsageError
+from memcalc.records.plan import ZERO_STAGES
 
 AUTO = "auto"
 """Whoever reads the file, such as the Trainer, fills it in."""
-_STAGES = {1: "deepspeed_zero1", 2: "zero2", 3: "zero3"}
+_LAYOUTS = {stage: layout for layout, stage in ZERO_STAGES.items()}
 _NUMBERS = ("allgather_bucket_size", "reduce_bucket_size", "sub_group_size")
 _SWITCHES = (
     *("allgather_partitions", "contiguous_gradients", "overlap_comm", "reduce_scatter"),
@@ -106,7 +107,7 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
     zero = table(data, "zero_optimization", file)
     stage = _stage(zero, file)
     arguments = {**_arguments(zero, stage, file), **_of_precision(data, file)}
-    settings: dict[str, Any] = {"parallel": _STAGES[stage]}
+    settings: dict[str, Any] = {"parallel": _LAYOUTS[stage]}
     if arguments:
         settings["parallel_args"] = arguments
     settings |= _precision(data, file)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from memcalc.records.plan import Plan
+from memcalc.records.plan import ZERO_STAGES, Plan
 from memcalc.suggestions.snippets import words
 from memcalc.suggestions.snippets.words import Lines
 
 _TYPES = {"": "'NO'", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
-_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def lines(plan: Plan) -> Lines:
     """A whole file; what belongs into the script is a comment."""
     mixed = {"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(plan.precision, "no")
     layout = words.layout(plan)
-    kind = "DEEPSPEED" if layout in _STAGES else _TYPES.get(layout, "MULTI_GPU")
+    kind = "DEEPSPEED" if layout in ZERO_STAGES else _TYPES.get(layout, "MULTI_GPU")
     return [
         "# accelerate launch --config_file this.yaml train.py",
         "compute_environment: LOCAL_MACHINE",
@@ -30,17 +29,17 @@ def lines(plan: Plan) -> Lines:
         *(f"# {line}" for line in words.quantisation(plan) if line),
         *([f"# {words.lora(plan)}"] if plan.lora is not None else []),
         *words.loading(plan),
-        *([words.other_layout(plan)] if layout not in (*_TYPES, *_STAGES) else []),
+        *([words.other_layout(plan)] if layout not in (*_TYPES, *ZERO_STAGES) else []),
         *words.elsewhere(plan, has_optimizer=False),
     ]
 
 
 def _sharded(plan: Plan, layout: str) -> Lines:
-    if layout in _STAGES:
+    if layout in ZERO_STAGES:
         steps = plan.grad_accum
         return [
             "deepspeed_config:",
-            f"  zero_stage: {_STAGES[layout]}",
+            f"  zero_stage: {ZERO_STAGES[layout]}",
             f"  gradient_accumulation_steps: {steps}",
         ]
     if not layout.startswith("fsdp"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.records.plan import Plan
+from memcalc.records.plan import ZERO_STAGES, Plan
 from memcalc.records.texts import adapter
 from memcalc.suggestions.snippets import words
 from memcalc.suggestions.snippets.words import Lines
@@ -13,7 +13,6 @@ _LOADED = {
     "nf4-dq": ["load_in_4bit: true"],
     "int8": ["load_in_8bit: true"],
 }
-_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
 
 
 def lines(plan: Plan) -> Lines:
@@ -32,7 +31,7 @@ def lines(plan: Plan) -> Lines:
         *_sharded(plan, layout),
         *([f"# axolotl train this.yaml, over {plan.devices} GPUs"] if layout else []),
         *([f"# quantised: {plan.scheme}"] if plan.scheme and plan.scheme not in _LOADED else []),
-        *([words.other_layout(plan)] if layout not in ("", "ddp", "fsdp2", *_STAGES) else []),
+        *([words.other_layout(plan)] if layout not in ("", "ddp", "fsdp2", *ZERO_STAGES) else []),
         *words.elsewhere(plan, has_optimizer=bool(named)),
     ]
 
@@ -57,8 +56,8 @@ def _adapted(plan: Plan) -> Lines:
 
 
 def _sharded(plan: Plan, layout: str) -> Lines:
-    if layout in _STAGES:
-        return [f"deepspeed: deepspeed_configs/zero{_STAGES[layout]}.json"]
+    if layout in ZERO_STAGES:
+        return [f"deepspeed: deepspeed_configs/zero{ZERO_STAGES[layout]}.json"]
     if layout != "fsdp2":
         return []
     told = {
