@@ -161,6 +161,183 @@ RUNS = [
     run(FALCON, batch=4, seq=200, generate=100),
     run(BART, "generate", batch=2, seq=128, generate=200),
 ]
+SMALL = {**LLAMA, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}
+MAMBA = {"hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 32000}
+HYBRID = {**SMALL, "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 32000}
+SEQ2SEQ = {**BART, "max_position_embeddings": 512, "vocab_size": 32000}
+KINDS = [
+    run({**SMALL, "model_type": "granite"}, batch=2, seq=200, generate=64),
+    run({**SMALL, "model_type": "olmo2"}, batch=3, seq=300, generate=64),
+    run({**SMALL, "model_type": "stablelm"}, batch=2, seq=256, generate=64),
+    run({**SMALL, "model_type": "cohere"}, batch=2, seq=128, generate=64),
+    run({**SMALL, "model_type": "qwen2"}, batch=8, seq=256, generate=80),
+    run(
+        {**SMALL, "model_type": "starcoder2", "sliding_window": 128}, batch=2, seq=100, generate=90
+    ),
+    run({**SMALL, "model_type": "mistral", "sliding_window": 64}, batch=2, seq=30, generate=100),
+    run({**SMALL, "model_type": "smollm3", "pad_token_id": 0}, batch=2, seq=300, generate=40),
+    run(
+        {**SMALL, "model_type": "glm4", "head_dim": 64, "pad_token_id": 0},
+        batch=4,
+        seq=250,
+        generate=40,
+    ),
+    run({**SMALL, "model_type": "nemotron"}, batch=2, seq=100, generate=60),
+    run({**SMALL, "model_type": "phi"}, batch=2, seq=257, generate=40, precision="fp16"),
+    run({**SMALL, "model_type": "cohere2", "sliding_window": 64}, batch=2, seq=100, generate=60),
+    run(
+        {
+            **SMALL,
+            "model_type": "mixtral",
+            "num_local_experts": 4,
+            "intermediate_size": 1024,
+        },
+        "generate",
+        batch=2,
+        seq=128,
+        generate=50,
+    ),
+    run(
+        {"model_type": "bloom", "hidden_size": 512, "n_layer": 4, "n_head": 8, "vocab_size": 50000},
+        "generate",
+        batch=2,
+        seq=200,
+        generate=60,
+    ),
+    run(
+        {"model_type": "gptj", "n_embd": 512, "n_layer": 3, "n_head": 8, "rotary_dim": 32},
+        "generate",
+        batch=2,
+        seq=100,
+        generate=60,
+    ),
+    run(
+        {
+            "model_type": "gpt_neo",
+            "hidden_size": 512,
+            "num_layers": 4,
+            "num_heads": 8,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": 64,
+        },
+        "generate",
+        batch=2,
+        seq=100,
+        generate=60,
+    ),
+    run(
+        {"model_type": "mpt", "d_model": 512, "n_layers": 4, "n_heads": 8, "vocab_size": 50000},
+        "generate",
+        batch=2,
+        seq=100,
+        generate=60,
+    ),
+    run(
+        {"model_type": "gpt_bigcode", "n_embd": 512, "n_layer": 4, "n_head": 8},
+        "generate",
+        batch=4,
+        seq=200,
+        generate=60,
+    ),
+    run({**MAMBA, "model_type": "mamba"}, "generate", batch=2, seq=200, generate=60),
+    run(
+        {**MAMBA, "model_type": "mamba2", "num_heads": 16, "head_dim": 64, "n_groups": 2},
+        "generate",
+        batch=2,
+        seq=200,
+        generate=60,
+    ),
+    run({**MAMBA, "model_type": "falcon_mamba"}, "generate", batch=2, seq=100, generate=40),
+    run(
+        {
+            **HYBRID,
+            "model_type": "jamba",
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "num_experts": 2,
+            "use_mamba_kernels": False,
+        },
+        "generate",
+        batch=2,
+        seq=200,
+        generate=60,
+    ),
+    run(
+        {
+            **HYBRID,
+            "model_type": "lfm2",
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+        },
+        "generate",
+        batch=2,
+        seq=200,
+        generate=60,
+    ),
+    run(
+        {
+            **SMALL,
+            "model_type": "recurrent_gemma",
+            "num_hidden_layers": 3,
+            "attention_window_size": 128,
+            "lru_width": 768,
+        },
+        "generate",
+        batch=2,
+        seq=100,
+        generate=60,
+    ),
+    run(
+        {
+            **MLA,
+            "model_type": "deepseek_v2",
+            "kv_lora_rank": 128,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "q_lora_rank": None,
+            "n_group": None,
+            "topk_group": None,
+            "topk_method": "greedy",
+        },
+        "generate",
+        batch=2,
+        seq=200,
+        generate=60,
+    ),
+    run(
+        {
+            **SMALL,
+            "model_type": "gpt_oss",
+            "num_local_experts": 4,
+            "head_dim": 64,
+            "sliding_window": 64,
+            "intermediate_size": 512,
+        },
+        "generate",
+        batch=2,
+        seq=100,
+        generate=60,
+    ),
+    run({**SEQ2SEQ, "model_type": "pegasus"}, "generate", batch=2, seq=200, generate=60),
+    run({**SEQ2SEQ, "model_type": "mbart"}, "generate", batch=4, seq=100, generate=60),
+    run(
+        {**SEQ2SEQ, "model_type": "marian", "pad_token_id": 0, "decoder_start_token_id": 0},
+        "generate",
+        batch=2,
+        seq=100,
+        generate=40,
+        beams=4,
+    ),
+    run({**SEQ2SEQ, "model_type": "blenderbot"}, "generate", batch=2, seq=100, generate=40),
+    run({**SEQ2SEQ, "model_type": "m2m_100"}, "generate", batch=2, seq=100, generate=40),
+    run({**GEMMA3, "layer_types": None}, "generate", batch=2, seq=300, generate=60),
+    run(
+        {**T5, "model_type": "mt5", "feed_forward_proj": "gated-gelu"},
+        "generate",
+        batch=2,
+        seq=128,
+        generate=60,
+    ),
+]
 UNTIED = {**LLAMA, "num_key_value_heads": 8, "num_hidden_layers": 3, "tie_word_embeddings": False}
 TIED = {**QWEN3, "tie_word_embeddings": True}
 QUANTISED = [
@@ -344,7 +521,9 @@ def write(output, runs):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=pathlib.Path)
-    parser.add_argument("--quantised", action="store_true", help="runs over quantised bases")
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--quantised", action="store_true", help="runs over quantised bases")
+    chosen.add_argument("--kinds", action="store_true", help="many kinds of models, one run each")
     arguments = parser.parse_args()
     output = arguments.output
     transformers.logging.set_verbosity_error()
@@ -357,7 +536,7 @@ def main():
             json.dumps({k: r[k] for k in ("config", "loop", "plan")}): r["peaks"] for r in kept
         }
     runs = []
-    for one in QUANTISED if arguments.quantised else RUNS:
+    for one in QUANTISED if arguments.quantised else KINDS if arguments.kinds else RUNS:
         started = time.monotonic()
         peaks = known.get(json.dumps(one))
         if peaks is None:

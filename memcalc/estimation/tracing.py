@@ -31,9 +31,10 @@ from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
 from memcalc.registry import Choice
 from memcalc.symbolic.records import SymbolicTrace
+from memcalc.trace.decoding import TRACED
 from memcalc.trace.generalize import generalize
 from memcalc.trace.packages import bitsandbytes
-from memcalc.trace.run import trace
+from memcalc.trace.run import movable, trace
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
 from memcalc.workload.model import in_its_words
@@ -150,6 +151,10 @@ class Desk:
         if plan.scheme is not None:
             raise EstimateError("quantised bases choose kernels by size and are traced at each")
         program = self._prepared(plan, question.choice)
+        if plan.generate is not None:
+            if plan.cache == "static" or not movable(program) or program.decodes_beside_an_encoder:
+                raise EstimateError("such a decode is not the same after a longer prompt")
+            program = program.later(0, min(plan.generate, TRACED))
         plain = trace(program, question.target, breadcrumbs=self._breadcrumbs)
         return generalize(program, question.target, plain, breadcrumbs=self._breadcrumbs)
 

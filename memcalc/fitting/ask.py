@@ -187,7 +187,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
     @functools.cache
     def ask(size: int) -> Probe | None:
         try:
-            return oracle.probe(at(size), device)
+            return oracle.sketch(at(size), device)
         except UsageError:
             if size <= start:
                 raise
@@ -195,7 +195,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
             return None
 
     plain = best = search.largest(ask, search.fits, start=start, limit=most)
-    gap = ask(best + 1) if best < most else None
+    gap = oracle.probe(at(best + 1), device) if best < most and ask(best + 1) else None
     known = ask(best) if best else None
     if known is not None and not known.traced:
         best = search.islands(ask, best, most)

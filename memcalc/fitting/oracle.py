@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
+
+from msgspec.structs import replace
 
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, round_size
 from memcalc.errors import MemcalcError
 from memcalc.estimation.client import Client
+from memcalc.estimation.decoding import grown
+from memcalc.estimation.decoding.grown import is_long
 from memcalc.estimation.fits import Device, hopeless, judge
 from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.pool import asking
@@ -19,13 +24,15 @@ from memcalc.estimation.state import state_for
 from memcalc.files import cache
 from memcalc.files.artifact import encode
 from memcalc.fitting.records import Probe
-from memcalc.fitting.symbolic import SymbolicTraces
+from memcalc.fitting.symbolic import SymbolicTraces, at
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit
 from memcalc.records.steady import continued, repeats
 from memcalc.records.trace import Trace
 from memcalc.records.walk import changes
-from memcalc.symbolic.evaluate import EventStream
+from memcalc.symbolic.evaluate import Evaluator, EventStream
+from memcalc.symbolic.records import Point
+from memcalc.trace.decoding import TRACED, NotSteadyError
 
 
 class Oracle:
@@ -44,6 +51,8 @@ class Oracle:
         self._clients = clients
         self._config = config if use_cache else None
         self._symbolic = SymbolicTraces(self._config)
+        self._last: tuple[Plan, Trace] | None = None
+        """The decode that was written down last."""
         self.traces = 0
         self.notes = self._symbolic.notes
         self.assumptions: tuple[str, ...] = ()
@@ -65,11 +74,63 @@ class Oracle:
         if evaluator is None:
             return self.verify(plan, device)
         point = point_of(evaluator.symbolic, plan)
+        if is_long(plan.generate):
+            return self._of_decode(question, point, device) or self.verify(plan, device)
         stream = evaluator.stream(point, question.target)
         self.assumptions = (*question.notes, *evaluator.whole.assumptions)
         self.uncounted = evaluator.uncounted(point, question.target)
         fit = _judged(_Events(stream, evaluator.whole), question, evaluator.whole, device)
         return Probe(batch=plan.batch, seq=point.seq, fit=fit)
+
+    def sketch(self, plan: Plan, device: Device) -> Probe:
+        """The same, but a long decode that cannot fit for sure is answered with what is known.
+
+        Its ``fit.metric`` is then ``allocated``, for bytes that are alive at once however they are
+        laid out.
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
+        found = self._too_large(plan, device) if is_long(plan.generate) else None
+        return found or self.probe(plan, device)
+
+    def _of_decode(self, question: Asked, point: Point, device: Device) -> Probe | None:
+        """A probe of a long decode; ``None``: it has to be traced."""
+        trace = self._decode(question, point)
+        if trace is None:
+            return None
+        self.assumptions, self.uncounted = trace.assumptions, trace.uncounted
+        fit = judged(question, trace, device.holding(state_for(question, trace)))
+        return Probe(batch=point.batch, seq=point.seq, fit=fit)
+
+    def _decode(self, question: Asked, point: Point) -> Trace | None:
+        """The trace of a long decode by symbolic traces, which are learnt as they are needed."""
+        key = replace(question.plan, seq=point.seq)
+        if self._last is None or self._last[0] != key:
+            try:
+                whole = grown.trace_of(question, point, functools.partial(self._at, question))
+            except (NotSteadyError, _NotLearntError):
+                return None
+            self._last = key, whole
+        return self._last[1]
+
+    def _at(self, question: Asked, point: Point) -> Evaluator:
+        """A symbolic trace that holds after a prompt of another length.
+
+        Raises:
+            MemcalcError: the plan cannot be estimated.
+        """
+        there = at(question, point)
+        found = self._symbolic.find(there)
+        if found is None and self._symbolic.may_learn(there.plan):
+            self.traces += 1
+            # No more is generated there than its own passes, so that the prompt has all positions.
+            learnt = self._clients[0].grow(replace(there.plan, generate=TRACED))
+            self._symbolic.take(there.plan, learnt)
+            found = self._symbolic.find(there)
+        if found is None:
+            raise _NotLearntError
+        return found
 
     def verify(self, plan: Plan, device: Device) -> Probe:
         """The same by a plain trace; a symbolic trace that says otherwise is given up.
@@ -137,7 +198,15 @@ class Oracle:
         if evaluator is None:
             return None
         point = point_of(evaluator.symbolic, plan)
-        least = _least(evaluator.stream(point, question.target), question.settings)
+        if is_long(plan.generate):
+            whole = self._decode(question, point)
+            if whole is None:
+                return None
+            sizes = [storage.bytes for storage in whole.storages]
+            least = _least(whole.events, sizes, question.settings)
+        else:
+            stream = evaluator.stream(point, question.target)
+            least = _least(stream.events, stream.sizes, question.settings)
         fit = hopeless(least, device)
         return Probe(batch=plan.batch, seq=point.seq, fit=fit) if fit is not None else None
 
@@ -152,10 +221,14 @@ class Oracle:
         return trace
 
 
-def _least(stream: EventStream, settings: AllocatorSettings) -> int:
+def _least(events: Sequence[int], sizes: Sequence[int], settings: AllocatorSettings) -> int:
     """The bytes of blocks alive at once, at the peak: no allocator needs less."""
-    sizes = [round_size(size, settings.divisions) for size in stream.sizes]
-    return max(accumulate(changes(stream.events, sizes)))
+    rounded = [round_size(size, settings.divisions) for size in sizes]
+    return max(accumulate(changes(events, rounded)))
+
+
+class _NotLearntError(Exception):
+    """A decode has passes of which no symbolic trace can be made."""
 
 
 class _Events:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, NoReturn
+
+import msgspec
+from msgspec.structs import replace
 
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation import from_symbolic
+from memcalc.estimation.decoding import grown
+from memcalc.estimation.decoding.grown import is_long
 from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.symbolic.evaluate import Evaluator
-from memcalc.symbolic.records import SymbolicTrace
+from memcalc.symbolic.records import Point, SymbolicTrace
+from memcalc.trace.decoding import NotSteadyError
 from memcalc.trace.folding.tagged import same
 
 _MOST = 6
 """A program whose decisions change more often than this with its sizes is traced instead."""
+_MOST_OF_DECODE = 16
+"""The same of a decode: each place at which a window fills is one, for prompts of any length."""
 
 
 class SymbolicTraceRefutedError(Exception):
@@ -43,7 +52,8 @@ class SymbolicTraces:
         if plan.program in self._refused:
             return None
         if plan.program not in self._known:
-            kept = () if self._config is None else from_symbolic.load(plan, self._config)
+            config = self._on_disk(plan)
+            kept = () if config is None else from_symbolic.load(plan, config)
             self._known[plan.program] = list(kept)
         for evaluator in self._known[plan.program]:
             if evaluator.holds(point_of(evaluator.symbolic, plan), question.target):
@@ -52,9 +62,10 @@ class SymbolicTraces:
 
     def may_learn(self, plan: Plan) -> bool:
         """Whether one more is worth learning for a plan that none holds for."""
-        if plan.program in self._refused or plan.infers:
+        if plan.program in self._refused:
             return False
-        if len(self._known[plan.program]) < _MOST:
+        most = _MOST_OF_DECODE if is_long(plan.generate) else _MOST
+        if len(self._known[plan.program]) < most:
             return True
         self.notes["some sizes were found by tracing them: the model runs otherwise there"] = None
         return False
@@ -85,21 +96,65 @@ class SymbolicTraces:
         Raises:
             SymbolicTraceRefutedError: one says otherwise; it is not used any more.
         """
-        target = asked(plan).target
+        question = asked(plan)
+        target = question.target
+        if is_long(plan.generate):
+            self._prove_decode(question, trace)
+            return
         for evaluator in self._known.get(plan.program, []):
             point = point_of(evaluator.symbolic, plan)
             if not evaluator.holds(point, target):
                 continue
             if not same(evaluator.trace(point, target), trace):
-                self._refused.add(plan.program)
-                self._known[plan.program] = []
-                raise SymbolicTraceRefutedError
+                self._refute(plan)
             if evaluator.symbolic.learnt_at != point:
                 fresh = self._unproven.pop(id(evaluator), None)
-                if fresh is not None and self._config is not None:
-                    from_symbolic.keep(fresh[0], self._config, fresh[1])
+                config = self._on_disk(plan)
+                if fresh is not None and config is not None:
+                    from_symbolic.keep(fresh[0], config, fresh[1])
+
+    def _prove_decode(self, question: Asked, trace: Trace) -> None:
+        def find(point: Point) -> Evaluator:
+            found = self.find(at(question, point))
+            if found is None:
+                raise _NotKnownError
+            return found
+
+        point = Point(batch=question.plan.batch, seq=trace.seq)
+        with contextlib.suppress(_NotKnownError, NotSteadyError):
+            foretold = grown.trace_of(question, point, find)
+            if not same(foretold, trace) or _bare(foretold) != _bare(trace):
+                self._refute(question.plan)
+            for evaluator in self._known[question.plan.program]:
+                self._unproven.pop(id(evaluator), None)
+
+    def _refute(self, plan: Plan) -> NoReturn:
+        self._refused.add(plan.program)
+        self._known[plan.program] = []
+        raise SymbolicTraceRefutedError
+
+    def _on_disk(self, plan: Plan) -> dict[str, Any] | None:
+        """The config by which they are kept; those of a decode's first passes are not."""
+        return None if is_long(plan.generate) else self._config
 
     def longest(self, plan: Plan) -> int | None:
         """The longest sequence the model takes; ``None``: no limit is known."""
         known = self._known.get(plan.program)
-        return known[0].symbolic.longest if known else None
+        if not known or known[0].symbolic.longest is None:
+            return None
+        # What is generated takes positions as well.
+        return known[0].symbolic.longest - (plan.generate or 1) + 1
+
+
+def at(question: Asked, point: Point) -> Asked:
+    """The same question at another point."""
+    return replace(question, plan=replace(question.plan, batch=point.batch, seq=point.seq))
+
+
+def _bare(trace: Trace) -> bytes:
+    """The passes that a trace leaves out, whether it was packed meanwhile or not."""
+    return msgspec.json.encode(trace.curve)
+
+
+class _NotKnownError(Exception):
+    """No symbolic trace holds at a point."""

@@ -14,7 +14,15 @@ from memcalc.kernels.target import Target
 from memcalc.records.trace import Mark, Storage, Trace
 from memcalc.records.walk import sections
 from memcalc.symbolic.expression import FormulaError, compiled
-from memcalc.symbolic.records import SYMBOLIC, AttentionChoice, Kind, Point, SymbolicTrace, entry
+from memcalc.symbolic.records import (
+    SYMBOLIC,
+    AttentionChoice,
+    Kind,
+    Point,
+    SymbolicTrace,
+    code,
+    entry,
+)
 
 _NO_SEQ = 0
 """What ``s`` is where inputs have no tokens; no formula uses it then."""
@@ -90,13 +98,8 @@ class Evaluator:
         Raises:
             FormulaError: a size is no whole number.
         """
-        b, s = _values(point)
-        sizes, values = self._sizes(b, s), self._arguments(b, s)
-        if any(type(size) is not int or size < 1 for size in sizes):
-            raise FormulaError("a size is not a positive whole number")
-        scratch_of_calls = [
-            scratch(KernelCall(name, _filled(args, values)), target) for name, args in self._calls
-        ]
+        sizes = self._evaluated(point)
+        scratch_of_calls = [scratch(call, target) for call in self._called(point)]
         whole = self.whole
         if self._table is None:
             self._table = _SizeTable(whole)
@@ -110,6 +113,33 @@ class Evaluator:
     def _called(self, point: Point) -> list[KernelCall]:
         values = self._arguments(*_values(point))
         return [KernelCall(name, _filled(args, values)) for name, args in self._calls]
+
+    def storages(self, point: Point, number: Callable[[KernelCall], int]) -> list[Storage]:
+        """Storages of ``whole`` at a point; kernels stay calls, written as ``code`` says.
+
+        Args:
+            point: where this holds.
+            number: gives each call the number that it is written by.
+
+        Raises:
+            FormulaError: a size is no whole number.
+        """
+        sizes, calls = self._evaluated(point), self._called(point)
+        numbers = [number(call) for call in calls]
+        found = []
+        for storage in self.whole.storages:
+            size = storage.bytes
+            if size >= SYMBOLIC:
+                kind, entered = entry(size)
+                size = sizes[entered] if kind is Kind.SIZE else code(kind, numbers[entered])
+            found.append(_storage(storage, size))
+        return found
+
+    def _evaluated(self, point: Point) -> tuple[int, ...]:
+        sizes = self._sizes(*_values(point))
+        if any(type(size) is not int or size < 1 for size in sizes):
+            raise FormulaError("a size is not a positive whole number")
+        return sizes
 
     def trace(self, point: Point, target: Target, notes: tuple[str, ...] = ()) -> Trace:
         """The trace at a point where this holds; ``notes`` were assumed of the target."""

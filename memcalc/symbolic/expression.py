@@ -38,7 +38,7 @@ _NODES = (
     ast.GtE,
     ast.Load,
 )
-_FUNCTIONS = {"max": max, "min": min, "abs": abs}
+_FUNCTIONS = {"max": max, "min": min, "abs": abs, "float": float}
 _MATH = {"ceil": math.ceil, "floor": math.floor, "trunc": math.trunc}
 _NAMES = ("b", "s")
 

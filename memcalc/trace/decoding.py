@@ -43,14 +43,15 @@ class WrittenCalls:
 
     def transient(self, call: KernelCall) -> tuple[Allocations, Allocations]:
         """Before and after the outputs, as two numbers."""
-        number = self._number(call)
+        number = self.number(call)
         return (code(Kind.BEFORE, number),), (code(Kind.AFTER, number),)
 
     def persistent(self, call: KernelCall) -> Allocations:
         """The same for what a library keeps."""
-        return (code(Kind.PERSISTENT, self._number(call)),)
+        return (code(Kind.PERSISTENT, self.number(call)),)
 
-    def _number(self, call: KernelCall) -> int:
+    def number(self, call: KernelCall) -> int:
+        """The number that stands for a call."""
         return self.calls.setdefault(call, len(self.calls))
 
 
@@ -67,6 +68,12 @@ class _Pass(msgspec.Struct, frozen=True):
 
 class NotSteadyError(Exception):
     """Passes do not repeat."""
+
+
+def said_of_passes(*, movable: bool) -> str:
+    """How passes were learnt, for an answer's assumptions."""
+    where = "at the start and the end" if movable else "at the start"
+    return f"passes of decoding are traced {where} and continued, proven on one more"
 
 
 Run = Callable[[int], TaggedTrace]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,7 +12,14 @@ from memcalc.kernels.formulas import bounds, uncounted
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Bound, Trace
 from memcalc.records.walk import changes
-from memcalc.trace.decoding import TRACED, Decoding, NotSteadyError, WrittenCalls, continued
+from memcalc.trace.decoding import (
+    TRACED,
+    Decoding,
+    NotSteadyError,
+    WrittenCalls,
+    continued,
+    said_of_passes,
+)
 from memcalc.trace.folding.accumulation import LEAST, trace_accumulated
 from memcalc.trace.folding.fold import trace_folded
 from memcalc.trace.folding.tagged import TaggedTrace
@@ -44,8 +50,9 @@ def trace(
         breadcrumbs: shall always say where the program is.
         symbols: of the program's batches; sizes that hold one are written down as numbers.
     """
-    tokens = program.plan.generate
-    if tokens is not None and tokens > (TRACED if _movable(program) else _WHOLE):
+    # Passes of a program that ends early are traced as they come.
+    tokens = program.plan.generate if program.until is None else None
+    if tokens is not None and tokens > (TRACED if movable(program) else _WHOLE):
         try:
             return _decoded(program, tokens, target, notes, breadcrumbs)
         except NotSteadyError as error:
@@ -117,12 +124,11 @@ def _decoded(
             said[_CONTINUED] = None
         return tagged
 
-    decoding = Decoding(run, calls, tokens, movable=_movable(program))
+    decoding = Decoding(run, calls, tokens, movable=movable(program))
     found = continued(decoding, tokens, target, calls)
-    where = "at the start and the end" if _movable(program) else "at the start"
     if found.tagged.inventory is not None:
         said[described(found.tagged.inventory)] = None
-    said[f"passes of decoding are traced {where} and continued, proven on one more"] = None
+    said[said_of_passes(movable=movable(program))] = None
     assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
     return replace(
         as_trace(found.tagged, program, tuple(assumptions)),
@@ -132,14 +138,12 @@ def _decoded(
     )
 
 
-def _movable(program: Program) -> bool:
+def movable(program: Program) -> bool:
     """Whether a pass is the same after a longer prompt as after so many generated tokens.
 
-    A decoder beside an encoder has no such prompt, and a beam search keeps a table of what it has
-    generated.
+    A beam search has no such prompt: it keeps a table of what it has generated.
     """
-    config: Any = program.model.config
-    return not config.is_encoder_decoder and program.plan.beams == 1
+    return program.plan.beams == 1
 
 
 _WHOLE = 128

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,11 +71,30 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         """The program when so many tokens are behind the prompt, up to so many tokens on."""
         assert self.plan.generate is not None
         moved = self
-        if shift:
+        if shift and self.decodes_beside_an_encoder:
+            moved = replace(self, batch=functools.partial(self._with_decoded, shift))
+        elif shift:
             assert self.inputs is not None
             moved = self.resized(self.plan.batch, self.inputs.seq + shift)
         plan = replace(moved.plan, generate=self.plan.generate - shift)
         return replace(moved, plan=plan, until=until)
+
+    def _with_decoded(self, shift: int, device: Any) -> Batch:
+        """Prompts whose decoder is given its first token and so many more."""
+        batch = self.batch(device)
+        config: Any = self.model.config
+        start = config.decoder_start_token_id
+        if start is None:
+            start = self.model.generation_config.decoder_start_token_id  # type: ignore[union-attr]
+        shape = self.plan.batch, 1 + shift
+        tokens = torch.full(shape, start or 0, dtype=torch.long, device=device)
+        return {**batch, "decoder_input_ids": tokens}
+
+    @property
+    def decodes_beside_an_encoder(self) -> bool:
+        """What it generates follows the decoder's own prompt, not the encoder's."""
+        config: Any = self.model.config
+        return bool(config.is_encoder_decoder)
 
     def job(
         self,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from memcalc.allocator.replay import Op
 from memcalc.allocator.settings import parse_alloc_conf
-from memcalc.estimation.decoding import native
+from memcalc.estimation.decoding import native, small
 from memcalc.estimation.decoding.replay import Decode
 from memcalc.files import compiled
 from memcalc.kernels.target import Target
@@ -92,6 +92,32 @@ def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order,
     prefix = [(Op.MARK, (0, Phase.PREFILL)), *others, *born, *gone]
     one, other = both(curve, prefix, parse_alloc_conf(conf), room * MIB)
     assert one == other
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(
+    drawn=st.lists(
+        st.tuples(
+            st.tuples(st.integers(1, MIB), st.sampled_from([0, 1, 64, 512, 4096])),
+            st.lists(st.tuples(st.integers(1, 2 * MIB), st.integers(0, 600)), max_size=4),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    passes=st.integers(2, 60),
+    most=st.sampled_from([10, 100, 10_000]),
+    in_order=st.booleans(),
+)
+def test_segments_of_small_blocks_are_those_of_python(drawn, passes, most, in_order):
+    curve = decode(drawn, passes, in_order)
+    born = [(n, curve.pieces[0].storages[n].bytes) for n in curve.before if n >= 0]
+    asked = curve, [(1000, 300), *born, (1000, 0)], parse_alloc_conf(""), TARGET
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small, "_MOST_SMALL", most)
+        compiled_ = small.small_segments(*asked)
+        patch.setattr(native, "loaded", lambda _: None)
+        assert small.small_segments(*asked) == compiled_
 
 
 @needs_compiler

@@ -7,10 +7,13 @@ import pytest
 from msgspec.structs import replace
 
 import memcalc
-from memcalc.catalog import models
+from memcalc.catalog import gpus, models
 from memcalc.children.ask import Parent
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
+from memcalc.estimation.client import Client
+from memcalc.estimation.fits import device_of
+from memcalc.estimation.predict import on_device
 from memcalc.records.prediction import FitVerdict
 from memcalc.report import fitted
 from memcalc.report.blocks import markdown, terminal
@@ -141,3 +144,55 @@ def test_the_command_line_refuses_with_exit_code_2(arguments, said, cli):
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+    "max_position_embeddings": 16384,
+}
+MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 96}
+
+
+@pytest.mark.parametrize(
+    ("config", "settings"),
+    [
+        (LLAMA, {"generate": 8, "memory": 800 << 20, "find": ("batch",)}),
+        pytest.param(
+            LLAMA,
+            {"generate": 2500, "memory": 800 << 20, "find": ("batch", "seq")},
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            MISTRAL,
+            {"generate": 60, "seq": 64, "memory": 700 << 20, "find": ("batch",)},
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            LLAMA,
+            {"inference": True, "memory": 900 << 20, "find": ("batch",)},
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_what_generates_is_found_by_formulas_and_agrees_with_estimates(config, settings, tmp_path):
+    model = tmp_path / "generates.json"
+    model.write_text(json.dumps(config))
+    found = memcalc.fit(str(model), gpu="t4", precision="fp16", use_cache=False, **settings)
+    assert not any("traced" in note and "one by one" in note for note in found.assumptions)
+    assert len(found.limits) == len(settings["find"])
+    # Beside two plain traces for each limit there are those on symbols.
+    assert found.traces <= 2 * len(found.limits) + 12
+    for limit in found.limits:
+        for probe, fits in ((limit.best, True), (limit.above, False)):
+            plan = replace(found.plan, batch=probe.batch, seq=probe.seq)
+            with Client() as client:
+                answer, trace = client.trace(plan)
+            device = device_of(gpus.find("t4"), settings["memory"], plan)
+            assert on_device(answer, trace, device).fit == probe.fit, plan
+            assert probe.fits is fits, plan

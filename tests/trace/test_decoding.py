@@ -15,11 +15,24 @@ LLAMA = {
     "max_position_embeddings": 4096,
 }
 SLIDING = {**LLAMA, "model_type": "mistral", "sliding_window": 310}
+BART = {
+    "model_type": "bart",
+    "d_model": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "vocab_size": 50265,
+}
 CASES = [
     (LLAMA, {"batch": 16, "seq": 300, "generate": 40}),
     (LLAMA, {"batch": 2, "seq": 30, "generate": 40, "cache": "static", "attention": "eager"}),
     (SLIDING, {"batch": 16, "seq": 300, "generate": 30}),
     (LLAMA, {"batch": 8, "seq": 300, "generate": 60, "beams": 2}),
+    # It forces its last token, which takes the scores once more.
+    (BART, {"batch": 16, "seq": 30, "generate": 40}),
 ]
 
 

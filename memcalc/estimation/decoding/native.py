@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memcalc.allocator.blocks import Block
+from memcalc.allocator.blocks import Block, Pool
 from memcalc.allocator.caching import CachingAllocator, FailedRequest
 from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.counter import Levels
@@ -32,6 +32,7 @@ class _Figures(ctypes.Structure):
             *("small_requested", "small_rounded", "requested", "bytes", "reserved"),
             *("peak_requested", "peak_bytes", "peak_reserved"),
             *("highest", "at_requested", "at_bytes", "retries", "failed", "failed_rounded"),
+            "is_small",
         )
     )
 
@@ -50,7 +51,12 @@ def loaded(allocator: CachingAllocator) -> ctypes.CDLL | None:
         or any(steps > 1 for steps in settings.divisions)
         or allocator.waiting
         or any(allocator.large.free.keys() - {0})
-        or any(block.stream or block.used_by for block in _large(allocator))
+        or any(allocator.small.free.keys() - {0})
+        or any(
+            block.stream or block.used_by
+            for pool in (allocator.large, allocator.small)
+            for block in _blocks(allocator, pool)
+        )
     )
     library = compiled.library(SOURCE) if plain else None
     if library is not None:
@@ -60,10 +66,10 @@ def loaded(allocator: CachingAllocator) -> ctypes.CDLL | None:
     return library
 
 
-def _large(allocator: CachingAllocator) -> list[Block]:
+def _blocks(allocator: CachingAllocator, pool: Pool) -> list[Block]:
     found = []
     for head in allocator.heads.values():
-        block: Block | None = head if not head.pool.is_small else None
+        block: Block | None = head if head.pool is pool else None
         while block is not None:
             found.append(block)
             block = block.next
@@ -90,11 +96,23 @@ def _figures(allocator: CachingAllocator) -> _Figures:
     )
 
 
+def _figures_of_small(allocator: CachingAllocator) -> _Figures:
+    """Those of a device without a limit."""
+    return _Figures(
+        available=1 << 60, allowed=-1, next_address=allocator.device.reserve(0), is_small=1
+    )
+
+
 class Passes:
-    """The state of an allocator, taken over by compiled code."""
+    """The state of a pool of an allocator, taken over by compiled code."""
 
     def __init__(
-        self, library: ctypes.CDLL, allocator: CachingAllocator, left: Mapping[Role, Any]
+        self,
+        library: ctypes.CDLL,
+        allocator: CachingAllocator,
+        left: Mapping[Role, Any],
+        *,
+        small: bool = False,
     ) -> None:
         """Take it over.
 
@@ -102,9 +120,11 @@ class Passes:
             library: the compiled code.
             allocator: after all that comes before the passes.
             left: what the pass before them has left: blocks, or bytes of small ones.
+            small: the pool of small blocks is replayed; else that of large ones, and small ones are
+                summed.
         """
         self._library, self._allocator = library, allocator
-        self._figures = _figures(allocator)
+        self._figures = (_figures_of_small if small else _figures)(allocator)
         self._pool = ctypes.c_void_p(library.memcalc_open(ctypes.byref(self._figures)))
         numbers = {
             block: library.memcalc_block(
@@ -113,7 +133,7 @@ class Passes:
                 ctypes.c_int64(block.requested if block.busy else 0),
                 ctypes.c_int(block.prev is None),
             )
-            for block in _large(allocator)
+            for block in _blocks(allocator, allocator.small if small else allocator.large)
         }
         self._left = {
             role: (numbers[held], 0, 0) if isinstance(held, Block) else (_SMALL, *held)
@@ -123,6 +143,18 @@ class Passes:
     def close(self) -> None:
         """Let go of its memory."""
         self._library.memcalc_close(self._pool)
+
+    def forget(self, sizes: Sizes) -> None:
+        """Free what was left that passes of this piece know nothing of."""
+        known = {*sizes.roles, *sizes.piece.left}
+        for role in [role for role in self._left if role not in known]:
+            self._library.memcalc_end(self._pool, ctypes.c_int64(self._left.pop(role)[0]))
+        self._library.memcalc_read(self._pool, ctypes.byref(self._figures))
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of segments: of small ones, those that passes took; else all there are."""
+        return int(self._figures.reserved)
 
     def play(
         self, sizes: Sizes, plan: Sequence[tuple[Any, ...]], step: int, words: array[int], more: int

@@ -1,4 +1,4 @@
-/* The caching allocator's large pool over the passes of a long decode; compiled where there is a C
+/* One pool of the caching allocator over the passes of a long decode; compiled where there is a C
  * compiler. It does what memcalc/allocator does for the default stream under settings that neither
  * limit splits, nor collect garbage, nor expand segments, nor round to powers of two; tests hold
  * the one against the other. All sizes in bytes. */
@@ -9,7 +9,7 @@
 
 enum { BORN, DIES, LEFT, RISE = 8, CALLED = 9 };
 enum { SMALL_REQUEST = 1 << 20, MIN_OWN_SEGMENT = 10 << 20, SEGMENT_ROUNDING = 2 << 20 };
-enum { MIN_BLOCK = 512, DEVICE_PAGE = 2 << 20 };
+enum { MIN_BLOCK = 512, DEVICE_PAGE = 2 << 20, SMALL_SEGMENT = 2 << 20 };
 enum { NOTHING = -2, SMALL = -1 };
 
 typedef struct {
@@ -31,6 +31,7 @@ typedef struct {
     int64_t peak_requested, peak_bytes, peak_reserved;
     int64_t highest, at_requested, at_bytes; /* large blocks when reserved was highest */
     int64_t retries, failed, failed_rounded;
+    int64_t is_small; /* which pool it is */
 } Figures;
 
 typedef struct {
@@ -103,7 +104,7 @@ static int64_t up(int64_t size, int64_t step) { return (size + step - 1) & -step
 
 static int64_t new_segment(Pool *p, int64_t rounded) {
     Figures *f = &p->figures;
-    int64_t size = f->large_segment;
+    int64_t size = f->is_small ? SMALL_SEGMENT : f->large_segment;
     if (rounded >= MIN_OWN_SEGMENT) size = up(rounded, SEGMENT_ROUNDING);
     if (f->allowed >= 0 && f->reserved + size > f->allowed) return -1;
     if (f->used + up(size, DEVICE_PAGE) > f->available) return -1;
@@ -134,7 +135,7 @@ static void release_cached(Pool *p) {
     f->small_free = 0;
 }
 
-/* The block that serves a request of more than SMALL_REQUEST; -1: there is no room. */
+/* The block that serves a request; -1: there is no room. */
 static int64_t allocate(Pool *p, int64_t size) {
     Figures *f = &p->figures;
     int64_t rounded = up(size, MIN_BLOCK), at = place(p, rounded, 0), block;
@@ -154,7 +155,7 @@ static int64_t allocate(Pool *p, int64_t size) {
             return -1;
         }
     }
-    if (p->blocks[block].size - rounded > SMALL_REQUEST) {
+    if (p->blocks[block].size - rounded >= (f->is_small ? MIN_BLOCK : SMALL_REQUEST + 1)) {
         int64_t rest = block, before = p->blocks[rest].prev;
         block = new_block(p, p->blocks[rest].address, rounded);
         Block *b = &p->blocks[block], *r = &p->blocks[rest];
@@ -204,7 +205,11 @@ static void release(Pool *p, int64_t block) {
 }
 
 static int born(Pool *p, Held *held, int64_t size) {
-    if (size > SMALL_REQUEST) {
+    if (size > SMALL_REQUEST && p->figures.is_small) {
+        held->block = NOTHING; /* of the other pool */
+        return 1;
+    }
+    if (size > SMALL_REQUEST || p->figures.is_small) {
         held->block = allocate(p, size);
         return held->block >= 0;
     }
@@ -278,12 +283,17 @@ int64_t memcalc_play(Pool *p, const int64_t *plan, int64_t length, Held *left, i
             default: end(p, &left[op[1]]);
             }
         }
+        /* Where passes between were left out, what none of these frees is gone as well. */
+        if (p->figures.is_small)
+            for (int64_t slot = 0; slot < slots; slot++) end(p, &left[slot]);
         memcpy(left, made, slots * sizeof(Held));
     }
 done:
     free(made);
     return pass;
 }
+
+void memcalc_end(Pool *p, int64_t block) { release(p, block); }
 
 void memcalc_read(const Pool *p, Figures *figures) { *figures = p->figures; }
 

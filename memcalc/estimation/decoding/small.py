@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memcalc.allocator.blocks import Block
@@ -11,9 +12,10 @@ from memcalc.allocator.constants import SMALL_REQUEST
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Player
 from memcalc.allocator.settings import AllocatorSettings
-from memcalc.estimation.decoding.walk import Sizes, Walk
+from memcalc.estimation.decoding import native
+from memcalc.estimation.decoding.walk import Op, Sizes, Walk, operations
 from memcalc.kernels.target import Target
-from memcalc.records.decoding import BORN, DIES, Curve, Piece
+from memcalc.records.decoding import BORN, DIES, Curve, Piece, Role
 
 _MOST_SMALL = 300_000
 """Events of passes that small blocks are replayed in: all passes, or pairs that are spread."""
@@ -28,13 +30,46 @@ def small_segments(
     if player.play(prefix) is not None:
         return 0
     allocator = player.allocator
-    before = allocator.stats.small.reserved.current
     names = curve.pieces[0].roles
     left = {
         names[number]: player.live[storage]
         for number, storage in enumerate(curve.before)
         if storage in player.live and player.live[storage].pool.is_small
     }
+    library = native.loaded(allocator)
+    if library is None:
+        return _in_python(curve, allocator, left, target)
+    passes = native.Passes(library, allocator, left, small=True)
+    try:
+        for piece, steps in itertools.groupby(_spread(curve), key=lambda pair: pair[0]):
+            _play(passes, Sizes(piece, target), [step for _, step in steps])
+        return passes.reserved
+    finally:
+        passes.close()
+
+
+def _play(passes: native.Passes, sizes: Sizes, steps: Sequence[int]) -> None:
+    """Passes of a piece in compiled code, the first alone: some left of other pieces goes then."""
+    plans: dict[Any, list[Op]] = {}
+    at = 0
+    while at < len(steps):
+        step, end = steps[at], at + 1
+        while at and end < len(steps) and steps[end] == steps[end - 1] + 1:
+            end += 1
+        words, more = sizes.rows(step, steps[end - 1])
+        pattern = sizes.pattern(step)
+        if pattern not in plans:
+            plans[pattern] = [op for op, _ in operations(sizes, step)]
+        passes.play(sizes, plans[pattern], step, words, more)
+        if not at:
+            passes.forget(sizes)
+        at += more
+
+
+def _in_python(
+    curve: Curve, allocator: CachingAllocator, left: dict[Role, Block], target: Target
+) -> int:
+    before = allocator.stats.small.reserved.current
     known = {id(piece): Sizes(piece, target) for piece in curve.pieces}
     for piece, step in _spread(curve):
         made: dict[Any, Block] = {}

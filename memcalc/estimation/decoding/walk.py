@@ -41,15 +41,15 @@ class Sizes:
 
     def alike(self, step: int, last: int) -> int:
         """Up to which pass kernels take as many pieces as in this one."""
-
-        def pattern(at: int) -> list[Any]:
-            both = (self.taken(number, at) for number in self.varying)
-            return [tuple(min(word, 1) for word in (*before, *after)) for before, after in both]
-
         if not self.varying:
             return last
-        now = pattern(step)
-        return next((at - 1 for at in range(step + 1, last + 1) if pattern(at) != now), last)
+        now = self.pattern(step)
+        return next((at - 1 for at in range(step + 1, last + 1) if self.pattern(at) != now), last)
+
+    def pattern(self, step: int) -> tuple[Any, ...]:
+        """In which order kernels take and free in a pass, whatever the sizes are."""
+        both = (self.taken(number, step) for number in self.varying)
+        return tuple(tuple(min(word, 1) for word in (*before, *after)) for before, after in both)
 
     def rows(self, step: int, last: int) -> tuple[array[int], int]:
         """What kernels take in each pass on which they take as many pieces as in this one.
@@ -144,21 +144,36 @@ def unchanged(piece: Piece, step: int) -> int:
     return until
 
 
-def plan_of(sizes: Sizes, step: int, settings: AllocatorSettings) -> list[tuple[Any, ...]]:
+Op = tuple[Any, ...]
+"""(BORN, key, growth, bytes in the pass ``at``), (CALLED, key, call, 0) or (DIES or LEFT, key)."""
+
+
+def operations(sizes: Sizes, step: int) -> Iterator[tuple[Op, int]]:
+    """What happens in a pass, and bytes of what is born; the same in passes that are alike."""
+    piece = sizes.piece
+    for what, key, size in Walk(sizes).events(step):
+        if what != BORN:
+            yield (what, key, 0, 0), 0
+        elif isinstance(key, int):
+            growth = piece.growth[key]
+            yield (what, key, growth, size - growth * (step - piece.at)), size
+        else:
+            call = entry(piece.storages[key[0]].bytes)[1]
+            varies = call in sizes.varying
+            yield ((CALLED, key, call, 0) if varies else (what, key, 0, size)), size
+
+
+def plan_of(sizes: Sizes, step: int, settings: AllocatorSettings) -> list[Op]:
     """A pass with its small blocks of constant size, that come and go, in sums."""
     piece = sizes.piece
     ends = {item // 3 for item in piece.items if item % 3 == DIES}
     folded: dict[Any, tuple[int, int]] = {}
-    plan: list[tuple[Any, ...]] = []
+    plan: list[Op] = []
     now = top = start_of = [0, 0]
     rises = True
-    for what, key, size in Walk(sizes).events(step):
-        scratch_of = not isinstance(key, int)
-        growth = piece.growth[key] if what == BORN and not scratch_of else 0
-        call = entry(piece.storages[key[0]].bytes)[1] if scratch_of else -1
-        if call in sizes.varying:
-            growth = 1
-        passing = scratch_of or key in ends
+    for op, size in operations(sizes, step):
+        what, key, growth, _ = op
+        passing = not isinstance(key, int) or key in ends
         if what == BORN and size <= SMALL_REQUEST and not growth and passing:
             folded[key] = size, round_size(size, settings.divisions)
             now = [now[0] + folded[key][0], now[1] + folded[key][1]]
@@ -169,12 +184,8 @@ def plan_of(sizes: Sizes, step: int, settings: AllocatorSettings) -> list[tuple[
         else:
             if rises or top != start_of:
                 plan.append((RISE, *top, 0))
-            if what == BORN and call in sizes.varying:
-                plan.append((CALLED, key, call, 0))
-            else:
-                start = size - growth * (step - piece.at) if what == BORN else 0
-                plan.append((what, key, growth, start))
+            plan.append(op)
             # After a birth there is more, whatever is summed; after a death, only where that grew.
-            rises, top, start_of = what == BORN, now, now
+            rises, top, start_of = what in (BORN, CALLED), now, now
     plan.append((RISE, *top, 0))
     return plan

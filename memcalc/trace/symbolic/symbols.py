@@ -154,7 +154,8 @@ class Symbols:
             named = expression.xreplace(self._names)
             if isinstance(named, sympy.Expr):
                 named = sympy.expand(named)
-            known = self._texts[expression] = str(self._printer.doprint(named))
+            text = str(self._printer.doprint(named)).replace("torch.sym_float(", "float(")
+            known = self._texts[expression] = text
         return known
 
 
