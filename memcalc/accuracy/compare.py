@@ -9,7 +9,7 @@ import msgspec
 from memcalc.records.measurement import Measurement, steady_peak, steady_peaks
 from memcalc.records.model import Place
 from memcalc.records.prediction import Prediction
-from memcalc.records.trace import Component
+from memcalc.records.trace import Component, Phase
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,9 @@ Pair = tuple[str, int | None, int | None]
 
 
 def _weights(prediction: Prediction) -> int | None:
-    """Of all parameters; a quantised one's constants are none."""
+    """Of all parameters, where the peak finds them loaded; a quantised one's constants are none."""
+    if prediction.peak.phase is Phase.LOAD and prediction.plan.scheme is not None:
+        return None
     held = prediction.components
     plain, quantised = held.get(Component.WEIGHTS), held.get(Component.QUANTISED_WEIGHTS)
     return plain if plain is None else plain + (quantised or 0)

@@ -28,6 +28,15 @@ layers = st.tuples(tensors, st.lists(tensors, max_size=4))
 """What a layer adds to its cache, and what it makes beside it."""
 
 
+CONFS = [
+    "",
+    "large_segment_size_mb:11",
+    "per_process_memory_fraction:0.7",
+    "expandable_segments:True",
+    "expandable_segments:True,large_segment_size_mb:11,per_process_memory_fraction:0.7",
+]
+
+
 def storage(module, size):
     return Storage(
         bytes=size, component=Component.KV_CACHE, phase=Phase.DECODE, step=0, module=module
@@ -82,7 +91,7 @@ def both(curve, prefix, allocator, device):
     passes=st.integers(2, 80),
     in_order=st.booleans(),
     room=st.integers(20, 400),
-    conf=st.sampled_from(["", "large_segment_size_mb:11", "per_process_memory_fraction:0.7"]),
+    conf=st.sampled_from(CONFS),
 )
 def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order, room, conf):
     curve = decode(drawn, passes, in_order)
@@ -108,11 +117,12 @@ def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order,
     passes=st.integers(2, 60),
     most=st.sampled_from([10, 100, 10_000]),
     in_order=st.booleans(),
+    conf=st.sampled_from(["", "expandable_segments:True"]),
 )
-def test_segments_of_small_blocks_are_those_of_python(drawn, passes, most, in_order):
+def test_segments_of_small_blocks_are_those_of_python(drawn, passes, most, in_order, conf):
     curve = decode(drawn, passes, in_order)
     born = [(n, curve.pieces[0].storages[n].bytes) for n in curve.before if n >= 0]
-    asked = curve, [(1000, 300), *born, (1000, 0)], parse_alloc_conf(""), TARGET
+    asked = curve, [(1000, 300), *born, (1000, 0)], parse_alloc_conf(conf), TARGET
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small, "_MOST_SMALL", most)
         compiled_ = small.small_segments(*asked)
@@ -150,7 +160,7 @@ def test_settings_that_the_compiled_code_does_not_know_are_left_to_python():
 
     for conf, known in {
         "": True,
-        "expandable_segments:True": False,
+        "expandable_segments:True": True,
         "max_split_size_mb:32": False,
         "roundup_power2_divisions:4": False,
         "per_process_memory_fraction:0.5,garbage_collection_threshold:0.8": False,

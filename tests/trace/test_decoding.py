@@ -86,6 +86,38 @@ def real_and_foretold(path, settings):
     }
 
 
+def foretold(path, settings):
+    from memcalc.catalog.plan import make
+    from memcalc.estimation.tracing import Desk
+
+    found = Desk().estimate(make({"model": path, "target": "cpu", **settings}))[0]
+    return {phase.phase.value: phase.requested for phase in found.phases}
+
+
+def measured(path, settings):
+    from memcalc.catalog.plan import make
+    from memcalc.measure.runs.run import Options, measure
+    from memcalc.records.measurement import steady_peaks
+
+    plan = make({"model": path, "target": "cpu", **settings})
+    real = steady_peaks(measure(plan, Options(device="cpu")).phases)
+    return {phase.value: rungs["requested"] for phase, rungs in real.items()}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("scheme", ["nf4-dq", "int8"])
+def test_a_quantised_base_is_loaded_and_generates_on_the_cpu_as_foretold(tmp_path, forked, scheme):
+    path = tmp_path / "llama.json"
+    path.write_text(json.dumps(LLAMA))
+    more = {"batch": 2, "seq": 64, "generate": 8, "quant": scheme, "precision": "bf16"}
+    # In processes of their own: one that traces has an inert library of bitsandbytes.
+    said, real = (forked(ask, str(path), more) for ask in (foretold, measured))
+    assert list(said) == list(real) == ["load", "prefill", "decode"]
+    assert said["load"] == pytest.approx(real["load"], rel=0.001)
+    # Kernels of the CPU keep scratch of their own, which no estimate counts.
+    assert 0.95 * real["decode"] <= said["decode"] <= real["decode"]
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -32,7 +32,7 @@ class _Figures(ctypes.Structure):
             *("small_requested", "small_rounded", "requested", "bytes", "reserved"),
             *("peak_requested", "peak_bytes", "peak_reserved"),
             *("highest", "at_requested", "at_bytes", "retries", "failed", "failed_rounded"),
-            "is_small",
+            *("is_small", "expandable", "total"),
         )
     )
 
@@ -45,8 +45,7 @@ def loaded(allocator: CachingAllocator) -> ctypes.CDLL | None:
     """The compiled code; ``None``: there is none, or the allocator does what it does not know."""
     settings = allocator.settings
     plain = not (
-        settings.expandable
-        or settings.max_split != UNLIMITED
+        settings.max_split != UNLIMITED
         or allocator.collects
         or any(steps > 1 for steps in settings.divisions)
         or allocator.waiting
@@ -78,14 +77,13 @@ def _blocks(allocator: CachingAllocator, pool: Pool) -> list[Block]:
 
 def _figures(allocator: CachingAllocator) -> _Figures:
     stats, device, highest = allocator.stats, allocator.device, allocator.at_reserved_peak
-    whole = (b for b in allocator.small if b.prev is None and b.next is None)
     return _Figures(
         large_segment=allocator.settings.large_segment,
         available=device.available,
         allowed=-1 if allocator.allowed is None else allocator.allowed,
         used=device.used,
         next_address=device.reserve(0),
-        small_free=sum(block.size for block in whole),
+        small_free=sum(map(_to_give_back, allocator.small)),
         small_requested=stats.small.requested,
         small_rounded=stats.small.bytes,
         requested=stats.large.requested,
@@ -93,13 +91,30 @@ def _figures(allocator: CachingAllocator) -> _Figures:
         reserved=stats.device.reserved.current,
         peak_reserved=stats.device.reserved.current,
         highest=highest.reserved,
+        expandable=allocator.settings.expandable,
+        total=device.total,
     )
+
+
+def _to_give_back(block: Block) -> int:
+    """Bytes of a free block that go back to the device where it runs short."""
+    segment = block.segment
+    if segment is None:
+        return 0 if block.is_split else block.size
+    offset = block.address - segment.address
+    first = -(-offset // segment.granule)
+    return max((offset + block.size) // segment.granule - first, 0) * segment.granule
 
 
 def _figures_of_small(allocator: CachingAllocator) -> _Figures:
     """Those of a device without a limit."""
     return _Figures(
-        available=1 << 60, allowed=-1, next_address=allocator.device.reserve(0), is_small=1
+        available=1 << 60,
+        allowed=-1,
+        next_address=allocator.device.reserve(0),
+        is_small=1,
+        expandable=allocator.settings.expandable,
+        total=allocator.device.total,
     )
 
 
@@ -131,7 +146,8 @@ class Passes:
                 self._pool,
                 *map(ctypes.c_int64, (block.address, block.size)),
                 ctypes.c_int64(block.requested if block.busy else 0),
-                ctypes.c_int(block.prev is None),
+                ctypes.c_int64(0 if block.segment is None else block.segment.address),
+                *map(ctypes.c_int, (block.prev is None, block.mapped)),
             )
             for block in _blocks(allocator, allocator.small if small else allocator.large)
         }
