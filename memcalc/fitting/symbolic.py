@@ -134,8 +134,8 @@ class SymbolicTraces:
         raise SymbolicTraceRefutedError
 
     def _on_disk(self, plan: Plan) -> dict[str, Any] | None:
-        """The config by which they are kept; those of a decode's first passes are not."""
-        return None if is_long(plan.generate) else self._config
+        """The config by which they are kept; those of a decode are not."""
+        return None if plan.generate is not None else self._config
 
     def longest(self, plan: Plan) -> int | None:
         """The longest sequence the model takes; ``None``: no limit is known."""
