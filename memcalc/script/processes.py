@@ -54,7 +54,7 @@ def install(
     """
     for name, value in process.environment.items() if process is not None else ():
         patches.environment(name, value)
-    wrappers.prepare()
+    torch_private.give_collectives_shapes()
     opened.enter_context(wrappers.seen_by(recorder))
     opened.callback(_leave)
     _spawn_here(patches, say)

@@ -207,6 +207,21 @@ def wrap_module_apply(
     torch.nn.Module._apply = wrap(original)  # type: ignore[method-assign]
 
 
+def script_with(context: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Let TorchScript compile inside a context, for the life of the process.
+
+    What it compiles looks names up in its caller's frame, which is one further up then.
+    """
+    script = importlib.import_module("torch.jit._script")
+    compile_: Callable[..., Any] = _ask("torch.jit._script:_script_impl")
+
+    def run(*args: Any, _frames_up: int = 0, **kwargs: Any) -> Any:
+        with context():
+            return compile_(*args, _frames_up=_frames_up + 1, **kwargs)
+
+    setattr(script, "_script_impl", run)  # noqa: B010
+
+
 def take_fake_tensors_for_real() -> None:
     """Let optimizers and clipping choose foreach for fake tensors as for real ones.
 
@@ -357,6 +372,12 @@ def planning_wrapped(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
             if hasattr(owner, name):
                 stack.enter_context(replaced(owner, name, wrap(getattr(owner, name))))
         yield
+
+
+def forget_plans() -> None:
+    """What DTensor keeps of its planning names groups of processes, which end with their run."""
+    if "torch.distributed.tensor" in sys.modules:
+        _ask("torch.distributed.tensor.debug:_clear_sharding_prop_cache")()
 
 
 _OF_MESHES = ("__init__", "__getitem__")

@@ -7,7 +7,6 @@ everything arrived. What the wrappers allocate is the doing of their own code.
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,29 +14,21 @@ import torch
 import torch.distributed as dist
 
 from memcalc.trace import device, torch_private
-from memcalc.trace.operators import patches
 from memcalc.trace.packages import dtensor
 from memcalc.trace.recorder import TraceRecorder
-
-
-def prepare() -> None:
-    """Have ready what a group needs whose other members are made up."""
-    torch_private.give_collectives_shapes()
-    with torch_private.replaced(torch, "tensor", patches.real_tensor):
-        # It compiles functions, which cannot be done to what stands for torch.tensor.
-        importlib.import_module("torch.distributed.optim")
 
 
 @contextlib.contextmanager
 def process_group(rank: int, world: int) -> Iterator[None]:
     """A group of so many ranks, of which this process is one and the others are made up."""
-    prepare()
+    torch_private.give_collectives_shapes()
     backend = "fake" if device.NAME == "cpu" else f"cpu:fake,{device.NAME}:fake"
     dist.init_process_group(backend, store=torch_private.fake_store(), rank=rank, world_size=world)
     try:
         yield
     finally:
         dist.destroy_process_group()
+        torch_private.forget_plans()
 
 
 @contextlib.contextmanager

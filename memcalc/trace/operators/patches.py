@@ -17,13 +17,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 from memcalc.trace import device
 from memcalc.trace.torch_private import (
     FakeTensor,
+    replaced,
+    script_with,
     storage_key,
     transformed,
     wrap_module_apply,
 )
-
-real_tensor: Callable[..., torch.Tensor] = torch.tensor
-"""Before anything stands in its place."""
 
 
 @functools.cache
@@ -147,7 +146,7 @@ def _make_on_host_first() -> None:
     In a backward thread that ends the process where the device is simulated, so the same two
     steps are taken apart.
     """
-    original = real_tensor
+    original: Callable[..., torch.Tensor] = torch.tensor
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         place = options.get("device")
@@ -158,6 +157,8 @@ def _make_on_host_first() -> None:
         return made.requires_grad_(needs_grad)
 
     torch.tensor = tensor  # type: ignore[assignment]
+    # It compiles a call of torch.tensor, and not one of what stands for it.
+    script_with(lambda: replaced(torch, "tensor", original))
 
 
 def _format_as_values() -> None:

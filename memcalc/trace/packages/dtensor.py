@@ -1,7 +1,8 @@
 """DTensor's planning of operators over lists: tensors that are alike are planned once.
 
 For each tensor of such a list DTensor works out anew how it may be divided, though it knows which
-of them are alike: those share one ``OpSchema``. Nothing of the plan itself is changed. Read in
+of them are alike: those share one ``OpSchema``; and it runs on them what has no results, to learn
+the sizes of those. Nothing of the plan itself is changed. Read in
 PyTorch 2.13 (torch/distributed/tensor); one that has other functions there plans as it does.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 from memcalc.trace.torch_private import replaced
 
 _PLACE = "torch.distributed.tensor."
+_RUNS = "_propagate_tensor_meta_non_cached"
 
 
 @contextmanager
@@ -32,6 +34,7 @@ def alike_planned_once() -> Iterator[None]:
             (strategies, "_PreparedSingleDimStrategy", _kept),
             (utilities, "expand_to_full_mesh_op_strategy", _kept),
             (propagation, "_propagate_use_strided_shard_flag", _where_strided),
+            (propagation.ShardingPropagator, _RUNS, _of_results),
         ):
             if hasattr(module, name):
                 stack.enter_context(replaced(module, name, wrap(getattr(module, name))))
@@ -48,6 +51,15 @@ def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
             # What is kept here keeps its id.
             known[key] = (function(*args, **kwargs), args, kwargs)
         return known[key][0]
+
+    return run
+
+
+def _of_results(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which runs an operator to see its results, where the operator has some."""
+
+    def run(propagator: Any, schema: Any) -> Any:
+        return function(propagator, schema) if schema.op._schema.returns else None
 
     return run
 

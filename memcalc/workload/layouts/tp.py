@@ -46,7 +46,9 @@ def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
     )
 
     from memcalc.workload.blocks import blocks
+    from memcalc.workload.inputs import without_adapters
 
+    model = without_adapters(model)
     layers = blocks(model)
     for name in (*_BY_COLUMNS, *_BY_ROWS):
         try:
@@ -66,8 +68,39 @@ def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
         # One tensor cannot be a part in the head and whole in the embedding.
         root |= _embedding()
     for layer in layers:
-        parallelize_module(layer, mesh, inner)
-    parallelize_module(model, mesh, root)
+        parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
+    parallelize_module(model, mesh, _with_adapters(model, root, sequence))
+
+
+def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bool) -> Any:
+    """The styles of layers that adapters stand around, for what is inside of these.
+
+    What goes with a part of the base layer is divided as that part is, and what is as narrow as
+    the adapter is whole: by columns the second of its products, by rows the first.
+
+    Raises:
+        UsageError: it is not known how such a layer is divided.
+    """
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    found: dict[str, Any] = {}
+    for name, style in styles.items():
+        one: Any = module.get_submodule(name)
+        if not hasattr(one, "base_layer"):
+            found[name] = style
+            continue
+        divided = {ColwiseParallel: "lora_B", RowwiseParallel: "lora_A"}.get(type(style))
+        if sequence or divided is None or getattr(one, "lora_embedding_A", None):
+            raise UsageError(
+                f"How {name} is divided along tokens with adapters around it is not known: leave "
+                "out sequence_parallel, or choose --parallel fsdp2."
+                if sequence
+                else f"How adapters around {name} are divided is not known: choose other layers."
+            )
+        found[f"{name}.base_layer"] = style
+        for adapter in getattr(one, divided):
+            found[f"{name}.{divided}.{adapter}"] = style
+    return found
 
 
 def _along_tokens() -> dict[str, Any]:
