@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memcalc.records.model import OptimizerState, Parameter
 from memcalc.records.trace import Component
 from memcalc.registry import state_of
 from memcalc.trace.ledger import Ledger
@@ -54,8 +55,13 @@ def _one(
     state = state_of(program.choice, inventory.parameters, program.plan)
     update = bitsandbytes_update if program.choice.row.package == "bitsandbytes" else None
 
+    def anew(name: str, part: torch.Tensor) -> OptimizerState:
+        dtype = str(part.dtype).removeprefix("torch.")
+        described = Parameter(name=name, shape=tuple(part.shape), dtype=dtype)
+        return state_of(program.choice, [described], program.plan)
+
     def over(groups: list[Any] | None, **arguments: Any) -> StateOnlyOptimizer:
-        return StateOnlyOptimizer(state, parameters, update, groups=groups)
+        return StateOnlyOptimizer(state, parameters, update, groups=groups, anew=anew)
 
     through = layouts.of(program.plan).optimizer
     if through is None or only is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class StateOnlyOptimizer(torch.optim.Optimizer):
         update: Update | None = None,
         *,
         groups: list[Any] | None = None,
+        anew: Callable[[str, torch.Tensor], OptimizerState] | None = None,
     ) -> None:
         """Make it.
 
@@ -34,19 +35,20 @@ class StateOnlyOptimizer(torch.optim.Optimizer):
             parameters: by name.
             update: what an update does beside.
             groups: those it is over, where it has a share of them; ``None``: all in one.
+            anew: the state of a parameter that takes the place of some of those, such as a flat
+                part of them, and its name.
         """
         super().__init__(list(parameters.values()) if groups is None else groups, _RATE)
         self._tensors: dict[str, list[StateTensor]] = {"": []}
         for wanted in state.tensors:
             self._tensors.setdefault(wanted.parameter, []).append(wanted)
-        names = {parameter: name for name, parameter in parameters.items()}
-        mine = (one for group in self.param_groups for one in group["params"])
-        self._parameters_by_name = {names[one]: one for one in mine}
+        self._names = {parameter: name for name, parameter in parameters.items()}
         self._update = update
+        self._anew = anew
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Make state for parameters that have a gradient and no state yet, and update them."""
-        for name, parameter in self._parameters_by_name.items():
+        for name, parameter in self._named():
             if parameter.grad is None:
                 continue
             if any(wanted.dtype == "uint8" for wanted in self._tensors.get(name, ())):
@@ -57,10 +59,22 @@ class StateOnlyOptimizer(torch.optim.Optimizer):
 
     def restore(self) -> None:
         """Make all state, as loading a checkpoint does."""
-        first = next(iter(self._parameters_by_name.values()))
-        self._make("", first, "shared")
-        for name, parameter in self._parameters_by_name.items():
+        named = list(self._named())
+        self._make("", named[0][1], "shared")
+        for name, parameter in named:
             self._make(name, parameter, parameter)
+
+    def _named(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What it is over by now, by name: an engine may have put parts of its own there."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter not in self._names and self._anew is not None:
+                    name = self._names[parameter] = f"part.{len(self._names)}"
+                    for wanted in self._anew(name, parameter).tensors:
+                        known = self._tensors.setdefault(wanted.parameter, [])
+                        if wanted not in known:
+                            known.append(wanted)
+                yield self._names[parameter], parameter
 
     def _make(self, name: str, near: torch.Tensor, owner: Any) -> None:
         """Make the state of one parameter; shared state is kept under a name of its own."""
