@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from memcalc.workload.job import Job
+from memcalc.workload.layouts import wrapped_by
 from memcalc.workload.precision import Precision
 
 _DEVICE = "ACCELERATE_TORCH_DEVICE"
@@ -63,7 +64,8 @@ def sharding(job: Job) -> dict[str, Any] | None:
     named = job.options.get("transformer_layer_cls_to_wrap")
     return {
         "fsdp_version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "auto_wrap_policy": wrapped_by(job.options),
+        "min_num_params": job.options.get("min_num_params"),
         "reshard_after_forward": job.options.get("reshard_after_forward", True),
         "cpu_offload": job.options.get("offload") == "cpu",
         "cpu_ram_efficient_loading": False,

@@ -89,6 +89,14 @@ ANSWERED = {
             },
         },
     ),
+    "units of a size": (
+        fsdp("fsdp_min_num_params: 2000").replace(WRAP, "fsdp_auto_wrap_policy: SIZE_BASED_WRAP"),
+        {"parallel_args": {**FIRST, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 2000}},
+    ),
+    "the whole model as one": (
+        fsdp().replace(WRAP, "fsdp_auto_wrap_policy: NO_WRAP"),
+        {"parallel_args": {**FIRST, "auto_wrap_policy": "NO_WRAP"}},
+    ),
     "the second version": (
         fsdp("fsdp_version: 2", "fsdp_reshard_after_forward: false"),
         {"parallel": "fsdp2", "parallel_args": {**HALF, "reshard_after_forward": False}},
@@ -135,9 +143,9 @@ REFUSED = {
     "no type": ("mixed_precision: bf16\n", "no distributed_type"),
     "a list": ("- distributed_type\n", "no table"),
     "no yaml": ("a: [b\n", "not YAML"),
-    "the whole model as one": (
-        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {}\n",
-        "NO_WRAP makes other units",
+    "a policy of nobody": (
+        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_auto_wrap_policy: BIG\n",
+        "BIG is none of TRANSFORMER_BASED_WRAP",
     ),
     "hybrid": (fsdp("fsdp_sharding_strategy: HYBRID_SHARD"), "hsdp=2x4"),
     "a version": (fsdp("fsdp_version: 3"), "there are 1 and 2"),

@@ -72,6 +72,7 @@ def _fsdp(words: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     strategy = next((str(word) for word in listed if word in _STRATEGIES), None)
     keys.setdefault("version", 2)
     keys.setdefault("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")
+    keys.setdefault("min_num_params", 0)
     again = keys.pop("reshard_after_forward", strategy or "full_shard")
     if keys["version"] == _FIRST:
         keys.setdefault("sharding_strategy", str(again).upper())

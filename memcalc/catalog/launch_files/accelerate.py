@@ -53,6 +53,9 @@ _FSDP_READ = frozenset(
 )
 """The second version takes some of these without a meaning, as accelerate itself says."""
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+_LEAST = 100_000_000
+"""What ``accelerate launch`` takes for ``fsdp_min_num_params`` where a file names none."""
 _PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
 
 
@@ -227,12 +230,13 @@ def _left(keys: Mapping[str, Any], layout: str) -> list[str]:
 
 
 def _wrapping(keys: Mapping[str, Any], file: str) -> dict[str, Any]:
-    policy = str(keys.get("auto_wrap_policy", "NO_WRAP")).upper()
-    if policy != "TRANSFORMER_BASED_WRAP":
-        raise UsageError(
-            f"{file}: fsdp_auto_wrap_policy {policy} makes other units than the model's layers, "
-            "which memcalc does not answer for: write TRANSFORMER_BASED_WRAP."
-        )
+    policy = _named(keys, "auto_wrap_policy", "NO_WRAP", _POLICIES, file)
+    if policy == "NO_WRAP":
+        return {"auto_wrap_policy": policy}
+    if policy == "SIZE_BASED_WRAP":
+        least = keys.get("min_num_params", _LEAST)
+        least = 0 if least in (0, "0") else count(least, "fsdp_min_num_params", file)
+        return {"auto_wrap_policy": policy, "min_num_params": least}
     names = keys.get("transformer_layer_cls_to_wrap")
     if not names:
         return {}

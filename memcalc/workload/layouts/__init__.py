@@ -12,7 +12,7 @@ import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -153,6 +153,15 @@ _SWITCHES = frozenset(
 """Arguments that Python would take for set whatever text they were given."""
 
 
+WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
+
+
+def wrapped_by(options: Mapping[str, Any]) -> str:
+    """Which of ``WRAPS`` the arguments of a wrapper name."""
+    return str(options.get("auto_wrap_policy", WRAPS[0])).upper()
+
+
 def _refused(name: str, value: Any) -> str | None:
     """Why an argument cannot be this; ``None``: it can, or its wrapper says so itself."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -160,6 +169,10 @@ def _refused(name: str, value: Any) -> str | None:
         return "true or false"
     if name == "reshard_after_forward" and not isinstance(value, int):
         return "true, false or a number of GPUs"
+    if name == "auto_wrap_policy" and str(value).upper() not in WRAPS:
+        return f"one of {', '.join(WRAPS)}"
+    if name == "min_num_params" and (not number or value != int(value) or value < 0):
+        return "a number of parameters"
     if name == "bucket_cap_mb" and not (number and value > 0):
         return "a number above 0"
     if name == "offload" and value != "cpu":

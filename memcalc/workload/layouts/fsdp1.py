@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
-from memcalc.workload.layouts import Layout, Rank, ddp
+from memcalc.workload.layouts import Layout, Rank, ddp, wrapped_by
 
 if TYPE_CHECKING:
     import torch
@@ -16,21 +16,11 @@ if TYPE_CHECKING:
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Wrap each block and the root; memory is made block by block as they are wrapped."""
     from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
-    from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-    from memcalc.workload.blocks import blocks
 
     options = rank.options
-    policy = functools.partial(
-        transformer_auto_wrap_policy,
-        transformer_layer_cls={
-            type(one)
-            for one in blocks(model, str(options.get("transformer_layer_cls_to_wrap", "")))
-        },
-    )
     return FullyShardedDataParallel(
         model,
-        auto_wrap_policy=policy,
+        auto_wrap_policy=_policy(model, options),
         mixed_precision=_mixed(options),
         device_id=rank.device,
         use_orig_params=options.get("use_orig_params", True),
@@ -39,6 +29,29 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
         forward_prefetch=bool(options.get("forward_prefetch", False)),
         cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
         param_init_fn=functools.partial(_made, rank),
+    )
+
+
+def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
+    """What becomes a unit of its own: each block, or what has so many parameters, or nothing."""
+    from torch.distributed.fsdp.wrap import (
+        size_based_auto_wrap_policy,
+        transformer_auto_wrap_policy,
+    )
+
+    from memcalc.workload.blocks import blocks
+
+    name = wrapped_by(options)
+    if name == "NO_WRAP":
+        return None
+    if name == "SIZE_BASED_WRAP":
+        # accelerate hands on no number below 1 either, and PyTorch has its own.
+        least = options.get("min_num_params", 0)
+        said = {"min_num_params": least} if least else {}
+        return functools.partial(size_based_auto_wrap_policy, **said)
+    units = blocks(model, str(options.get("transformer_layer_cls_to_wrap", "")))
+    return functools.partial(
+        transformer_auto_wrap_policy, transformer_layer_cls={type(one) for one in units}
     )
 
 
@@ -92,8 +105,9 @@ LAYOUT = Layout(
     summary="shards by FullyShardedDataParallel",
     place=place,
     options=(
-        *("backward_prefetch", "forward_prefetch", "offload", "param_dtype", "reduce_dtype"),
-        *("sharding_strategy", "transformer_layer_cls_to_wrap", "use_orig_params"),
+        *("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "min_num_params"),
+        *("offload", "param_dtype", "reduce_dtype", "sharding_strategy"),
+        *("transformer_layer_cls_to_wrap", "use_orig_params"),
     ),
     quiet=ddp.quiet,
     clip=clip,

@@ -9,7 +9,8 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
-from memcalc.workload.layouts import Layout, Rank, Traffic
+from memcalc.errors import UsageError
+from memcalc.workload.layouts import WRAPS, Layout, Rank, Traffic, wrapped_by
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,12 @@ def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
 
     from memcalc.workload.blocks import blocks, dtype_of
 
+    if wrapped_by(options) != WRAPS[0]:
+        raise UsageError(
+            f"--parallel-arg auto_wrap_policy={options['auto_wrap_policy']} is accelerate's, and "
+            "fully_shard has none: write --loop accelerate beside --parallel fsdp2, or --parallel "
+            "fsdp1."
+        )
     said: dict[str, Any] = {"mesh": mesh}
     low, reduce = (dtype_of(options.get(name)) for name in ("param_dtype", "reduce_dtype"))
     if low is not None or reduce is not None:
@@ -84,8 +91,8 @@ LAYOUT = Layout(
     place=place,
     handed_over=on_the_host,
     options=(
-        *("offload", "param_dtype", "reduce_dtype", "reshard_after_forward"),
-        "transformer_layer_cls_to_wrap",
+        *("auto_wrap_policy", "min_num_params", "offload", "param_dtype", "reduce_dtype"),
+        *("reshard_after_forward", "transformer_layer_cls_to_wrap"),
     ),
     quiet=quiet,
     even=even,
