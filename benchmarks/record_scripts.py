@@ -2,7 +2,8 @@
 
 Usage: record_scripts.py FILE PYTHON [NAME ...]: PYTHON has PyTorch's CUDA build, and NAMEs are
 scripts to record anew; all others stay as they are in FILE, which is written after each script. A
-script that fails is left out and named.
+script that fails where all values are zeros is recorded with those known that it put on the GPU, by
+the rule of both back-ends (`reads`); one that fails then too is left out and named.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ TIMEOUT = 900
 _PACKAGES = (
     *("transformers", "accelerate", "peft", "trl", "diffusers", "datasets", "bitsandbytes"),
     *("triton", "lightning", "pytorch-ignite", "torchmetrics", "liger_kernel"),
+    *("timm", "torchvision", "sentence-transformers", "torch_geometric"),
 )
 
 
@@ -32,14 +34,19 @@ def main(file: str, python: str, *names: str) -> None:
     for script in sorted(SCRIPTS.glob("*.py")):
         if names and script.stem not in names:
             continue
-        found = _recorded(script, python)
+        reads = "zeros"
+        found = _recorded(script, python, reads)
+        if found is None or found["code"]:
+            reads = "known"
+            found = _recorded(script, python, reads)
         if found is None or found["code"]:
             print(f"{script.stem} failed", file=sys.stderr)
             continue
         own = {"torch": found["torch"].split("+")[0], **_versions()}
         # Packages that are not here were there for the scripts that stay as they are.
         known["versions"] = {**known.get("versions", {}), **own}
-        known["scripts"][script.stem] = found["peaks"]
+        peaks: dict[str, object] = found["peaks"]  # type: ignore[assignment]
+        known["scripts"][script.stem] = peaks if reads == "zeros" else {**peaks, "reads": reads}
         known["scripts"] = dict(sorted(known["scripts"].items()))
         _write(path, json.dumps(known, indent=1) + "\n")
 
@@ -51,7 +58,7 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _recorded(script: Path, python: str) -> dict[str, object] | None:
+def _recorded(script: Path, python: str, reads: str) -> dict[str, object] | None:
     command = [
         *(sys.executable, "-m", "memcalc", "simulate", "--backend", "driver", "--python", python),
         *("--gpu", GPU, "--steps", "0", "--format", "json", "--", "python", str(script)),
@@ -60,7 +67,7 @@ def _recorded(script: Path, python: str) -> dict[str, object] | None:
         done = subprocess.run(
             command,
             cwd=folder,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "MEMCALC_READS": reads},
             stdout=subprocess.PIPE,
             check=False,
             timeout=TIMEOUT,

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.children import child
+from memcalc.children import child, scratch
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.ending import ending, noise_of, oom_kills
 
@@ -59,6 +59,8 @@ class _Child(msgspec.Struct):
     noise: int
     breadcrumbs: Breadcrumbs
     kills: int | None
+    scratch: str
+    """Where it may have written; empty: nowhere."""
 
 
 class _Family:
@@ -135,6 +137,7 @@ class _Family:
             noise=noise,
             breadcrumbs=Breadcrumbs(),
             kills=oom_kills(),
+            scratch=scratch.name(),
         )
         try:
             pid = os.fork()
@@ -166,6 +169,7 @@ class _Family:
             os.dup2(one.noise, 1)
             os.dup2(one.noise, 2)
             self._let_go_of_others(one)
+            scratch.use(one.scratch)
             gc.enable()
             child.serve(one.end, module, one.name, one.breadcrumbs)
             sys.stderr.flush()
@@ -205,6 +209,7 @@ class _Family:
         # Processes that the child's own code may have started.
         _kill_group(pid)
         one = self._living.pop(pid)
+        scratch.remove(one.scratch)
         where, noise = one.breadcrumbs.where(), noise_of(one.noise)
         sentence = ending(one.name, status, kills=one.kills, where=where, noise=noise)
         self._farewell(one, sentence)

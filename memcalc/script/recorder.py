@@ -197,6 +197,10 @@ class ScriptRecorder(TraceRecorder):
 
     # ---------------------------------------------------------------- values
 
+    def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
+        """A tensor of the device is taken to hold what one of the host holds."""
+        self._values.know(tensor, host)
+
     def _item(self, tensor: torch.Tensor) -> Any:
         return self._read(tensor) if is_fake((tensor,)) else NotImplemented
 

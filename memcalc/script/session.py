@@ -18,6 +18,7 @@ from memcalc.estimation.question import Asked
 from memcalc.records.trace import Trace
 from memcalc.script import (
     cuda,
+    decisions,
     loading,
     packages,
     parameters,
@@ -124,6 +125,7 @@ class Session:
         tensors.install(patches, self.recorder)
         parameters.install(patches, mode, real_on_host=self.recorder.real_weights)
         self.recorder.draws.install(patches)
+        decisions.install(patches, self.recorder.know, self.say)
         loading.install(patches)
         saving.install(patches, self.say)
         quiet.install(patches, self.say)

@@ -60,6 +60,7 @@ def one_device() -> Iterator[None]:
         )
     with contextlib.ExitStack() as found:
         try:
+            _keep_description(found)
             _install_guard(found)
             _install_hooks(found)
         except (OSError, ValueError, AttributeError) as error:
@@ -67,6 +68,14 @@ def one_device() -> Iterator[None]:
                 f"This build of PyTorch ({torch.__version__}) cannot be simulated on: {error}."
             ) from error
         yield
+
+
+def _keep_description(found: contextlib.ExitStack) -> None:
+    """What ``torch.__config__.show()`` says: the hooks of a CPU build cannot describe CUDA."""
+    describe = torch._C._show_config
+    said = describe()
+    found.callback(setattr, torch._C, "_show_config", describe)
+    torch._C._show_config = lambda: said
 
 
 def serve_the_device() -> None:

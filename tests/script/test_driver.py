@@ -80,3 +80,28 @@ def test_both_back_ends_give_one_answer(name, monkeypatch, tmp_path):
     assert over.stopped
     assert max(phase.allocated for phase in found) == over.peaks.allocated
     assert max(phase.reserved for phase in found) == over.peaks.reserved
+
+
+READS = """
+import torch
+shape = torch.tensor((3, 5), device="cuda")
+assert shape[None].cpu().tolist() == [[3, 5]]
+counts = torch.tensor([1, 0, 2]).cuda()
+assert counts.sum().item() == 3
+assert counts.nonzero().shape == (2, 1)
+assert counts[counts > 0].shape == (2,)
+assert torch.repeat_interleave(counts).shape == (3,)
+assert torch.tensor([4, 4, 7], device="cuda").unique().shape == (2,)
+with torch.inference_mode():
+    assert (counts * 2).to("cpu").tolist() == [2, 0, 4]
+torch.normal(torch.zeros(3, device="cuda"), torch.zeros(3, device="cuda").exp())
+"""
+
+
+@pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
+def test_numbers_that_a_program_put_there_are_read_over_the_driver(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(READS)
+    assert run(plan_of(["python", "train.py"], gpu="t4"), CUDA).code == 0
+    monkeypatch.setenv("MEMCALC_READS", "zeros")
+    assert run(plan_of(["python", "train.py"], gpu="t4"), CUDA).code == 1

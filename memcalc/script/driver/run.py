@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.allocator.context import context_span
 from memcalc.errors import EstimateError, UsageError
@@ -21,8 +22,13 @@ from memcalc.script.driver import build
 HARNESS = Path(__file__).with_name("harness.py")
 NOT_SEEN = (
     "cuDNN is off: it cannot run over the stand-in driver",
-    "values read from the GPU are zeros",
+    "what the program saves is written, and what was on the GPU is zeros there",
 )
+KNOWN = (
+    "values read from the GPU are worked out from the whole numbers that the program put there, "
+    "with zeros in place of real numbers"
+)
+UNKNOWN = "values read from the GPU are zeros"
 
 
 class Peaks(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +50,8 @@ class DriverRun(msgspec.Struct, frozen=True, kw_only=True):
     torch: str
     peaks: Peaks
     assumptions: tuple[str, ...] = NOT_SEEN
+    said: tuple[str, ...] | None = None
+    """What was taken to be so of values; ``None``: all were zeros."""
 
 
 def run(plan: Plan, python: str = sys.executable) -> DriverRun:
@@ -81,11 +89,13 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
                 "and left no figures."
             )
         try:
-            return msgspec.json.decode(result.read_bytes(), type=DriverRun)
+            found = msgspec.json.decode(result.read_bytes(), type=DriverRun)
         except ValueError as error:
             raise EstimateError(
                 f"The program's figures over the stand-in driver cannot be read: {error}."
             ) from None
+    said = (UNKNOWN,) if found.said is None else (KNOWN, *found.said)
+    return replace(found, assumptions=(*NOT_SEEN, *said), said=None)
 
 
 def _preloaded(folder: Path) -> dict[str, str]:

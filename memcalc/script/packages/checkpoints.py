@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import tempfile
 from typing import Any
 
+from memcalc.children import scratch
 from memcalc.script.patches import Patches
 
 
@@ -26,7 +26,7 @@ class SavedFolders:
         """Where to save what shall go to a folder."""
         wanted = os.path.abspath(os.fspath(folder))
         if wanted not in self._saved:
-            made = tempfile.mkdtemp(prefix="memcalc-")
+            made = scratch.new()
             self._patches.also(functools.partial(shutil.rmtree, made, ignore_errors=True))
             self._saved[wanted] = made
         return self._saved[wanted]

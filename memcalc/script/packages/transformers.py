@@ -51,6 +51,8 @@ def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -
     def trainer(module: ModuleType) -> None:
         patches.wrap(module.Trainer, "_save_checkpoint", not_written)
         patches.wrap(module.Trainer, "save_model", save_model)
+        for name in ("save_state", "save_metrics"):
+            patches.wrap(module.Trainer, name, not_written)
 
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         saved = folders.found(name)

@@ -1,4 +1,5 @@
-/* The runtime: memory is counted, copies to the device go nowhere, and copies from it are zeros. */
+/* The runtime: memory is counted, copies to the device go nowhere, and copies from it are zeros,
+   or what was announced. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <driver_types.h>
@@ -79,9 +80,33 @@ EXPORT int cudaMemGetInfo(size_t *left, size_t *all) {
   return 0;
 }
 
+/* Numbers that the next readers of so many bytes find, first come first served. */
+static __thread struct {
+  size_t bytes;
+  long long number;
+} announced[16];
+static __thread int announcements;
+
+EXPORT void memcalc_answer(size_t bytes, long long number) {
+  if (!bytes) announcements = 0;
+  else if (announcements < 16) {
+    announced[announcements].bytes = bytes;
+    announced[announcements++].number = number;
+  }
+}
+
+static void read_back(void *to, size_t bytes) {
+  memset(to, 0, bytes);
+  int found = 0;
+  while (found < announcements && announced[found].bytes != bytes) found++;
+  if (found == announcements || bytes > sizeof announced->number) return;
+  memcpy(to, &announced[found].number, bytes);
+  memmove(announced + found, announced + found + 1, (--announcements - found) * sizeof *announced);
+}
+
 static int copy(void *to, const void *from, size_t bytes) {
   if (on_device(to)) return 0;
-  if (on_device(from)) memset(to, 0, bytes);
+  if (on_device(from)) read_back(to, bytes);
   else memmove(to, from, bytes);
   return 0;
 }

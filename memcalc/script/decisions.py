@@ -1,0 +1,57 @@
+"""What a script decides by that zeros would answer wrongly: these have the answer of a good run.
+
+Both back-ends share it. The operators run as they do on a GPU; only what is read of them is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from memcalc.script.patches import Patches
+from memcalc.trace.torch_private import without_dispatch
+
+Know = Callable[[torch.Tensor, torch.Tensor], None]
+"""Told that a tensor of the device holds what one of the host holds."""
+Say = Callable[[str], None]
+
+VALID = "arguments of torch.distributions on the GPU are taken to be valid"
+NO_END = "generate() meets no end-of-sequence token: it makes as many tokens as it may"
+
+
+def install(patches: Patches, know: Know, say: Say) -> None:
+    """Answer from now on.
+
+    Args:
+        patches: what is changed.
+        know: told what a tensor holds.
+        say: told what is taken to be so.
+    """
+
+    def all_true(original: Any, checked: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = original(checked)
+        if out.device.type == "cuda":
+            know(out, _filled(out, True))
+            say(VALID)
+        return out
+
+    def met_end(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = original(*args, **kwargs)
+        if out.device.type == "cuda":
+            know(out, _filled(out, False))
+            say(NO_END)
+        return out
+
+    def criteria(module: ModuleType) -> None:
+        patches.wrap(module.EosTokenCriteria, "__call__", met_end)
+
+    patches.wrap(torch, "_is_all_true", all_true)
+    patches.when_imported("transformers.generation.stopping_criteria", criteria)
+
+
+def _filled(like: torch.Tensor, value: bool) -> torch.Tensor:
+    with without_dispatch():
+        return torch.full(tuple(like.shape), value, dtype=like.dtype, device="cpu")

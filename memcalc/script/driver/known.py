@@ -1,0 +1,186 @@
+"""Values over the stand-in driver, where no kernel runs: the rule of the simulated back-end.
+
+PyTorch's CUDA code runs every operator. What is read of a result is told beside it: numbers that
+leave the device are written to the host's copy, and the counts that CUDA code reads to size a
+result are handed to the driver, which gives them to the next reader of as many bytes.
+
+Source: aten/src/ATen/native/cuda/Nonzero.cu, ``nonzero_cuda_out_impl``, and
+aten/src/ATen/native/IndexingUtils.h, ``expandTensors`` (2.13).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memcalc.script import decisions
+from memcalc.script.patches import Patches
+from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.torch_private import without_dispatch
+from memcalc.trace.values import UnansweredError, Values
+
+_aten = torch.ops.aten
+_SCALAR = _aten._local_scalar_dense.default
+_TO_HOST = (_aten._to_copy.default, _aten.copy_.default)
+_MOST = 1 << 20
+"""Elements of a tensor whose values are worked out when it is copied to the host."""
+_COUNTS_MASKS: dict[Any, Callable[[Any], Any]] = {
+    _aten.nonzero.default: lambda args: args[:1],
+    _aten.masked_select.default: lambda args: args[1:2],
+    _aten.index.Tensor: lambda args: _masks(args[1]),
+    _aten.index_put_.default: lambda args: _masks(args[1]),
+    _aten.index_put.default: lambda args: _masks(args[1]),
+    _aten._index_put_impl_.default: lambda args: _masks(args[1]),
+}
+"""Operators that read how many places are nonzero, and in which of their arguments."""
+_COUNTS_RESULTS = {
+    _aten._unique2.default,
+    _aten.unique_dim.default,
+    _aten.unique_consecutive.default,
+    _aten.repeat_interleave.Tensor,
+}
+"""Operators that read how long their first result is, as a number of eight bytes."""
+_COUNT_BYTES = 4
+_CHECKS: dict[Any, tuple[int, ...]] = {
+    _aten.repeat_interleave.Tensor: (1,),
+    _aten.normal.float_Tensor: (1, 1),
+    _aten.normal.Tensor_Tensor: (1, 1),
+}
+"""Operators that read, as numbers of so many bytes, whether their arguments are valid."""
+
+
+class Known(TorchDispatchMode):
+    """Follows what a script put on the device, and answers for it."""
+
+    def __init__(self, patches: Patches) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._values = Values()
+        self.said: dict[str, None] = {}
+        self._apart: dict[Any, bool] = {}
+        self._answer = _answers()
+        decisions.install(patches, self._values.know, self._say)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compilers work as if this were not there."""
+        return True
+
+    def _say(self, said: str) -> None:
+        self.said[said] = None
+
+    def __enter__(self) -> Known:
+        # torch.tensor() shows how its numbers come to the device.
+        torch._C._set_only_lift_cpu_tensors(True)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch._C._set_only_lift_cpu_tensors(False)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _SCALAR and _on_device(args[0]):
+            return self._scalar(args[0])
+        if self._composed(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func in _COUNTS_MASKS:
+            for mask in _COUNTS_MASKS[func](args):
+                self._announce(_COUNT_BYTES, self._places, mask)
+        for size in _CHECKS.get(func, ()):
+            self._announce(size, _passed)
+        if func in _COUNTS_RESULTS:
+            self._announce(8, self._length, func, args, kwargs)
+        out = func(*args, **kwargs)
+        if self._answer is not None:
+            self._answer(0, 0)
+        if func in _TO_HOST and self._transferred(func, args, out):
+            return out
+        if _uses_device(args) or _uses_device(kwargs.values()) or _uses_device((out,)):
+            self._values.remember(func, args, kwargs, out)
+        return out
+
+    def _composed(self, func: Any) -> bool:
+        known = self._apart.get(func)
+        if known is None:
+            known = self._apart[func] = is_composed(func)
+        return known
+
+    def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
+        try:
+            return self._values.read(tensor)
+        except UnansweredError:
+            return (
+                False if tensor.dtype is torch.bool else (0.0 if tensor.is_floating_point() else 0)
+            )
+
+    def _transferred(self, func: Any, args: tuple[Any, ...], out: torch.Tensor) -> bool:
+        """Whether this was a copy between host and device; what is known goes with it."""
+        target, source = args[:2] if func is _TO_HOST[1] else (out, args[0])
+        if _on_device(target) == _on_device(source):
+            return False
+        if _on_device(target):
+            self._values.know(target, source)
+            return True
+        try:
+            value = self._values.whole(source) if source.numel() <= _MOST else None
+        except UnansweredError:
+            value = None
+        if value is not None and value.shape == source.shape:
+            with without_dispatch():
+                target.copy_(value)
+        return True
+
+    def _announce(self, size: int, count: Callable[..., int], *of: Any) -> None:
+        """Tell the driver what the next reader of so many bytes finds."""
+        if self._answer is None:
+            return
+        try:
+            self._answer(size, count(*of))
+        except UnansweredError:
+            self._answer(size, 0)
+
+    def _places(self, mask: torch.Tensor) -> int:
+        try:
+            return int(self._values.whole(mask).count_nonzero())
+        except UnansweredError:
+            return mask.numel()
+
+    def _length(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        made = self._values.run(func, args, kwargs)
+        return int((made[0] if isinstance(made, list | tuple) else made).shape[0])
+
+
+def _answers() -> Any:
+    """The driver's function that is told numbers; ``None``: this is no stand-in driver."""
+    try:
+        answer = ctypes.CDLL(None).memcalc_answer
+    except AttributeError:
+        return None
+    answer.argtypes, answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
+    return answer
+
+
+def _passed() -> int:
+    return 1
+
+
+def _masks(indices: Any) -> list[torch.Tensor]:
+    return [one for one in indices if one is not None and one.dtype in (torch.bool, torch.uint8)]
+
+
+def _on_device(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda"
+
+
+def _uses_device(values: Any) -> bool:
+    return any(
+        _uses_device(one) if isinstance(one, list | tuple) else _on_device(one) for one in values
+    )

@@ -1,0 +1,112 @@
+"""What a script decides by that zeros would answer wrongly, and what it must not find written."""
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from memcalc.errors import EstimateError
+
+GENERATES = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+model = LlamaForCausalLM(LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+    num_attention_heads=2, pad_token_id=1, bos_token_id=1, eos_token_id=0,
+)).cuda()
+prompt = torch.randint(2, 64, (2, 5), device="cuda")
+mask = torch.ones_like(prompt)
+for options in ({}, {"do_sample": True}, {"num_beams": 2}):
+    made = model.generate(prompt, attention_mask=mask, max_new_tokens=9, **options)
+    assert made.shape == (2, 14), (options, made.shape)
+"""
+
+
+def test_a_model_whose_first_token_ends_a_text_generates_all_it_may(run):
+    found = run(GENERATES)
+    assert found.ending.code == 0
+    assert any("end-of-sequence" in said for said in found.traced.prediction.assumptions)
+
+
+DRAWS = """
+import torch
+from torch.distributions import Categorical, Normal
+mean = torch.zeros(4, 3, device="cuda", requires_grad=True)
+normal = Normal(mean, mean.exp(), validate_args=True)
+loss = -normal.log_prob(normal.sample()).sum()
+choice = Categorical(logits=mean, validate_args=True)
+(loss - choice.log_prob(choice.sample()).sum()).backward()
+assert mean.grad.shape == (4, 3)
+"""
+
+
+def test_distributions_take_what_the_gpu_would_have_made(run):
+    found = run(DRAWS)
+    assert found.ending.code == 0
+    assert any("torch.distributions" in said for said in found.traced.prediction.assumptions)
+
+
+def test_how_pytorch_was_built_can_be_asked(run):
+    found = run("import torch; assert 'C++' in torch.__config__.show(); torch.ones(1).cuda()")
+    assert found.ending.code == 0
+
+
+TRAINS = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+model = LlamaForCausalLM(LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+    num_attention_heads=2,
+))
+rows = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
+arguments = TrainingArguments(
+    "out", max_steps=2, per_device_train_batch_size=4, eval_strategy="steps", eval_steps=1,
+    save_strategy="steps", save_steps=1, save_total_limit=1, load_best_model_at_end=True,
+    report_to=[], disable_tqdm=True,
+)
+trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+found = trainer.train()
+trainer.save_metrics("train", found.metrics)
+trainer.save_state()
+trainer.save_model()
+"""
+
+
+def test_a_trainer_that_keeps_its_best_leaves_an_earlier_run_as_it_is(run, tmp_path):
+    before = tmp_path / "out" / "checkpoint-1"
+    before.mkdir(parents=True)
+    (tmp_path / "out" / "trainer_state.json").write_text("{}")
+    (before / "model.safetensors").write_text("weights")
+    assert run(TRAINS, steps=0).ending.code == 0
+    found = sorted(str(path.relative_to(tmp_path / "out")) for path in before.parent.rglob("*"))
+    assert found == ["checkpoint-1", "checkpoint-1/model.safetensors", "trainer_state.json"]
+    assert (tmp_path / "out" / "trainer_state.json").read_text() == "{}"
+    assert (before / "model.safetensors").read_text() == "weights"
+
+
+SAVES = """
+import os, signal
+from transformers import LlamaConfig, LlamaForCausalLM
+LlamaForCausalLM(LlamaConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+    num_attention_heads=2,
+)).cuda().save_pretrained("kept")
+"""
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGKILL, signal.SIGTERM])
+def test_what_a_script_saved_is_removed_however_it_ends(run, number):
+    def ours():
+        return {path.name for path in Path(tempfile.gettempdir()).glob("memcalc-*")}
+
+    before = ours()
+    text = f"{SAVES}os.kill(os.getpid(), {int(number)})"
+    if number:
+        with pytest.raises(EstimateError):
+            run(text)
+    else:
+        run(text)
+    assert not Path(os.getcwd(), "kept").exists()
+    assert ours() <= before
