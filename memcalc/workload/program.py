@@ -348,6 +348,11 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
             if plan.generate
             else "sequences are packed: no padding and no attention mask"
         )
+        if padding and use is Use.TRAINING and plan.target == "cuda":
+            notes.append(
+                f"all batches are {inputs.seq} tokens long: others in between leave more in the "
+                f"cache{'' if plan.devices > 1 else ' (--lengths)'}"
+            )
     return inputs, notes
 
 
