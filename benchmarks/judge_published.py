@@ -96,7 +96,7 @@ def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
         read = {rung: round(named.pop(rung) * unit) for rung in RUNGS if rung in named}
         settings = {"gpu": source["gpu"], "torch": torch_of(source)}
         settings["transformers"] = release_of(source)
-        settings["module_loading"] = LOADING.get(source.get("kernels"), "lazy")
+        settings["module_loading"] = LOADING.get(source.get("kernels"))
         if "runs" in source:
             words = ["python", str(SCRIPTS / source["runs"]), *named.pop("arguments").split()]
             settings |= {"command": shlex.join(words), "steps": 0}

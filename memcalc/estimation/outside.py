@@ -17,6 +17,11 @@ CODE = "code of kernels and handles of libraries"
 NCCL = "buffers of NCCL"
 EAGER = "CUDA context and all kernels of PyTorch, loaded at the start"
 CUDNN = "code of cuDNN's convolutions, loaded whole"
+OLD_DRIVER = "all kernels at the start, with a driver before 515"
+_SINCE_515 = (2, 1)
+"""PyTorch of which every build needs a driver that loads kernels lazily: those for CUDA 12 run on
+525 and later, and 2.0 was built for 11.7, which runs on 450 and later. Sources: CUDA Compatibility,
+minimum driver versions; CUDA Programming Guide 4.7.3, requirements for lazy loading (515)."""
 
 
 def outside_span(gpu: Gpu | None, plan: Plan | None = None, *, convolves: bool = False) -> Span:
@@ -27,9 +32,7 @@ def outside_span(gpu: Gpu | None, plan: Plan | None = None, *, convolves: bool =
         plan: what runs; ``None``: a run on one GPU.
         convolves: it has convolutions, for which cuDNN is loaded.
     """
-    eager = plan is not None and plan.module_loading == "eager"
-    torch = version_of(plan.torch) if plan is not None and convolves else None
-    named = _whole(gpu, torch) if gpu is not None and eager else _by_need(gpu)
+    named = _loaded(gpu, plan, convolves=convolves)
     total = named.pop(None)
     groups = layouts.spread(plan).groups if plan is not None else ()
     if groups:
@@ -37,6 +40,22 @@ def outside_span(gpu: Gpu | None, plan: Plan | None = None, *, convolves: bool =
         total = together(total, named[NCCL])
     parts = tuple(_part(name, span) for name, span in named.items() if name is not None)
     return replace(total, parts=parts)
+
+
+def _loaded(gpu: Gpu | None, plan: Plan | None, *, convolves: bool) -> dict[str | None, Span]:
+    """Context and code by name, and under ``None`` the whole, as the plan's kernels are loaded."""
+    lazy = _by_need(gpu)
+    if gpu is None or plan is None or plan.module_loading == "lazy":
+        return lazy
+    version = version_of(plan.torch)
+    if plan.module_loading is None and version >= _SINCE_515:
+        return lazy
+    whole = _whole(gpu, version if convolves else None)
+    if plan.module_loading == "eager":
+        return whole
+    more = max(whole[None].high - lazy[None].high, 0)
+    old = Span(low=0, likely=0, high=more, source=f"PyTorch 2.0 runs there; {whole[None].source}")
+    return {**lazy, OLD_DRIVER: old, None: together(lazy[None], old)}
 
 
 def _by_need(gpu: Gpu | None) -> dict[str | None, Span]:

@@ -279,12 +279,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     alloc_conf: Annotated[str, about("PYTORCH_ALLOC_CONF of the run.")] = ""
     module_loading: Annotated[
-        Literal["lazy", "eager"],
+        Literal["lazy", "eager"] | None,
         about(
             "CUDA_MODULE_LOADING of the run; eager, as it was before PyTorch 1.13 and CUDA 11.7, "
-            "loads all kernels of a library at once."
+            "loads all kernels of a library at once.",
+            otherwise="lazy, if the driver can",
         ),
-    ] = "lazy"
+    ] = None
     cudnn_benchmark: Annotated[
         bool,
         about(

@@ -14,7 +14,8 @@ import torch
 
 from memcalc.errors import UsageError
 from memcalc.imports import is_named, line, load
-from memcalc.registry.choice import Choice, pair
+from memcalc.registry.choice import Choice
+from memcalc.registry.lookup import pair
 from memcalc.registry.row import NUMBERS
 
 LEARNING_RATE = 1e-4

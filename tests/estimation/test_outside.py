@@ -4,7 +4,7 @@ import pytest
 
 from memcalc.allocator.context import eager_span, outside
 from memcalc.catalog import contexts, gpus
-from memcalc.estimation.outside import CODE, CONTEXT, NCCL, outside_span
+from memcalc.estimation.outside import CODE, CONTEXT, NCCL, OLD_DRIVER, outside_span
 from memcalc.records.plan import Plan
 
 A100 = gpus.find("A100-40GB")
@@ -37,3 +37,13 @@ def test_all_kernels_at_the_start_take_more_than_those_that_are_used(name):
     held = [r for r in contexts.table() if r.gpu == gpu.name and not r.lazy and not r.aside]
     assert held
     assert all(span.low <= r.low and r.high <= span.high for r in held)
+
+
+def test_an_old_driver_may_load_all_kernels_where_an_old_pytorch_runs_on_it():
+    lazy = outside_span(A100, Plan(model="gpt2", torch="2.1"))
+    eager = outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="eager"))
+    either = outside_span(A100, Plan(model="gpt2", torch="2.0"))
+    assert (either.low, either.likely, either.high) == (lazy.low, lazy.likely, eager.high)
+    assert [part.name for part in either.parts] == [CONTEXT, CODE, OLD_DRIVER]
+    said = outside_span(A100, Plan(model="gpt2", torch="2.0", module_loading="lazy"))
+    assert said == lazy
