@@ -91,7 +91,7 @@ def _snapshot(
     file: Path, question: _Question, format: str | None, output: Path | None, top: int
 ) -> None:
     from memcalc.catalog import gpus
-    from memcalc.estimation.predict import UNLIMITED
+    from memcalc.estimation.replays import UNLIMITED
     from memcalc.explanation import recorded
     from memcalc.report import recorded as report
 

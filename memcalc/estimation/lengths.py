@@ -23,8 +23,8 @@ from memcalc.allocator.settings import AllocatorSettings
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.client import Client
 from memcalc.estimation.fits import Events, device_of, judge
-from memcalc.estimation.predict import UNLIMITED
 from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.replays import UNLIMITED
 from memcalc.files.plain import content
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Prediction, Varied, Way

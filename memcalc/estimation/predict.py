@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
-from typing import Any, cast
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.allocator.counter import Levels
-from memcalc.allocator.replay import Op, Replay, replay
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation import within
-from memcalc.estimation.fits import Device, Played, device_of, judge
+from memcalc.estimation.fits import Played, device_of
 from memcalc.estimation.outside import outside_span
-from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.question import Asked
+from memcalc.estimation.replays import (
+    fit_there,
+    large_enough,
+    long_decode_of,
+    phases_of,
+    replay_of,
+    replay_when_crowded,
+    room_of,
+)
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction, Span
-from memcalc.records.steady import continued, repeats
-from memcalc.records.trace import UNCOUNTED_FLOPS, Aside, Component, Mark, Phase, Trace
-from memcalc.records.walk import changes, components, counts, highest, most_of
-from memcalc.units import GIB, format_bytes
+from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
+from memcalc.records.walk import components, highest, most_of
+from memcalc.units import format_bytes
 
-UNLIMITED = 1 << 50
-"""Device size of a replay without a GPU named: large enough for anything."""
 UNCOUNTED = (
     "other processes on the GPU",
     "data loaders, metrics and logging of the training script",
@@ -43,10 +43,10 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         state: the optimizer's state by the registry, for its table.
     """
     plan, gpu = question.plan, question.gpu
-    played = _played(question, trace)
-    replayed = _replayed(question, trace, _room(question), played)
-    crowded = _crowded(question, trace, state, replayed, played)
-    phases = _phases(crowded or replayed, trace)
+    played = long_decode_of(question, trace)
+    replayed = replay_of(question, trace, room_of(question), played)
+    crowded = replay_when_crowded(question, trace, state, replayed, played)
+    phases = phases_of(crowded or replayed, trace)
     if plan.target == "cpu":
         phases = tuple(map(_requested_only, phases))
     top = max(phases, key=lambda phase: phase.allocated or phase.requested)
@@ -107,13 +107,13 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     device = device_of(gpu, plan=plan).holding(state)
     if answer.context is not None:
         device = replace(device, context=answer.context)
-    return replace(answer, fit=_fit(question, trace, device, replayed.peaks, played))
+    return replace(answer, fit=fit_there(question, trace, device, replayed.peaks, played))
 
 
 def _allocator(question: Asked, trace: Trace, peak: Peak) -> Span | None:
     def reserved(other: Trace) -> int:
-        found = _replayed(question, other, _room(question), _played(question, other))
-        phases = _phases(found, other)
+        found = replay_of(question, other, room_of(question), long_decode_of(question, other))
+        phases = phases_of(found, other)
         return max(phase.reserved or 0 for phase in phases)
 
     return within.reserved_span(trace, peak.reserved or 0, reserved)
@@ -158,120 +158,13 @@ def _of_long_decode(question: Asked, trace: Trace, played: Played | None) -> Ite
         "may be a few segments of 2 MiB low"
     )
     if question.gpu is None:
-        capacity, _ = _large_enough(question, trace, None, played)
+        capacity, _ = large_enough(question, trace, None, played)
         yield f"reserved is that on a GPU of {format_bytes(capacity)} (name yours with --gpu)"
     else:
         device = device_of(question.gpu, plan=question.plan)
-        capacity, _ = _large_enough(question, trace, device, played)
+        capacity, _ = large_enough(question, trace, device, played)
         if capacity > device.capacity:
             yield f"reserved is that on a device of {format_bytes(capacity)}, for it does not fit"
-
-
-ROOMY = 80 << 30
-"""Bytes of the device that a long decode is replayed on where no GPU is named."""
-
-
-def _room(question: Asked) -> Device | None:
-    return device_of(question.gpu, plan=question.plan) if question.gpu is not None else None
-
-
-def _replayed(
-    question: Asked, trace: Trace, device: Device | None, played: Played | None
-) -> Replay:
-    """The replay on a device without a limit; of a long decode on one that is large enough.
-
-    A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
-    is full makes the allocator give them back: of a long decode it is the replay that decides
-    whether it fits, with the largest context. Where it does not, the answer is that of the first
-    device of 2, 4, 8 times the size on which it does.
-    """
-    if played is None:
-        return replay(tuples(trace), question.settings, UNLIMITED)
-    return _large_enough(question, trace, device, played)[1]
-
-
-def _large_enough(
-    question: Asked, trace: Trace, device: Device | None, played: Played
-) -> tuple[int, Replay]:
-    """The size of device that a long decode fits, and its replay there."""
-    capacity = room = ROOMY
-    if device is not None:
-        capacity, room = device.capacity, device.room(device.context.high)
-    sizes = [storage.bytes for storage in trace.storages]
-    needed = max(accumulate(changes(trace.events, sizes)), default=0)
-    while True:
-        # With next to nothing allowed to be reserved, no device is large enough.
-        last = capacity >= UNLIMITED
-        if last or needed <= min(room, int(question.settings.memory_fraction * capacity)):
-            found = played(capacity, room)
-            if last or found.out_of_memory is None:
-                return capacity, found
-        capacity = room = 2 * max(capacity, GIB)
-
-
-def _crowded(
-    question: Asked, trace: Trace, state: OptimizerState, unlimited: Replay, played: Played | None
-) -> Replay | None:
-    """The replay on a GPU that would be full otherwise, where giving cached blocks back helps.
-
-    ``None``: all that the allocator would keep has room, or nothing helps; a long decode was
-    replayed on its device already.
-    """
-    room = _room(question)
-    if room is None or played is not None:
-        return None
-    device = room.holding(state)
-    if unlimited.peaks.reserved <= device.room(device.context.high):
-        return None
-    for context in (device.context.high, device.context.low):
-        free = device.room(context)
-        if unlimited.peaks.allocated <= free:
-            found = replay(tuples(trace), question.settings, device.capacity, available=free)
-            if found.out_of_memory is None:
-                return found
-    return None
-
-
-def _played(question: Asked, trace: Trace) -> Played | None:
-    """Replays a long decode, once for each size of a device; ``None``: it is no long one."""
-    if trace.curve is None:
-        return None
-
-    from memcalc.estimation.decoding import replay as decoding
-
-    prefix = list(_as_it_ran(decoding.as_prefix(trace)))
-    decode = decoding.Decode(trace.curve, prefix, question.settings, question.target)
-    return functools.cache(decode.replayed)
-
-
-def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
-    """The same prediction, judged by a device that need not be the plan's GPU."""
-    there = device.holding(prediction.optimizer_state)
-    return replace(prediction, fit=judged(asked(prediction.plan), trace, there))
-
-
-def judged(question: Asked, trace: Trace, device: Device) -> Fit:
-    """Whether what was traced fits a device."""
-    played = _played(question, trace)
-    replayed = _replayed(question, trace, device, played)
-    return _fit(question, trace, device, replayed.peaks, played)
-
-
-def _fit(
-    question: Asked, trace: Trace, device: Device, unlimited: Levels, played: Played | None
-) -> Fit:
-    others = []
-    for end in within.ends(trace):
-        again = _played(question, end)
-        peaks = _replayed(question, end, device, again).peaks
-        others.append(_fit_of(question, end, device, peaks, again))
-    return within.together(_fit_of(question, trace, device, unlimited, played), others)
-
-
-def _fit_of(
-    question: Asked, trace: Trace, device: Device, unlimited: Levels, played: Played | None
-) -> Fit:
-    return judge(lambda: tuples(trace), question.settings, device, unlimited, played)
 
 
 def _requested_only(phase: PhasePeak) -> PhasePeak:
@@ -304,114 +197,6 @@ def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) 
         context=context,
         uncounted=(*trace.uncounted, *answer.plan.unread, *UNCOUNTED),
         unknown={} if gpu is not None else {"process_used": "name a GPU with --gpu"},
-    )
-
-
-def tuples(trace: Trace) -> Iterator[tuple[Any, ...]]:
-    """The events of a trace in the form the allocator replays, phases as marks.
-
-    The last step is repeated until there are as many as ``memcalc measure`` takes.
-    """
-    sizes = [storage.bytes for storage in trace.storages]
-    streams = [(storage.stream, storage.used_by) for storage in trace.storages]
-
-    def kind(number: int) -> Any:
-        storage = trace.storages[number]
-        return storage.bytes, storage.op, storage.module, storage.phase
-
-    if trace.whole:
-        return _as_it_ran(trace)
-    stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=repeats(trace))
-    events = replayable(stream, sizes, streams if any(map(any, streams)) else None)
-    return _told_early(trace, events) if trace.asides else events
-
-
-def _told_early(trace: Trace, events: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The same with what the allocator was told of before the first step."""
-    waiting, index = deque(trace.asides), 0
-    for event in events:
-        if not isinstance(event[0], Op):
-            while waiting and waiting[0].index <= index:
-                yield _told(waiting.popleft())
-            index += 1
-        yield event
-
-
-def _as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
-    """Every event once, with what else the allocator was told of."""
-    marks = [(mark.index, (Op.MARK, (mark.step, mark.phase))) for mark in trace.marks]
-    told = [(aside.index, _told(aside)) for aside in trace.asides]
-    # Of those before the same event, in the order they are listed.
-    between = deque(sorted([*marks, *told], key=lambda item: item[0]))
-    for index, event in enumerate(trace.events):
-        while between and between[0][0] <= index:
-            yield between.popleft()[1]
-        if event < 0:
-            yield ~event, 0
-            continue
-        storage = trace.storages[event]
-        yield (event, storage.bytes, storage.stream) if storage.stream else (event, storage.bytes)
-    yield from (item for _, item in between)
-
-
-def _told(aside: Aside) -> tuple[Any, ...]:
-    if aside.what == "empty_cache":
-        return Op.EMPTY_CACHE, None
-    return Op.USED_BY, aside.storage, aside.stream
-
-
-def replayable(
-    stream: Iterable[int | Mark],
-    sizes: Sequence[int],
-    streams: Sequence[tuple[int, int | None]] | None = None,
-) -> Iterator[tuple[Any, ...]]:
-    """Events and marks as the allocator takes them; ``n + k * len(sizes)`` is a copy of ``n``.
-
-    Args:
-        stream: births and deaths of storages by number, and marks of phases.
-        sizes: bytes of each storage.
-        streams: of each storage the stream it is made on, and another one that still uses it when
-            it dies; ``None``: all on the default one.
-    """
-    count = len(sizes)
-    for event in stream:
-        if isinstance(event, Mark):
-            yield Op.MARK, (event.step, event.phase)
-        elif event >= 0:
-            number = event % count
-            on = streams[number][:1] if streams is not None else ()
-            yield event, sizes[number], *on
-        else:
-            other = streams[~event % count][1] if streams is not None else None
-            if other is not None:
-                yield Op.USED_BY, ~event, other
-            yield ~event, 0
-
-
-def _phases(replayed: Replay, trace: Trace) -> tuple[PhasePeak, ...]:
-    """Peaks of the parts that count, rung by rung; beside them the first step's."""
-    first: dict[Phase, list[Levels]] = {}
-    steady: dict[Phase, list[Levels]] = {}
-    for interval in replayed.intervals:
-        step, phase = cast(tuple[int, Phase], interval.name)
-        for group, inside in (
-            (first, step == 0),
-            (steady, counts(trace, phase, step, repeats(trace))),
-        ):
-            if inside:
-                group.setdefault(phase, []).append(interval.peaks)
-    return tuple(
-        PhasePeak(
-            phase=phase,
-            requested=max(peaks.requested for peaks in steady[phase]),
-            allocated=max(peaks.allocated for peaks in steady[phase]),
-            reserved=max(peaks.reserved for peaks in steady[phase]),
-            first_step_allocated=max(peaks.allocated for peaks in first[phase])
-            if phase in first
-            else None,
-        )
-        for phase in Phase
-        if phase in steady
     )
 
 

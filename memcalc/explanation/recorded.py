@@ -19,7 +19,7 @@ from memcalc.allocator.snapshot_reader import (
 )
 from memcalc.allocator.what_if import HistoryError, follow, history, what_if
 from memcalc.errors import UsageError
-from memcalc.estimation.predict import UNLIMITED
+from memcalc.estimation.replays import UNLIMITED
 from memcalc.units import MIB
 
 

@@ -12,7 +12,8 @@ from memcalc.allocator.replay import Op
 from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
-from memcalc.estimation.predict import UNLIMITED, tuples
+from memcalc.estimation.operations import tuples
+from memcalc.estimation.replays import UNLIMITED
 from memcalc.explanation.timeline import settings_of
 from memcalc.records.trace import Storage
 from memcalc.records.walk import program_end

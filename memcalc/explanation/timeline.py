@@ -15,7 +15,8 @@ from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Op
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.estimation.predict import UNLIMITED, tuples
+from memcalc.estimation.operations import tuples
+from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.plan import Plan
 from memcalc.records.steady import repeats
 from memcalc.records.trace import Component, Phase, Storage, Trace

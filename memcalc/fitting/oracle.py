@@ -17,9 +17,10 @@ from memcalc.estimation.decoding import grown
 from memcalc.estimation.decoding.grown import is_long
 from memcalc.estimation.fits import Device, hopeless, judge
 from memcalc.estimation.from_symbolic import point_of
+from memcalc.estimation.operations import replayable
 from memcalc.estimation.pool import asking
-from memcalc.estimation.predict import UNLIMITED, judged, replayable
 from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.replays import UNLIMITED, judged
 from memcalc.estimation.state import state_for
 from memcalc.files import cache
 from memcalc.files.artifact import encode

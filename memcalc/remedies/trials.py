@@ -13,7 +13,7 @@ from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.pool import room
-from memcalc.estimation.predict import on_device
+from memcalc.estimation.replays import on_device
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.remedies.records import Change, Option, Remedy, Trial, figures

@@ -13,8 +13,9 @@ from memcalc.allocator.context import context_span
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.estimation.estimate import Traced
-from memcalc.estimation.predict import UNLIMITED, predict
+from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked
+from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.trace import Trace
 from memcalc.script import (
     cuda,

@@ -7,8 +7,8 @@ from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.lengths import samples, sequence, varied
-from memcalc.estimation.predict import UNLIMITED
 from memcalc.estimation.question import asked
+from memcalc.estimation.replays import UNLIMITED
 
 
 @pytest.fixture(scope="module")

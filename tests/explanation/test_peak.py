@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc.allocator.replay import Op
-from memcalc.estimation.predict import tuples
+from memcalc.estimation.operations import tuples
 from memcalc.explanation import names
 from memcalc.explanation.peak import moments
 from memcalc.explanation.timeline import thin, timeline

@@ -13,7 +13,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
 from memcalc.estimation.client import Client
 from memcalc.estimation.fits import device_of
-from memcalc.estimation.predict import on_device
+from memcalc.estimation.replays import on_device
 from memcalc.records.prediction import FitVerdict
 from memcalc.report import fitted
 from memcalc.report.blocks import markdown, terminal

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from memcalc.allocator.context import context_span
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.predict import UNLIMITED
 from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.plan import Plan
 from memcalc.script.command import understand
 from memcalc.script.driver import build
