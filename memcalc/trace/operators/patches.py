@@ -86,6 +86,9 @@ class _Linear:
             adds_bias.inside = False
 
 
+_HALVES = (torch.float16, torch.bfloat16)
+
+
 def _normalize_rows() -> None:
     """``group_norm`` copies an input that does not lie in rows, and normalizes the copy.
 
@@ -95,8 +98,12 @@ def _normalize_rows() -> None:
     original: Callable[..., torch.Tensor] = torch.group_norm
 
     def group_norm(tensor: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
-        simulated = tensor.device.type == device.NAME != "cpu"
-        return original(tensor.contiguous() if simulated else tensor, *rest, **more)
+        if tensor.device.type != device.NAME or device.NAME == "cpu":
+            return original(tensor, *rest, **more)
+        # Autocast comes first, and holds what it casts to the end: what is copied is fp32.
+        halved = tensor.dtype in _HALVES and torch.is_autocast_enabled(device.NAME)
+        cast = tensor.float() if halved else tensor
+        return original(cast.contiguous(), *rest, **more)
 
     torch.group_norm = group_norm  # type: ignore[assignment]
 
