@@ -64,6 +64,12 @@ def until(condition, seconds):
     return condition()
 
 
+def _as_in_a_shell():
+    # Tests run under nohup, or in the background, have been told to ignore these.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("name", "number", "processes"), CASES)
 def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, processes):
     models.write(tmp_path)
@@ -78,7 +84,7 @@ def test_nothing_is_left_of_a_command_that_is_ended(tmp_path, name, number, proc
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "MEMCALC_WARM": "", "MEMCALC_MARK": mark,
              "TMPDIR": str(tmp_path / "tmp")},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=_as_in_a_shell,
     )  # fmt: skip
     # Two: PyTorch is being imported. Three: the model's code runs.
     assert until(lambda: len(living(mark.encode())) >= processes, 60)
