@@ -31,7 +31,7 @@ class _Kept:
         if self.mode is not None:
             self.host = on_host(tensor, self.mode)
         else:
-            self.host = tensor.detach().clone()
+            self.host = tensor.detach().to("cpu", copy=True)
 
     def loaded(self, location: Any, storages: dict[Any, torch.Tensor]) -> torch.Tensor:
         """The tensor where it is wanted; tensors of one storage share it again."""
@@ -46,12 +46,13 @@ class _Kept:
         return storages[key].as_strided(*self.view)
 
 
-def install(patches: Patches, say: Say) -> UnwrittenFiles:
+def install(patches: Patches, say: Say, *, simulated: bool = True) -> UnwrittenFiles:
     """Keep checkpoints in place of writing them.
 
     Args:
         patches: what is changed.
         say: told what was not done.
+        simulated: the GPU is; else PyTorch's own code loads what lies on the disk.
 
     Returns:
         The files that were not written.
@@ -73,6 +74,8 @@ def install(patches: Patches, say: Say) -> UnwrittenFiles:
             found = found.tensors
         if found is not None:
             return _loaded(found, map_location, {})
+        if not simulated:
+            return original(f, map_location, *args, **kwargs)
         if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and _is_zip(f):
             # Weights that nobody looks at are never read.
             kwargs["mmap"] = True

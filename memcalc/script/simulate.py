@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
@@ -19,7 +20,7 @@ from memcalc.estimation.estimate import Traced, keep
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.script.command import understand
 from memcalc.script.records import Ending
 
@@ -82,10 +83,21 @@ def _understood(answer: dict[str, Any]) -> Simulated:
         trace = unpack(base64.b64decode(answer["trace"]))
     except DamagedTraceError as error:
         raise EstimateError(f"What the simulated run said cannot be read: {error}.") from None
-    prediction: Prediction = decode(Prediction, answer["prediction"])
+    prediction = _as_it_ended(decode(Prediction, answer["prediction"]), ending)
     traced = Traced(prediction=prediction, trace=trace)
     keep(traced)
     return Simulated(ending=ending, traced=traced)
+
+
+def _as_it_ended(prediction: Prediction, ending: Ending) -> Prediction:
+    """A program that failed might have taken more: that it fits is not known then."""
+    if not ending.code:
+        return prediction
+    until_then = f"the script ended with exit code {ending.code}, and the figures are until then"
+    told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
+    if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
+        return told
+    return replace(told, fit=None, unknown={**told.unknown, "fit": until_then})
 
 
 def plan_of(command: Sequence[str], **settings: Any) -> Plan:

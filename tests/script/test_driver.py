@@ -105,3 +105,23 @@ def test_numbers_that_a_program_put_there_are_read_over_the_driver(monkeypatch, 
     assert run(plan_of(["python", "train.py"], gpu="t4"), CUDA).code == 0
     monkeypatch.setenv("MEMCALC_READS", "zeros")
     assert run(plan_of(["python", "train.py"], gpu="t4"), CUDA).code == 1
+
+
+SAVES = """
+import os, torch
+model = torch.nn.Linear(64, 64).cuda()
+torch.save(model.state_dict(), "kept.pt")
+assert os.path.exists("kept.pt")
+model.load_state_dict(torch.load("kept.pt", map_location="cuda"))
+"""
+
+
+@pytest.mark.skipif(CUDA is None, reason="needs PyTorch's CUDA build")
+def test_a_checkpoint_of_the_user_is_not_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("kept.pt").write_text("precious")
+    Path("train.py").write_text(SAVES)
+    found = run(plan_of(["python", "train.py"], steps=0, gpu="t4"), CUDA)
+    assert found.code == 0
+    assert Path("kept.pt").read_text() == "precious"
+    assert "checkpoints are not written (train.py:4)" in found.assumptions

@@ -1,6 +1,7 @@
 import pytest
 
 from memcalc.errors import EstimateError
+from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 
 TRAINS = """
@@ -72,6 +73,18 @@ def test_a_script_that_fails_passes_its_exit_code_on(run, capfd):
     assert shown.endswith("ValueError: no data\n")
     assert run("import sys; sys.exit(7)").ending.code == 7
     assert run("import os; os._exit(5)").ending.code == 5
+
+
+def test_what_a_failed_script_would_have_fitted_is_not_known(run):
+    failed = "import torch\ntorch.zeros(9, device='cuda')\nraise SystemExit(3)"
+    prediction = run(failed, gpu="t4").traced.prediction
+    assert prediction.fit is None
+    assert "exit code 3" in prediction.unknown["fit"]
+    assert "exit code 3" in prediction.assumptions[0]
+    full = run("import torch\ntorch.zeros(1 << 33, device='cuda')", gpu="t4")
+    assert full.ending.out_of_memory
+    assert full.ending.code == 1
+    assert full.traced is None or full.traced.prediction.fit.verdict is FitVerdict.DOES_NOT_FIT
 
 
 def test_a_script_that_crashes_is_named_in_one_sentence(run):

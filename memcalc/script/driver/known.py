@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memcalc.script import decisions
+from memcalc.script import decisions, saving
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.torch_private import without_dispatch
@@ -63,6 +63,7 @@ class Known(TorchDispatchMode):
         self._apart: dict[Any, bool] = {}
         self._answer = _answers()
         decisions.install(patches, self._values.know, self._say)
+        saving.install(patches, self._say, simulated=False)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
