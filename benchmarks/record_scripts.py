@@ -34,12 +34,11 @@ def main(file: str, python: str, *names: str) -> None:
     for script in sorted(SCRIPTS.glob("*.py")):
         if names and script.stem not in names:
             continue
-        reads = "zeros"
-        found = _recorded(script, python, reads)
-        if found is None or found["code"]:
-            reads = "known"
+        for reads in ("zeros", "known"):
             found = _recorded(script, python, reads)
-        if found is None or found["code"]:
+            if found is not None and not found["code"]:
+                break
+        else:
             print(f"{script.stem} failed", file=sys.stderr)
             continue
         own = {"torch": found["torch"].split("+")[0], **_versions()}

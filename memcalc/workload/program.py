@@ -350,7 +350,7 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         )
         if padding and use is Use.TRAINING and plan.target == "cuda":
             notes.append(
-                f"all batches are {inputs.seq} tokens long: others in between leave more in the "
+                "all batches are of one length: others in between leave more in the "
                 f"cache{'' if plan.devices > 1 else ' (--lengths)'}"
             )
     return inputs, notes

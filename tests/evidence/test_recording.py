@@ -43,7 +43,7 @@ def test_scripts_that_are_recorded_are_kept_when_a_later_one_fails(tmp_path):
     script = runpy.run_path(str(BENCHMARKS / "record_scripts.py"))
     recorded = []
 
-    def next_one(path, python):
+    def next_one(path, python, reads):
         recorded.append(path.stem)
         if len(recorded) == 3:
             raise TimeoutError

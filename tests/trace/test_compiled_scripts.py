@@ -2,10 +2,10 @@
 
 import torch
 
-from memcalc.trace.operators import patches
 
+def scripted():
+    from memcalc.trace.operators import patches
 
-def test_a_call_of_torch_tensor_is_compiled_as_pytorch_has_it():
     patches.install_once()
 
     def moved(x: torch.Tensor) -> torch.Tensor:
@@ -19,5 +19,8 @@ def test_a_call_of_torch_tensor_is_compiled_as_pytorch_has_it():
         def get(self) -> torch.Tensor:
             return self.x
 
-    made = torch.jit.script(Held)(torch.zeros(()))
-    assert made.get().item() == 2
+    return torch.jit.script(Held)(torch.zeros(())).get().item()
+
+
+def test_a_call_of_torch_tensor_is_compiled_as_pytorch_has_it(forked):
+    assert forked(scripted) == 2
