@@ -208,7 +208,10 @@ def _signal(which: Callable[[list[int]], list[int]], number: int) -> Callable[[C
         while not case.runs() and case.started.poll() is None:
             time.sleep(0.05)
         time.sleep(case.random.uniform(0, case.span))
-        for pid in which(case.processes()):
+        # On a busy machine they may not have started yet.
+        while not (found := which(case.processes())) and case.started.poll() is None:
+            time.sleep(0.05)
+        for pid in found:
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
