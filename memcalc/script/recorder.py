@@ -15,13 +15,10 @@ from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
+from memcalc.trace.calls import Operator, on_device
 from memcalc.trace.operators import attention
-from memcalc.trace.recorder import (
-    Operator,
-    TraceRecorder,
-    compared_with_zeros,
-    read_as_zero,
-)
+from memcalc.trace.reads import compared_with_zeros, read_as_zero
+from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.torch_private import FakeTensor, without_dispatch
 from memcalc.trace.values import UnansweredError
@@ -105,7 +102,7 @@ class ScriptRecorder(TraceRecorder):
             with self:
                 return attention.run(*args, **kwargs)
         if kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": None} if self._on_device(args, kwargs) else kwargs
+            kwargs = {**kwargs, "generator": None} if on_device(args, kwargs) else kwargs
         if kwargs.get("device") is not None:
             self._check(torch.device(kwargs["device"]))
         return super()._run(operator, key, types, args, kwargs)

@@ -204,7 +204,7 @@ class Session:
         """
         recorder = self.recorder
         last = recorder.position.step
-        raw = recorder.ledger.tagged_trace(recorder.flops_of(last))
+        raw = recorder.ledger.tagged_trace(recorder.operations.of_step(last))
         return Trace(
             storages=tuple(raw.storages),
             events=tuple(raw.events),
@@ -215,7 +215,7 @@ class Session:
             assumptions=(
                 *recorder.assumptions,
                 *recorder.said_of_reads(),
-                *recorder.said_of_flops(),
+                *recorder.operations.said(),
                 *gradients.assumed(),
             ),
             uncounted=tuple(self._kernels.uncounted),

@@ -6,13 +6,54 @@ a multiplication and an addition are two.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from memcalc.records.trace import UNCOUNTED_FLOPS
+
 _aten = torch.ops.aten
+
+
+class Operations:
+    """Floating-point operations of a run, step by step."""
+
+    def __init__(self) -> None:
+        self._by_step: Counter[int] = Counter()
+        self._uncounted: dict[str, None] = {}
+        """Operators of which PyTorch could not count them."""
+
+    def add(self, step: int, operations: int) -> None:
+        """So many more in a step."""
+        self._by_step[step] += operations
+
+    def known(self, step: int) -> int:
+        """Those that were counted."""
+        return self._by_step[step]
+
+    def count(
+        self, step: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> int | None:
+        """Add those of a call, or remember that nobody knows how many they are."""
+        operations = of(func, args, kwargs, out)
+        if operations is None:
+            self._uncounted[func._schema.name.removeprefix("aten::")] = None
+        else:
+            self._by_step[step] += operations
+        return operations
+
+    def of_step(self, step: int) -> int | None:
+        """Those of a step; ``None`` where some could not be counted."""
+        return None if self._uncounted else self._by_step[step]
+
+    def said(self) -> tuple[str, ...]:
+        """Why they are not known; nothing where they are."""
+        if not self._uncounted:
+            return ()
+        return (f"{UNCOUNTED_FLOPS}: PyTorch cannot count {', '.join(self._uncounted)}",)
 
 
 def of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +11,11 @@ import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
-from memcalc.kernels.blas import PRODUCTS
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
-from memcalc.records.trace import UNCOUNTED_FLOPS
-from memcalc.trace import device, flops, memo
+from memcalc.trace import device, memo
+from memcalc.trace.calls import ADDS, Operator, holds_others, is_numbers, name_of, on_device
 from memcalc.trace.engine import (
-    IN_FORMULAS,
     IN_PLACE,
     accumulates,
     in_formula,
@@ -28,9 +24,9 @@ from memcalc.trace.engine import (
     sums_wider,
     writes_in_place,
 )
+from memcalc.trace.flops import Operations
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.modules import Modules
-from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.operators.convolution import PLANNED, TRIED
 from memcalc.trace.operators.overrides import (
     BOOLEAN_INDEXED,
@@ -52,9 +48,9 @@ from memcalc.trace.operators.sparse import (
     any_sparse,
 )
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
+from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import READERS
-from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private import (
     DataDependentOutputException,
@@ -68,7 +64,6 @@ from memcalc.trace.torch_private import (
 from memcalc.trace.values import UnansweredError, Values, decides, may_note
 from memcalc.trace.writer import Writer
 
-_ADDS = {torch.ops.aten.add.Tensor}
 _ASKS_DEVICE = torch.ops.prim.device.default
 _INITIALISES = {
     torch.ops.aten.normal_.default,
@@ -76,39 +71,8 @@ _INITIALISES = {
     torch.ops.aten.zero_.default,
 }
 _IS_PINNED = torch.ops.aten.is_pinned.default
+_ITSELF = object()
 _SCALARS = {torch.ops.aten._local_scalar_dense.default}
-
-
-class Operator:
-    """What of an operator is the same at every call."""
-
-    __slots__ = (
-        "adds",
-        "by_value",
-        "composed",
-        "func",
-        "in_formula",
-        "kept",
-        "name",
-        "number",
-        "writes",
-        "written",
-    )
-
-    def __init__(self, func: Any, special: bool) -> None:
-        self.func = func
-        self.number = memo.number_of(func)
-        self.name = _name(func)
-        self.kept = not special and memo.can_be_kept(func)
-        """What it makes is kept, by what it is given."""
-        self.by_value = self.kept and memo.numbers_decide(func)
-        self.composed = is_composed(func)
-        self.adds = func in _ADDS
-        self.writes = bool(func._schema.is_mutable)
-        """It may give what it is given another shape."""
-        self.written = self.name in PROBES or self.name in PRODUCTS
-        """It takes more than what it makes, and at times."""
-        self.in_formula = func in IN_FORMULAS
 
 
 class TraceRecorder(TorchDispatchMode):
@@ -154,10 +118,8 @@ class TraceRecorder(TorchDispatchMode):
         """Convolutions are cuDNN's."""
         self.cudnn_benchmark = False
         """It tries its engines first."""
-        self.flops: Counter[int] = Counter()
-        """Floating-point operations by step."""
-        self.uncounted_flops: dict[str, None] = {}
-        """Operators whose floating-point operations PyTorch could not count."""
+        self.operations = Operations()
+        """Floating-point ones."""
         self._breadcrumbs = breadcrumbs
         self._values = Values()
         self.modules = Modules(self.ledger)
@@ -251,7 +213,7 @@ class TraceRecorder(TorchDispatchMode):
         if known.noted:
             self._values.note(operator.func, args, kwargs, out, deciding=known.decides)
         if known.flops:
-            self.flops[self.position.step] += known.flops
+            self.operations.add(self.position.step, known.flops)
         if known.call is not None or operator.written:
             self._write_down(operator.name, args, out, node, known.call)
         elif known.container is None:
@@ -265,18 +227,60 @@ class TraceRecorder(TorchDispatchMode):
         self, operator: Operator, key: Any, types: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """A call whose like was not seen."""
+        out = self._by_others(operator, types, args, kwargs)
+        if out is not _ITSELF:
+            return out
         func = operator.func
-        if self.numbers_on_host and _is_numbers(args, kwargs):
+        node = self.modules.locate()
+        if self.ledger.by_parameter:
+            self.ledger.follow(args)
+        if func in ADDS and accumulates(node, args):
+            return args[0]
+        if func in ADDS and getattr(adds_bias, "inside", False):
+            return memo.alias(args[0])
+        instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
+        if instead is not None and writes_in_place(node, args):
+            func = instead
+        if kwargs and sums_wider(node, args, kwargs):
+            key, kwargs = None, {**kwargs, "dtype": torch.float32}
+        name = name_of(func)
+        if self._breadcrumbs is not None:
+            self._breadcrumbs.drop(self.position.module, name)
+        try:
+            out = self._instead.get(func, func)(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            return self._by_values(func, args, kwargs)
+        self._values.remember(func, args, kwargs, out)
+        operations = self.operations.count(self.position.step, func, args, kwargs, out)
+        reader = READERS.get(name)
+        call = None
+        if reader is not None and self._kernel_memory is not None:
+            placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
+            call = reader(placed, kwargs.get("out", out))
+        if key is not None and func is operator.func and len(self._outcomes) < memo.MOST:
+            known = memo.outcome_of(args, kwargs, out, operations, call)
+            if known is not None:
+                known.decides, known.noted = decides(func, out), may_note(func, args, out)
+                self._outcomes[key] = known
+        self._write_down(name, args, out, node, call)
+        return out
+
+    def _by_others(
+        self, operator: Operator, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run what an operator is on the device; ``_ITSELF``: a kernel of its own."""
+        func = operator.func
+        if self.numbers_on_host and is_numbers(args, kwargs):
             with without_modes():
                 return func(*args, **kwargs)
-        if _holds_others(types):
+        if holds_others(types):
             # What it holds comes back here, one by one.
             return NotImplemented
         if func.namespace in self.kernels_of:
             kernel = self.kernels_of[func.namespace](func)
             if kernel is not None:
                 return self._by_package(kernel, func, args, kwargs)
-        if not self._on_device(args, kwargs):
+        if not on_device(args, kwargs):
             return self._on_host(func, args, kwargs)
         if func in _SCALARS:
             return self._read(args[0])
@@ -304,39 +308,7 @@ class TraceRecorder(TorchDispatchMode):
         if operator.composed:
             with self:
                 return func.decompose(*args, **kwargs)
-        node = self.modules.locate()
-        if self.ledger.by_parameter:
-            self.ledger.follow(args)
-        if func in _ADDS and accumulates(node, args):
-            return args[0]
-        if func in _ADDS and getattr(adds_bias, "inside", False):
-            return memo.alias(args[0])
-        instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
-        if instead is not None and writes_in_place(node, args):
-            func = instead
-        if kwargs and sums_wider(node, args, kwargs):
-            key, kwargs = None, {**kwargs, "dtype": torch.float32}
-        name = _name(func)
-        if self._breadcrumbs is not None:
-            self._breadcrumbs.drop(self.position.module, name)
-        try:
-            out = self._instead.get(func, func)(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
-            return self._by_values(func, args, kwargs)
-        self._values.remember(func, args, kwargs, out)
-        operations = self._count(func, args, kwargs, out)
-        reader = READERS.get(name)
-        call = None
-        if reader is not None and self._kernel_memory is not None:
-            placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
-            call = reader(placed, kwargs.get("out", out))
-        if key is not None and func is operator.func and len(self._outcomes) < memo.MOST:
-            known = memo.outcome_of(args, kwargs, out, operations, call)
-            if known is not None:
-                known.decides, known.noted = decides(func, out), may_note(func, args, out)
-                self._outcomes[key] = known
-        self._write_down(name, args, out, node, call)
-        return out
+        return _ITSELF
 
     def _write_down(
         self, name: str, args: tuple[Any, ...], out: Any, node: Any, call: KernelCall | None
@@ -399,42 +371,20 @@ class TraceRecorder(TorchDispatchMode):
             self.assumptions[f"in {self._place()} {assumed}"] = None
         if func in VALUE_RECIPES:
             self._values.remember(VALUE_RECIPES[func], args, kwargs, out)
-        self._count(func, args, kwargs, out)
+        self.operations.count(self.position.step, func, args, kwargs, out)
         return out
 
     def _by_package(
         self, kernel: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a package's function for its operator; what it calls comes back here."""
-        before = self.flops[self.position.step]
+        before = self.operations.known(self.position.step)
         with self:
             out = kernel(*args, **kwargs)
-        if self.flops[self.position.step] == before:
+        if self.operations.known(self.position.step) == before:
             # It called no product of PyTorch's: its own kernel multiplies.
-            self._count(func, args, kwargs, out)
+            self.operations.count(self.position.step, func, args, kwargs, out)
         return out
-
-    def _count(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> int | None:
-        """Add up floating-point operations, or say which operator's are not known."""
-        operations = flops.of(func, args, kwargs, out)
-        if operations is None:
-            self.uncounted_flops[_name(func)] = None
-        else:
-            self.flops[self.position.step] += operations
-        return operations
-
-    def flops_of(self, step: int) -> int | None:
-        """Floating-point operations of a step; ``None`` where some could not be counted."""
-        return None if self.uncounted_flops else self.flops[step]
-
-    def said_of_flops(self) -> tuple[str, ...]:
-        """Why floating-point operations are not known; nothing where they are."""
-        if not self.uncounted_flops:
-            return ()
-        names = ", ".join(self.uncounted_flops)
-        return (f"{UNCOUNTED_FLOPS}: PyTorch cannot count {names}",)
 
     def _native(self, func: Any, args: tuple[Any, ...]) -> bool:
         """PyTorch runs this operator by itself, where it could have asked cuDNN."""
@@ -447,16 +397,6 @@ class TraceRecorder(TorchDispatchMode):
         if func not in SPLIT or self._kernel_memory is None or not self.cudnn:
             return False
         return SPLIT[func][0](args)
-
-    def _on_device(self, args: Any, kwargs: dict[str, Any]) -> bool:
-        place = kwargs.get("device")
-        if place is not None:
-            return torch.device(place).type == device.NAME
-        if device.NAME == "cpu":
-            return True
-        return any(_is_simulated(arg) for arg in args) or any(
-            _is_simulated(arg) for arg in kwargs.values()
-        )
 
     def _read(self, tensor: torch.Tensor) -> bool | int | float:
         """A value that the program reads from the device."""
@@ -509,57 +449,3 @@ class TraceRecorder(TorchDispatchMode):
     def _place(self) -> str:
         """The module at work, all of its like in one; outside of all, the phase."""
         return re.sub(r"\.\d+", ".*", self.position.module) or self.position.phase.value
-
-
-_holding: dict[Any, bool] = {}
-
-
-def _holds_others(types: Any) -> bool:
-    """Some of these types of tensors hold other tensors, and have no memory of their own."""
-    known = _holding.get(types)
-    if known is None:
-        known = _holding[types] = any(
-            hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
-            for kind in types
-        )
-    return known
-
-
-def compared_with_zeros() -> bool:
-    """The stand-in driver runs no kernels: to compare with it, all that is read is zero."""
-    return os.environ.get("MEMCALC_READS") == "zeros"
-
-
-def _is_simulated(arg: Any) -> bool:
-    if isinstance(arg, torch.Tensor):
-        return arg.device.type == device.NAME
-    if isinstance(arg, list | tuple):
-        return any(_is_simulated(item) for item in arg)
-    return False
-
-
-def _is_numbers(args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether an operator makes whole numbers of 32 bits, or works with some that are real."""
-    flat = [item for arg in args for item in (arg if isinstance(arg, list | tuple) else (arg,))]
-    tensors = [item for item in flat if isinstance(item, torch.Tensor)]
-    if not tensors:
-        return kwargs.get("dtype") is torch.int32
-    return all(one.dtype is torch.int32 and not isinstance(one, FakeTensor) for one in tensors)
-
-
-def read_as_zero(dtype: torch.dtype) -> bool | int | float:
-    """Device memory that nobody wrote reads as zero; a CPU run's step counters read as one."""
-    known = 1 if device.NAME == "cpu" else 0
-    if dtype is torch.bool:
-        return False
-    return float(known) if dtype.is_floating_point else known
-
-
-_names: dict[Any, str] = {}
-
-
-def _name(func: Any) -> str:
-    name = _names.get(func)
-    if name is None:
-        name = _names[func] = func._schema.name.removeprefix("aten::")
-    return name

@@ -72,14 +72,16 @@ def tracer(
         shapes = None if symbols is None else symbols.env
         with placed(program, recorder, shapes, rank) as (ready, named):
             (infer if program.plan.infers else train)(ready, named, recorder)
-            tagged = recorder.ledger.tagged_trace(recorder.flops_of(steps_of(program) - 1))
+            tagged = recorder.ledger.tagged_trace(
+                recorder.operations.of_step(steps_of(program) - 1)
+            )
             if program.plan.scheme is not None:
                 tagged = replace(tagged, inventory=ready.inventory)
         said.update(
             dict.fromkeys(
                 (
                     *recorder.assumptions,
-                    *recorder.said_of_flops(),
+                    *recorder.operations.said(),
                     *autocast.unread(),
                     *gradients.assumed(),
                 )

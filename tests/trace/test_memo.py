@@ -62,7 +62,7 @@ def program():
                 (model(torch.randn(5, 8, device=on)) @ weight + weight.sum()).sum().backward()
         kept = len(recorder._outcomes)
         storages = [(entry.bytes, entry.op, entry.dtype) for entry in recorder.ledger.entries]
-        return kept, seen, storages, list(recorder.ledger.events), dict(recorder.flops)
+        return kept, seen, storages, list(recorder.ledger.events), recorder.operations.of_step(0)
 
     first, later = ran(1 << 15), ran(1 << 15)
     assert later[0] >= first[0] > 50

@@ -94,7 +94,7 @@ def sizes_and_truths():
 
         flops._COUNTS[torch.ops.aten.mm] = lambda *_, **__: 1 / 0
         rows @ rows.T
-    found["flops"] = [recorder.flops_of(0), *recorder.said_of_flops()]
+    found["flops"] = [recorder.operations.of_step(0), *recorder.operations.said()]
     return found
 
 

@@ -1,0 +1,96 @@
+"""What of an operator, and of what it is given, decides how it is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.kernels.blas import PRODUCTS
+from memcalc.trace import device, memo
+from memcalc.trace.engine import IN_FORMULAS
+from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.scratch.step import PROBES
+from memcalc.trace.torch_private import FakeTensor
+
+ADDS = {torch.ops.aten.add.Tensor}
+_names: dict[Any, str] = {}
+_holding: dict[Any, bool] = {}
+
+
+class Operator:
+    """What of an operator is the same at every call."""
+
+    __slots__ = (
+        "adds",
+        "by_value",
+        "composed",
+        "func",
+        "in_formula",
+        "kept",
+        "name",
+        "number",
+        "writes",
+        "written",
+    )
+
+    def __init__(self, func: Any, special: bool) -> None:
+        self.func = func
+        self.number = memo.number_of(func)
+        self.name = name_of(func)
+        self.kept = not special and memo.can_be_kept(func)
+        """What it makes is kept, by what it is given."""
+        self.by_value = self.kept and memo.numbers_decide(func)
+        self.composed = is_composed(func)
+        self.adds = func in ADDS
+        self.writes = bool(func._schema.is_mutable)
+        """It may give what it is given another shape."""
+        self.written = self.name in PROBES or self.name in PRODUCTS
+        """It takes more than what it makes, and at times."""
+        self.in_formula = func in IN_FORMULAS
+
+
+def name_of(func: Any) -> str:
+    """Its name, without ``aten::``."""
+    name = _names.get(func)
+    if name is None:
+        name = _names[func] = func._schema.name.removeprefix("aten::")
+    return name
+
+
+def holds_others(types: Any) -> bool:
+    """Some of these types of tensors hold other tensors, and have no memory of their own."""
+    known = _holding.get(types)
+    if known is None:
+        known = _holding[types] = any(
+            hasattr(kind, "__tensor_flatten__") and not issubclass(kind, FakeTensor)
+            for kind in types
+        )
+    return known
+
+
+def on_device(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call makes or takes tensors of the simulated device."""
+    place = kwargs.get("device")
+    if place is not None:
+        return torch.device(place).type == device.NAME
+    if device.NAME == "cpu":
+        return True
+    return any(map(_is_simulated, args)) or any(map(_is_simulated, kwargs.values()))
+
+
+def _is_simulated(arg: Any) -> bool:
+    if isinstance(arg, torch.Tensor):
+        return arg.device.type == device.NAME
+    if isinstance(arg, list | tuple):
+        return any(_is_simulated(item) for item in arg)
+    return False
+
+
+def is_numbers(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether an operator makes whole numbers of 32 bits, or works with some that are real."""
+    flat = [item for arg in args for item in (arg if isinstance(arg, list | tuple) else (arg,))]
+    tensors = [item for item in flat if isinstance(item, torch.Tensor)]
+    if not tensors:
+        return kwargs.get("dtype") is torch.int32
+    return all(one.dtype is torch.int32 and not isinstance(one, FakeTensor) for one in tensors)
