@@ -275,6 +275,23 @@ KINDS = [
     ),
     run(
         {
+            **HYBRID,
+            "model_type": "qwen3_next",
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 256,
+            "shared_expert_intermediate_size": 256,
+            "linear_num_value_heads": 8,
+            "linear_num_key_heads": 4,
+            "head_dim": 64,
+        },
+        "generate",
+        batch=2,
+        seq=120,
+        generate=40,
+    ),
+    run(
+        {
             **SMALL,
             "model_type": "recurrent_gemma",
             "num_hidden_layers": 3,

@@ -474,7 +474,25 @@ def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
             (torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.device.type == "cpu"),
         ):
             stack.enter_context(replaced(owner, name, value))
+        runtime = importlib.import_module("torch.distributed.fsdp._runtime_utils")
+        hook = _on_stream_of_views(runtime._post_backward_hook)
+        stack.enter_context(replaced(runtime, "_post_backward_hook", hook))
         yield
+
+
+def _on_stream_of_views(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook of FSDP1 that runs where CUDA's engine runs it: on the stream that made its node.
+
+    The node that accumulates a flat parameter's gradient is made with the first views into it, on
+    the stream that unshards, and the engine switches to a node's stream for its hooks too
+    (torch/csrc/autograd/engine.cpp, ``evaluate_function``).
+    """
+
+    def run(state: Any, *args: Any) -> None:
+        with state._device_handle.stream(state._unshard_stream):
+            hook(state, *args)
+
+    return run
 
 
 def on_cpu_of_bitsandbytes() -> tuple[Callable[..., None], Callable[..., None]]:

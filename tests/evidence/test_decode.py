@@ -50,5 +50,5 @@ def test_recordings_of_decoding_cover_what_they_claim(runs):
     assert {"static", "sliding"} <= {plan.get("cache") for plan in plans}
     assert any(plan.get("beams", 1) > 1 for plan in plans)
     kinds = {run["config"]["model_type"] for _, run in runs}
-    assert {"llama", "deepseek_v3", "t5", "mistral"} <= kinds
+    assert {"llama", "deepseek_v3", "t5", "mistral", "qwen3_next"} <= kinds
     assert {run["loop"] for _, run in runs} == {"greedy", "generate"}

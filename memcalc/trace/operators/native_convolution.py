@@ -1,4 +1,4 @@
-"""Convolutions as PyTorch runs them by itself: where cuDNN is switched off, and depthwise in fp32.
+"""Convolutions as PyTorch runs them by itself: where cuDNN is switched off, and most depthwise.
 
 Each sample is unfolded into a matrix of columns, in one buffer for all, and multiplied. Here
 nothing is computed: the tensors are made and let go in the order in which CUDA does.
@@ -15,26 +15,9 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import suggest_memory_format
+from memcalc.trace.operators.depthwise import is_depthwise
 
-_ROWS = torch.contiguous_format
 Shape = tuple[int, ...]
-
-
-def without_cudnn(inputs: torch.Tensor, weight: torch.Tensor, options: Any) -> bool:
-    """PyTorch runs this one by itself though cuDNN is on: depthwise, fp32, channels not last.
-
-    Source: aten/src/ATen/native/Convolution.cpp, ``use_cudnn_depthwise``. In half precision it
-    decides by sizes; there cuDNN is taken for all.
-    """
-    groups = options[-1]
-    return (
-        groups > 1
-        and weight.dim() == 4
-        and inputs.dtype == torch.float32
-        and _depthwise(inputs, weight, _Window(weight, options), groups)
-        and suggest_memory_format(inputs) is suggest_memory_format(weight) is _ROWS
-    )
 
 
 class _Window:
@@ -85,7 +68,7 @@ def forward(
     inputs = inputs.contiguous()
     if groups == 1:
         return _forward(inputs, weight, bias, window)
-    if _depthwise(inputs, weight, window, groups):
+    if is_depthwise(inputs, weight, window.transposed, groups):
         size = (inputs.shape[0], weight.shape[0], *window.out(tuple(inputs.shape[2:])))
         return _like(inputs, size)
     parts = zip(
@@ -133,7 +116,7 @@ def backward(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *re
         grads = backward(grad.unsqueeze(2), inputs.unsqueeze(2), weight.unsqueeze(2), *wide, wanted)
         return (*(g.squeeze(2) if g is not None else None for g in grads[:2]), grads[2])
     window, groups = _Window(weight, options), options[-1]
-    if groups > 1 and _depthwise(inputs, weight, window, groups):
+    if groups > 1 and is_depthwise(inputs, weight, window.transposed, groups):
         return _depthwise_backward(grad, inputs, weight, wanted)
     inputs = inputs.contiguous()
     if groups == 1:
@@ -246,11 +229,6 @@ def _depthwise_backward(
     if wanted[2]:
         found[2] = _bias(grad)
     return tuple(found)
-
-
-def _depthwise(inputs: torch.Tensor, weight: torch.Tensor, window: _Window, groups: int) -> bool:
-    channels = inputs.shape[1]
-    return not window.transposed and channels == groups and weight.shape[0] % channels == 0
 
 
 def _bias(grad: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ from memcalc.trace.operators import (
     convolution,
     ctc,
     decompositions,
+    depthwise,
     distances,
     gradients,
     lookups,
@@ -171,9 +172,9 @@ WITHOUT_CUDNN: dict[Any, Callable[..., Any]] = {
 def without_cudnn(func: Any, args: tuple[Any, ...]) -> bool:
     """PyTorch does not ask cuDNN for this call, though it is on."""
     if func is _aten.convolution.default:
-        return native_convolution.without_cudnn(args[0], args[1], args[3:])
+        return depthwise.without_cudnn(args[0], args[1], args[3:])
     if func is _aten.convolution_backward.default:
-        return native_convolution.without_cudnn(args[1], args[2], args[4:-1])
+        return depthwise.without_cudnn(args[1], args[2], args[4:-1])
     return False
 
 
