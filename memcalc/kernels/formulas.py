@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.kernels import alike, blas, convolution, cub, gathering, indexing, reduction
+from memcalc.kernels import alike, blas, convolution, cub, gathering, grouped, indexing, reduction
 from memcalc.kernels.attention import cudnn as cudnn_attention
 from memcalc.kernels.attention import fused as fused_attention
 from memcalc.kernels.scratch import Allocations, nested
@@ -131,6 +131,10 @@ def _masked_scatter(target: Target, count: int, mask: int, source: int) -> Scrat
 
 def _split_copy(target: Target, pieces: tuple[int, ...], chunks: int) -> Scratch:
     return Scratch(gathering.split_copy(pieces, chunks, target))
+
+
+def _grouped_mm(target: Target, groups: int, size: tuple[int, int], shared: int) -> Scratch:
+    return Scratch(after=grouped.grouped_mm(groups, size, shared, target))
 
 
 def _scan(target: Target, count: int, element_bytes: int) -> Scratch:
@@ -260,6 +264,7 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "masked_scatter": _masked_scatter,
     "split_copy": _split_copy,
     "chunk_cat": lambda target, pieces: Scratch(gathering.chunk_cat(pieces)),
+    "grouped_mm": _grouped_mm,
     "scan": _scan,
     "coalesce_sort": lambda _, count: Scratch((cub.merge_sort_pairs(count), ~0)),
     "coalesce_unique": lambda target, count: Scratch((cub.thrust_unique(count, target), ~0)),

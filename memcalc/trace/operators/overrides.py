@@ -113,7 +113,7 @@ def _grouped_mm(
         shape = (left.shape[1], right.shape[1])
     else:
         shape = (left.shape[0], left.shape[1], right.shape[-1])
-    return torch.empty(shape, dtype=out_dtype or left.dtype, device=left.device)
+    return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
 OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
@@ -178,10 +178,6 @@ def without_cudnn(func: Any, args: tuple[Any, ...]) -> bool:
     return False
 
 
-if hasattr(_aten, "_grouped_mm"):
-    OVERRIDES[_aten._grouped_mm.default] = (_grouped_mm, "")
-
-
 def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
     """Row statistics are made only where gradients are wanted; the fake kernel always makes them.
 
@@ -198,6 +194,8 @@ FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,
 }
 """Operators whose fake kernel makes other outputs than CUDA's."""
+if hasattr(_aten, "_grouped_mm"):
+    FAKE_KERNELS[_aten._grouped_mm.default] = _grouped_mm
 
 _libraries: list[torch.library.Library] = []
 

@@ -69,6 +69,18 @@ def _copied_batch(tensor: torch.Tensor, turned: bool, inner: int, outer: int) ->
     return _bytes(tensor)
 
 
+def _grouped(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """See ``memcalc.kernels.grouped``; where both hold rows of all groups, ``out`` holds them."""
+    left, right = args[:2]
+    if left.dtype != torch.bfloat16 or not out.numel():
+        return None
+    shared, groups = 2, out.shape[0]
+    if left.dim() != right.dim():
+        shared = 0 if left.dim() == 2 else 1
+        groups = (right if shared == 0 else left).shape[0]
+    return KernelCall("grouped_mm", (groups, (left.shape[-2], right.shape[-1]), shared))
+
+
 def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -80,4 +92,5 @@ def _call(*copies: int) -> KernelCall | None:
 READERS = {
     **dict.fromkeys(("mm", "addmm"), _product),
     **dict.fromkeys(("bmm", "baddbmm"), _batched),
+    "_grouped_mm": _grouped,
 }
