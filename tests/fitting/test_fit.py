@@ -162,7 +162,11 @@ MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 96}
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
-        (LLAMA, {"generate": 8, "memory": 800 << 20, "find": ("batch",)}),
+        pytest.param(
+            LLAMA,
+            {"generate": 8, "memory": 800 << 20, "find": ("batch",)},
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             LLAMA,
             {"generate": 2500, "memory": 800 << 20, "find": ("batch", "seq")},
