@@ -78,11 +78,6 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     device_events: tuple[TraceEntry, ...]
     """Segments taken and given back, in order."""
 
-    @property
-    def fragmentation_at_peak(self) -> int:
-        """Bytes reserved but not allocated when reserved first reached its peak."""
-        return self.at_reserved_peak.fragmentation
-
 
 def replay(
     events: Iterable[Event],
