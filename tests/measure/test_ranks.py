@@ -79,13 +79,10 @@ def test_a_plan_that_cannot_be_spread_is_refused_before_anything_starts(memcalc)
 
 
 FAULTS = {fault.name: fault for fault in rank_faults.FAULTS}
-SAMPLE = "a rank gets SIGKILL"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [SAMPLE, *(pytest.param(n, marks=pytest.mark.nightly) for n in FAULTS if n != SAMPLE)],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_rank_that_fails_is_named_and_nothing_is_lost(name):
     assert rank_faults.inject(FAULTS[name], 2)["broken"] == []
 

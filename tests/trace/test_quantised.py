@@ -203,7 +203,7 @@ def operations(plans):
     return [Desk().estimate(make(plan))[0].flops for plan in plans]
 
 
-@pytest.mark.parametrize("seq", [16, 600])
+@pytest.mark.parametrize("seq", [16, pytest.param(600, marks=pytest.mark.nightly)])
 def test_a_quantised_base_multiplies_as_often_as_one_in_16_bit(tmp_path, forked, seq):
     """Few rows are for the package's own products, many for PyTorch's on weights turned back."""
     plan = {"model": _config(tmp_path), "precision": "bf16", "batch": 4, "seq": seq, "lora": "r=8"}
