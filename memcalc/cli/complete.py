@@ -19,10 +19,13 @@ def models(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
 
 
 def gpus(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """Names of all GPUs, as they are typed without quotes."""
+    """Names of all GPUs, as they are typed without quotes; a number needs no RTX before it."""
     from memcalc.catalog import gpus as catalog
 
-    return _beginning((gpu.name.replace(" ", "").lower() for gpu in catalog.table()), begun)
+    names = [gpu.name.replace(" ", "").lower() for gpu in catalog.table()]
+    if begun[:1].isdigit():
+        names = [name.removeprefix("rtx").removeprefix("gtx") for name in names]
+    return _beginning(names, begun)
 
 
 def optimizers(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
