@@ -126,9 +126,13 @@ def _by_name() -> dict[str, dict[int | None, Gpu]]:
     for gpu in table():
         for name in (gpu.name, *gpu.aliases):
             plain, size = _parts(name)
-            number = re.sub(r"^[rg]tx(?=\d)", "", plain)
             together = _EMPTY.sub("", name.lower())
-            for key, gigabytes in ((plain, size), (number, size), (together, None)):
+            spelled = [(plain, size), (together, None)]
+            # A number is enough where one card bears it.
+            spelled += [
+                (re.sub(r"^[rg]tx(?=\d)", "", key), gigabytes) for key, gigabytes in spelled
+            ]
+            for key, gigabytes in spelled:
                 if found[key].setdefault(gigabytes, gpu) is not gpu:
                     raise ValueError(f"two GPUs are called {name}")
     return found
