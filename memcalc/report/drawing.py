@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from memcalc.explanation.timeline import Stretch, Timeline, thin
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import component_word
-from memcalc.units import format_bytes
+from memcalc.units import format_bytes, unit_for
 
 WIDTH, HEIGHT = 960, 340
 LEFT, RIGHT, TOP, BOTTOM = 76, 8, 26, 26
@@ -115,8 +115,10 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
     marked = None
     if near and limit is not None:
         marked = Mark(x=LEFT, y=scale.y(limit), text=f"{gpu}: {format_bytes(limit)}")
+    # One unit, named once: what stands at the edge has no room on a phone.
+    unit = unit_for(highest)
     return Drawing(
-        title=title,
+        title=f"{title}, {unit.name}",
         bands=tuple(reversed(list(_bands(line, scale)))),
         lines=tuple((name, scale.steps(band)) for name, band in levels),
         phases=tuple(
@@ -129,7 +131,7 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
             if one.end - one.begin > len(line.requested) / 16
         ),
         ticks=tuple(
-            Mark(x=LEFT - 6, y=scale.y(highest * part / 4), text=format_bytes(highest * part // 4))
+            Mark(x=LEFT - 6, y=scale.y(highest * part / 4), text=unit.number(highest * part // 4))
             for part in range(5)
         ),
         limit=marked,
