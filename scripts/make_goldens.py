@@ -11,12 +11,12 @@ import sys
 from memcalc.explanation.difference import Difference
 from memcalc.explanation.records import Explanation
 from memcalc.files.artifact import part, read
-from memcalc.files.results import predictions
+from memcalc.files.results import load, predictions
 from memcalc.fitting.records import FitAnswer
-from memcalc.report import differences, explained, fitted, suggested
+from memcalc.report import accuracy, cards, differences, explained, fitted, measured, suggested
 from memcalc.report import predictions as predicted
 from memcalc.report.blocks import terminal
-from memcalc.suggestions.records import Suggestions
+from memcalc.suggestions.records import Cards, Suggestions
 
 FOLDER = pathlib.Path(__file__).parent.parent / "tests" / "data" / "answers"
 WIDTHS = (80, 120)
@@ -28,13 +28,19 @@ COMMANDS = {
     "explanation": "explain gpt2 --gpu t4 --batch 64",
     "fit": "fit gpt2 --gpu t4",
     "suggestions": "suggest gpt2 --gpu t4 --batch 64",
+    "cards": "suggest gpt2 --batch 64",
+    "decode": "estimate Qwen/Qwen2.5-0.5B --gpu t4 --precision fp16 --generate 64",
+    "measured": "measure gpt2 --optim adamw,sgd --device cpu --batch 1 --seq 16 --steps 2",
     "difference": "diff 'gpt2 --gpu t4' 'gpt2 --gpu t4 --checkpointing'",
 }
-NAMES = (*COMMANDS, "fits-verbose")
+NAMES = (*COMMANDS, "fits-verbose", "compared")
 
 
 def shown(name: str, width: int) -> str:
     """An answer as a terminal of this width shows it."""
+    if name in ("measured", "compared"):
+        runs = load(FOLDER / "measured.json")
+        return terminal((measured if name == "measured" else accuracy).blocks(runs), width=width)
     path = FOLDER / f"{name.removesuffix('-verbose')}.json"
     data = read(path)
     if name == "explanation":
@@ -45,6 +51,8 @@ def shown(name: str, width: int) -> str:
     elif name == "suggestions":
         found = part(Suggestions, _body(data), path, "suggestions")
         blocks = suggested.blocks(found, suggested.Work(), verbose=False)
+    elif name == "cards":
+        blocks = cards.blocks(part(Cards, _body(data), path, "cards"), verbose=False)
     elif name == "difference":
         blocks = differences.blocks(part(Difference, _body(data), path, "difference"), 12)
     else:
