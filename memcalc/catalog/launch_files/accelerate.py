@@ -14,6 +14,7 @@ from typing import Any
 from memcalc.catalog.launch_files import deepspeed
 from memcalc.catalog.launch_files.records import Said, count, flag, mapping, table
 from memcalc.errors import UsageError
+from memcalc.records.plan import WRAPS
 
 _OF_NO_MATTER = frozenset(
     """
@@ -53,7 +54,6 @@ _FSDP_READ = frozenset(
 )
 """The second version takes some of these without a meaning, as accelerate itself says."""
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _LEAST = 100_000_000
 """What ``accelerate launch`` takes for ``fsdp_min_num_params`` where a file names none."""
 _PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
@@ -230,7 +230,7 @@ def _left(keys: Mapping[str, Any], layout: str) -> list[str]:
 
 
 def _wrapping(keys: Mapping[str, Any], file: str) -> dict[str, Any]:
-    policy = _named(keys, "auto_wrap_policy", "NO_WRAP", _POLICIES, file)
+    policy = _named(keys, "auto_wrap_policy", "NO_WRAP", WRAPS, file)
     if policy == "NO_WRAP":
         return {"auto_wrap_policy": policy}
     if policy == "SIZE_BASED_WRAP":

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memcalc.script import decisions, saving
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.reads import read_as_zero
 from memcalc.trace.torch_private import without_dispatch
 from memcalc.trace.values import UnansweredError, Values
 
@@ -118,9 +119,7 @@ class Known(TorchDispatchMode):
         try:
             return self._values.read(tensor)
         except UnansweredError:
-            return (
-                False if tensor.dtype is torch.bool else (0.0 if tensor.is_floating_point() else 0)
-            )
+            return read_as_zero(tensor.dtype)
 
     def _transferred(self, func: Any, args: tuple[Any, ...], out: torch.Tensor) -> bool:
         """Whether this was a copy between host and device; what is known goes with it."""

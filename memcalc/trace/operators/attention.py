@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from memcalc.kernels.attention.choice import AttentionCall, Backend, choose
 from memcalc.kernels.target import Target
 from memcalc.trace import device
+from memcalc.trace.operators.autocast import HALVES
 
 _aten = torch.ops.aten
 _libraries: list[torch.library.Library] = []
 run: Callable[..., torch.Tensor] = _aten.scaled_dot_product_attention
 """Attention as it was installed, for whoever calls it where no dispatch key leads to it."""
 _ALIGNMENT = 8
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 Chooser = Callable[[AttentionCall, Target, frozenset[Backend] | None], Backend]
@@ -183,7 +183,7 @@ def _math(
     """
     dtype = query.dtype
     # What C++ holds until it returns is held here under names that are not used again.
-    exact = [tensor.float() if dtype in _HALVES else tensor for tensor in (query, key, value)]
+    exact = [tensor.float() if dtype in HALVES else tensor for tensor in (query, key, value)]
     scale = options["scale"] if options["scale"] is not None else query.shape[-1] ** -0.5
     root = abs(scale) ** 0.5
     scaled = exact[0] * (-root if scale < 0 else root)

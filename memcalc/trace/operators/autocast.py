@@ -18,6 +18,9 @@ import torch
 from memcalc.trace import device
 from memcalc.trace.torch_private import autocast_names, without_key
 
+HALVES = (torch.float16, torch.bfloat16)
+"""Types of half precision, from which autocast goes up to fp32."""
+
 LOWER_PRECISION = """
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d.input conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum

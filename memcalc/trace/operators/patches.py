@@ -15,6 +15,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
+from memcalc.trace.operators.autocast import HALVES
 from memcalc.trace.torch_private import (
     FakeTensor,
     replaced,
@@ -86,9 +87,6 @@ class _Linear:
             adds_bias.inside = False
 
 
-_HALVES = (torch.float16, torch.bfloat16)
-
-
 def _normalize_rows() -> None:
     """``group_norm`` copies an input that does not lie in rows, and normalizes the copy.
 
@@ -101,7 +99,7 @@ def _normalize_rows() -> None:
         if tensor.device.type != device.NAME or device.NAME == "cpu":
             return original(tensor, *rest, **more)
         # Autocast comes first, and holds what it casts to the end: what is copied is fp32.
-        halved = tensor.dtype in _HALVES and torch.is_autocast_enabled(device.NAME)
+        halved = tensor.dtype in HALVES and torch.is_autocast_enabled(device.NAME)
         cast = tensor.float() if halved else tensor
         return original(cast.contiguous(), *rest, **more)
 

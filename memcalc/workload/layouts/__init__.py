@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.plan import Plan
+from memcalc.records.plan import WRAPS, Plan
 
 if TYPE_CHECKING:
     import torch
@@ -151,10 +151,6 @@ _SWITCHES = frozenset(
     """.split()
 )
 """Arguments that Python would take for set whatever text they were given."""
-
-
-WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
 
 
 def wrapped_by(options: Mapping[str, Any]) -> str:

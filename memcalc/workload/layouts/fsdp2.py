@@ -10,7 +10,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
-from memcalc.workload.layouts import WRAPS, Layout, Rank, Traffic, wrapped_by
+from memcalc.records.plan import WRAPS
+from memcalc.workload.layouts import Layout, Rank, Traffic, wrapped_by
 
 if TYPE_CHECKING:
     import torch
