@@ -1,26 +1,31 @@
-"""Write what answers look like at a terminal: tests/data/answers, and texts of two widths.
+"""Write what verbs say at a terminal: answers in tests/data/answers, and their texts of two widths.
 
-The answers are records as memcalc writes them (.json); a text is how one is shown. Type --answers
-to make the records anew as well.
+The answers are records as memcalc writes them (.json); a text is what a verb prints of one, or of
+what memcalc knows. Type --answers to make the records anew as well.
 """
 
+import contextlib
+import json
 import pathlib
+import shlex
 import subprocess
 import sys
+from fractions import Fraction
 
-from memcalc.explanation.difference import Difference
-from memcalc.explanation.records import Explanation
-from memcalc.files.artifact import part, read
+from click.testing import CliRunner
+
+from memcalc.budgets import starter
+from memcalc.cli.app import app
+from memcalc.files import artifact
 from memcalc.files.results import load, predictions
-from memcalc.fitting.records import FitAnswer
-from memcalc.report import accuracy, cards, differences, explained, fitted, measured, suggested
-from memcalc.report import predictions as predicted
-from memcalc.report.blocks import terminal
-from memcalc.suggestions.records import Cards, Suggestions
+from memcalc.measure.doctor import Fact
+from memcalc.measure.outside import CommandResult
+from memcalc.report import doctor, outside
 
-FOLDER = pathlib.Path(__file__).parent.parent / "tests" / "data" / "answers"
+ROOT = pathlib.Path(__file__).parent.parent
+FOLDER = ROOT / "tests" / "data" / "answers"
 WIDTHS = (80, 120)
-COMMANDS = {
+ANSWERS = {
     "fits": "estimate gpt2 --gpu t4",
     "does-not-fit": "estimate Qwen/Qwen2.5-7B --gpu 4090 --precision bf16",
     "no-gpu": "estimate distilbert-base-cased --optim adam8bit",
@@ -32,32 +37,59 @@ COMMANDS = {
     "decode": "estimate Qwen/Qwen2.5-0.5B --gpu t4 --precision fp16 --generate 64",
     "measured": "measure gpt2 --optim adamw,sgd --device cpu --batch 1 --seq 16 --steps 2",
     "difference": "diff 'gpt2 --gpu t4' 'gpt2 --gpu t4 --checkpointing'",
+    "simulated": "simulate --gpu t4 -- python benchmarks/scripts/nano_gpt.py",
+    "command": "run -- python -c 'import time; time.sleep(0.5)'",
 }
-NAMES = (*COMMANDS, "fits-verbose", "compared")
+"""What makes each record."""
+TYPED = {
+    **{name: f"show {name}.json" for name in ANSWERS if name not in ("measured", "command")},
+    "fits-verbose": "show fits.json -v",
+    "measured": "show measured.json",
+    "compared": "compare measured.json",
+    "check": "check budgets.toml --from fits.json --from no-gpu.json",
+    "models": "list models",
+    "optimizers": "list optimizers",
+    "gpus": "list gpus",
+    "contexts": "list gpus --context",
+}
+"""What shows each text, typed beside the records."""
+MADE = ("command", "doctor", "init")
+"""Texts of records alone: their verbs look at the machine, or write files."""
+NAMES = (*TYPED, *MADE)
 
 
 def shown(name: str, width: int) -> str:
-    """An answer as a terminal of this width shows it."""
-    if name in ("measured", "compared"):
-        runs = load(FOLDER / "measured.json")
-        return terminal((measured if name == "measured" else accuracy).blocks(runs), width=width)
-    path = FOLDER / f"{name.removesuffix('-verbose')}.json"
-    data = read(path)
-    if name == "explanation":
-        found = part(Explanation, data["record"], path, "explanation")
-        blocks = explained.blocks(found, 12, verbose=False)
-    elif name == "fit":
-        blocks = fitted.blocks(part(FitAnswer, _body(data), path, "fit"), verbose=False)
-    elif name == "suggestions":
-        found = part(Suggestions, _body(data), path, "suggestions")
-        blocks = suggested.blocks(found, suggested.Work(), verbose=False)
-    elif name == "cards":
-        blocks = cards.blocks(part(Cards, _body(data), path, "cards"), verbose=False)
-    elif name == "difference":
-        blocks = differences.blocks(part(Difference, _body(data), path, "difference"), 12)
-    else:
-        blocks = predicted.blocks(predictions(data, path), verbose=name.endswith("-verbose"))
-    return terminal(list(blocks), width=width)
+    """What a terminal of this width shows."""
+    if name in MADE:
+        return _made(name, width)
+    words = shlex.split(TYPED[name])
+    with contextlib.chdir(FOLDER):
+        done = CliRunner().invoke(app, words, env={"COLUMNS": str(width), "NO_COLOR": "1"})
+    if done.exit_code != (words[0] == "check"):
+        raise SystemExit(f"memcalc {TYPED[name]}: {done.output}")
+    return done.stdout
+
+
+def _made(name: str, width: int) -> str:
+    if name == "doctor":
+        facts = artifact.decode(list[Fact], json.loads((FOLDER / "doctor.json").read_text()))
+        return doctor.render(facts, width)
+    if name == "command":
+        (run,) = load(FOLDER / "command.json")
+        gpus = (run.measurement.gpu,) if run.measurement.gpu is not None else ()
+        found = CommandResult(code=0, measurement=run.measurement, gpus=gpus)
+        return outside.render(found, width)
+    path = FOLDER / "fits.json"
+    (prediction,) = predictions(artifact.read(path), path)
+    return starter.text(
+        starter.Starter(
+            prediction=prediction,
+            margin=Fraction(5),
+            name="gpt2",
+            source="train.py",
+            unread=("warmup_ratio, weight_decay and lr_scheduler_type do not change memory",),
+        )
+    )
 
 
 def golden(name: str, width: int) -> pathlib.Path:
@@ -65,17 +97,19 @@ def golden(name: str, width: int) -> pathlib.Path:
     return FOLDER / f"{name}-{width}.txt"
 
 
-def _body(data: dict) -> dict:
-    return {key: value for key, value in data.items() if key not in ("schema", "kind", "memcalc")}
+def _answer(name: str, words: str) -> None:
+    verb, rest = words.split(" ", 1)
+    line = f"{sys.executable} -m memcalc {verb} -o {FOLDER / name}.json {rest}"
+    (FOLDER / f"{name}.json").unlink(missing_ok=True)
+    subprocess.run(line, shell=True, check=True, cwd=ROOT)
 
 
 def main() -> None:
     """Write the texts, and with --answers the records before them."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     if "--answers" in sys.argv:
-        for name, words in COMMANDS.items():
-            line = f"{sys.executable} -m memcalc {words} -o {FOLDER / name}.json"
-            subprocess.run(line, shell=True, check=True)
+        for name, words in ANSWERS.items():
+            _answer(name, words)
     for name in NAMES:
         for width in WIDTHS:
             golden(name, width).write_text(shown(name, width))

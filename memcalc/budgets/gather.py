@@ -198,7 +198,7 @@ def _absent(plan: Plan, others: Sequence[Plan], names: str) -> Evidence:
     unlike = [[f for f in FIELDS if getattr(o, f) != getattr(plan, f)] for o in others]
     closest = min(unlike, key=len, default=[])
     beside = f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
-    return Evidence(error=f"{names} holds no result of this run{beside}")
+    return Evidence(error=f"There is no result of this run in {names}{beside}")
 
 
 def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:

@@ -11,12 +11,15 @@ import msgspec
 
 from memcalc.budgets.metrics import default_peak
 from memcalc.estimation.fits import verdict
+from memcalc.folding import fold
 from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.units import GIB, KIB, MIB, format_mib
 
 SCHEMA_FILE = "memcalc.schema.json"
+_WIDTH = 80
+"""Columns of a comment."""
 
 
 class Starter(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +42,15 @@ def text(starter: Starter) -> str:
     head = [f"#:schema ./{SCHEMA_FILE}"] if starter.schema else []
     head += [
         "# What the training runs of this repository may cost in GPU memory.",
-        "# memcalc check judges these budgets without a GPU; exit code 1 means over budget.",
-        "# memcalc check --update-baseline writes what max_growth is judged against: commit it.",
+        "# memcalc check judges these budgets without a GPU; exit code 1: over budget.",
+        "# memcalc check --update-baseline writes what max_growth is judged against.",
+        "# Commit that file as well.",
         "",
     ]
     if starter.source:
         head.append(f"# Settings are those of {starter.source}.")
-    head += [f"# Note: {note}." for note in starter.unread]
+    for note in starter.unread:
+        head += [f"# {line}" for line in fold(f"Note: {note}.", _WIDTH - 2, 2)]
     name = _key(starter.name)
     lines = [*head, f"[runs.{name}]"]
     lines += [f"{key} = {toml(value)}" for key, value in _settings(prediction).items()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from memcalc.budgets.records import Report
 from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.command import FILE, argument, exit_with, no_cache, option, say, verb
-from memcalc.cli.output import colored, put
+from memcalc.cli.output import colored, put, width
 from memcalc.cli.progress import progress
 from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.errors import UsageError, sentence
@@ -159,7 +158,7 @@ def _text(report: Report, delivery: _Delivery, code: int) -> str:
     if delivery.format == "table":
         return table.render(
             report,
-            width=shutil.get_terminal_size((100, 24)).columns,
+            width=width(),
             color=colored(None),
             only_failures=delivery.quiet,
         )

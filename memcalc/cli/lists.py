@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-import textwrap
 
 import click
 
 from memcalc.cli.command import option, verb
+from memcalc.cli.output import seen_width
+from memcalc.folding import fold
 
 command = click.Group(help="List the models, optimizers and GPUs that memcalc knows.")
 
@@ -65,10 +64,8 @@ def gpus(context: bool) -> None:
 
 def _row(text: str) -> None:
     """One entry; at a terminal no wider than it, elsewhere a line that can be searched."""
-    if sys.stdout.isatty() or "COLUMNS" in os.environ:
-        columns = shutil.get_terminal_size().columns
-        text = "\n".join(textwrap.wrap(text, columns, subsequent_indent=" " * 6))
-    click.echo(text)
+    columns = seen_width(sys.stdout)
+    click.echo(text if columns is None else "\n".join(fold(text, columns, 6)))
 
 
 def _contexts() -> None:

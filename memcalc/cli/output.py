@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from memcalc.cli.command import FILE, option
 from memcalc.files import artifact
@@ -54,6 +54,11 @@ def _plain(output: Path | None) -> bool:
 def width() -> int:
     """Columns that a table may take: those of the terminal or of ``$COLUMNS``, else 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
+
+
+def seen_width(stream: TextIO) -> int | None:
+    """``width`` where a person sees it; ``None``: a file or a pipe, whose lines stay whole."""
+    return width() if stream.isatty() or "COLUMNS" in os.environ else None
 
 
 def deliver(

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
+from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.files import results
 
@@ -37,6 +38,6 @@ def command(command: tuple[str, ...], output: Path | None) -> None:
             say(f"warning: {failure}")
     # Standard output belongs to the command.
     with contextlib.suppress(OSError):
-        sys.stderr.write(render(outcome))
+        sys.stderr.write(render(outcome, seen_width(sys.stderr)))
         sys.stderr.flush()
     raise exit_with(outcome.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -21,6 +22,9 @@ from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.files.formats import chosen
 from memcalc.files.results import predictions
+
+if TYPE_CHECKING:
+    from memcalc.report.saved import Shown
 
 _SNAPSHOTS = (".pickle", ".pkl")
 
@@ -66,9 +70,18 @@ def command(
         deliver_explanation(explanation_in(data, file), name, output, top, verbose=verbose)
     elif kind == "measurements":
         _measurements(file, format, output)
+    elif (found := _other(data, file, verbose or output is not None, top)) is not None:
+        name = chosen(found.kind, format, output)
+        deliver(name, output, found.blocks, json=found.json)
     else:
         name = chosen("predictions", format, output)
         deliver_predictions(predictions(data, file), name, output, verbose=verbose)
+
+
+def _other(data: dict[str, Any], file: Path, verbose: bool, top: int) -> Shown | None:
+    from memcalc.report.saved import shown
+
+    return shown(data, file, verbose=verbose, top=top)
 
 
 def _measurements(file: Path, format: str | None, output: Path | None) -> None:

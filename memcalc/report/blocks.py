@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 from collections.abc import Sequence
 from enum import Enum
 
@@ -18,6 +17,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from memcalc import foreign
+from memcalc.folding import fold, tied, untied
 from memcalc.units import Unit, format_bytes
 
 WIDTH = 100
@@ -119,16 +119,13 @@ def terminal(
             console.print(_line(block, width))
         elif isinstance(block, Table):
             console.print(_grid(block))
-    shown = out.getvalue().replace(_TIED, " ")
+    shown = untied(out.getvalue())
     if plain:
         shown = "".join(_PLAIN.get(sign, sign) for sign in shown)
     kept = "".join(f"{text.rstrip()}\n" for text in shown.split("\n")[:-1])
     return foreign.lines(kept)
 
 
-_TIED = "\ue000"
-"""Stands for a space at which no line ends."""
-_FIGURE = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|tokens|GPUs)\b)|(?<=\d) (?=(?:to|of|x) [\d.,]+ )")
 _PLAIN = {"✓": "+", "✗": "x", "·": "|", "█": "#", "▌": "#", "─": "-"}
 _MARKS = {"fits": ("✓", "bold green"), "too close to call": ("?", "bold yellow")}
 
@@ -147,11 +144,7 @@ def _line(line: Line, width: int) -> Text:
 
 def _hanging(text: Text, indent: int, width: int) -> Text:
     """Lines after the first begin below it."""
-    space = " " * indent
-    lines = textwrap.wrap(
-        text.plain, width, subsequent_indent=space, break_on_hyphens=False, drop_whitespace=True
-    )
-    return Text("\n".join(lines), text.style)
+    return Text("\n".join(fold(text.plain, width, indent)), text.style)
 
 
 def command(text: str, width: int) -> str:
@@ -171,7 +164,7 @@ _WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(_FIGURE.sub(_TIED, foreign.line(text)), style=style)
+    return Text(tied(foreign.line(text)), style=style)
 
 
 def _grid(table: Table) -> Grid:

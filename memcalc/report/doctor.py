@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from memcalc import foreign
+from memcalc.folding import fold
 from memcalc.measure.doctor import Fact
 
 
@@ -14,11 +14,7 @@ def render(facts: Sequence[Fact], width: int) -> str:
     lines: list[str] = []
     for fact in facts:
         mark = " " if fact.well else "!"
-        lines += textwrap.wrap(
-            foreign.line(f"{mark} {fact.name:13} {fact.value}"), width, subsequent_indent=" " * 16
-        )
+        lines += fold(foreign.line(f"{mark} {fact.name:13} {fact.value}"), width, 16)
         if fact.advice:
-            lines += textwrap.wrap(
-                foreign.line(f"{'':16}-> {fact.advice}"), width, subsequent_indent=" " * 19
-            )
+            lines += fold(foreign.line(f"{'':16}-> {fact.advice}"), width, 19)
     return foreign.lines("\n".join(lines) + "\n")

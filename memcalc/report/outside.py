@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from memcalc import foreign
+from memcalc.folding import fold
 from memcalc.measure.outside import CommandResult
 from memcalc.report.measured import source_words
 from memcalc.units import format_mib
 
 
-def render(outcome: CommandResult) -> str:
-    """One line a fact."""
+def render(outcome: CommandResult, width: int | None = None) -> str:
+    """One line a fact.
+
+    Args:
+        outcome: what was found.
+        width: columns; ``None``: no line is broken.
+    """
     measured = outcome.measurement
     lines = [f"ended with exit code {outcome.code} after {measured.seconds:.1f} s"]
     rss = measured.peak_rss
@@ -23,4 +29,7 @@ def render(outcome: CommandResult) -> str:
         lines += [f"warning: {warning}" for warning in gpu.warnings]
     if not outcome.gpus:
         lines.append(f"GPU memory occupied: n/a ({measured.unknown['process_used'].rstrip('.')})")
-    return foreign.lines("".join(f"memcalc: {foreign.line(line)}\n" for line in lines))
+    said = [f"memcalc: {foreign.line(line)}" for line in lines]
+    if width is not None:
+        said = [part for line in said for part in fold(line, width, len("memcalc: "))]
+    return foreign.lines("".join(f"{line}\n" for line in said))

@@ -34,13 +34,6 @@ def test_help_keeps_within_the_width(name, width):
     assert max(map(len, text.splitlines())) <= width
 
 
-@pytest.mark.parametrize("name", ["models", "optimizers", "gpus"])
-def test_lists_keep_within_the_width(memcalc, name):
-    lines = memcalc("list", name, COLUMNS="80").stdout.splitlines()
-    assert lines
-    assert max(map(len, lines)) <= 80
-
-
 def test_a_long_command_is_one_command_to_a_shell(tmp_path):
     text = "  memcalc estimate gpt2 --lora 'r=16, target=all' --alloc-conf a:b --precision bf16"
     folded = command(text, 40)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
+
+import msgspec
 
 from memcalc import foreign
 from memcalc.budgets.formats import words
 from memcalc.budgets.records import Report, Status, Verdict
+from memcalc.folding import fold
 
 _COLORS = {
     Status.OVER: "\x1b[1;31m",
@@ -16,6 +18,18 @@ _COLORS = {
     Status.HOLDS: "\x1b[32m",
 }
 _RESET = "\x1b[0m"
+_BETWEEN = 9
+"""Spaces between the columns."""
+
+
+class _Form(msgspec.Struct, frozen=True, kw_only=True):
+    """How the rows are laid out."""
+
+    columns: list[int]
+    """Signs of the widest cell of each."""
+    width: int
+    beside: bool
+    """Figures stand beside the name, as there is room for it in every row."""
 
 
 def render(
@@ -33,9 +47,11 @@ def render(
     if only_failures and not shown:
         return ""
     lines = [line for lines in _lines(shown, width, color) for line in lines]
-    lines += [foreign.line(f"note: {note}") for note in report.notes if not only_failures]
-    lines += [foreign.line(f"warning: {warning}") for warning in report.warnings]
-    return foreign.lines("\n".join([*lines, words.summary(report)]) + "\n")
+    notes = [f"note: {note}" for note in report.notes if not only_failures]
+    warnings = [f"warning: {warning}" for warning in report.warnings]
+    for text in (*notes, *warnings, words.summary(report)):
+        lines += fold(foreign.line(text), width, 2)
+    return foreign.lines("\n".join(lines) + "\n")
 
 
 def _lines(verdicts: Sequence[Verdict], width: int, color: bool) -> list[list[str]]:
@@ -43,11 +59,13 @@ def _lines(verdicts: Sequence[Verdict], width: int, color: bool) -> list[list[st
         (words.STATUS[v.status], *map(foreign.line, (v.budget.run, v.budget.name, *_figures(v))))
         for v in verdicts
     ]
-    widths = [max((len(row[at]) for row in cells), default=0) for at in range(6)]
-    return [
-        _row(verdict, row, widths, width, color)
-        for verdict, row in zip(verdicts, cells, strict=True)
-    ]
+    columns = [max((len(row[at]) for row in cells), default=0) for at in range(6)]
+    form = _Form(columns=columns, width=width, beside=sum(columns) + _BETWEEN <= width)
+    rows = [_row(verdict, row, form) for verdict, row in zip(verdicts, cells, strict=True)]
+    if color:
+        for verdict, (status, *_), lines in zip(verdicts, cells, rows, strict=True):
+            lines[0] = f"{_COLORS[verdict.status]}{status}{_RESET}{lines[0][len(status) :]}"
+    return rows
 
 
 def _figures(verdict: Verdict) -> tuple[str, str, str]:
@@ -58,22 +76,20 @@ def _figures(verdict: Verdict) -> tuple[str, str, str]:
     return value.rsplit(" ", 1)[0], against, apart.rsplit(" ", 1)[0]
 
 
-def _row(
-    verdict: Verdict, row: tuple[str, ...], widths: list[int], width: int, color: bool
-) -> list[str]:
+def _row(verdict: Verdict, row: tuple[str, ...], form: _Form) -> list[str]:
     status, run, name, value, against, apart = (
         text.ljust(size) if at < 3 or at == 4 else text.rjust(size)
-        for at, (text, size) in enumerate(zip(row, widths, strict=True))
+        for at, (text, size) in enumerate(zip(row, form.columns, strict=True))
     )
-    line = f"{status}  {run}  {name}  {value} {against}  {apart}"
-    paint = _COLORS[verdict.status] if color else ""
-    painted = f"{paint}{status}{_RESET}{line[len(status) :]}" if color else line
-    reason, left = words.why(verdict), width - len(line) - 2
-    if len(reason) <= left:
-        return [f"{painted}  {reason}".rstrip()]
-    if verdict.status in (Status.OVER, Status.UNKNOWN):
-        indent = " " * (widths[0] + 2)
-        wrapped = textwrap.wrap(reason, max(width, 40), initial_indent=indent,
-                                subsequent_indent=indent)  # fmt: skip
-        return [painted.rstrip(), *wrapped]
-    return [painted.rstrip()]
+    figures, hang = f"{value} {against}  {apart}".rstrip(), form.columns[0] + 2
+    if form.beside:
+        lines = [f"{status}  {run}  {name}  {figures}".rstrip()]
+    else:
+        lines = fold(f"{status}  {row[1]}  {row[2]}", form.width, hang)
+        lines += [" " * hang + figures] if figures else []
+    reason = words.why(verdict)
+    if reason and len(lines[-1]) + 2 + len(reason) <= form.width:
+        lines[-1] += f"  {reason}"
+    elif verdict.status in (Status.OVER, Status.UNKNOWN):
+        lines += fold(" " * hang + reason, form.width, hang)
+    return lines

@@ -1,0 +1,32 @@
+"""Lines that are too long, over as many as a terminal needs; no figure is parted from its unit."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+TIE = "\ue000"
+"""Stands for a space at which no line ends."""
+_FIGURE = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|B|tokens|GPUs)\b)|(?<=\d) (?=(?:to|of|x) [\d.,]+ )")
+
+
+def tied(text: str) -> str:
+    """The text with ties between figures and their units."""
+    return _FIGURE.sub(TIE, text)
+
+
+def untied(text: str) -> str:
+    """The text with spaces again."""
+    return text.replace(TIE, " ")
+
+
+def fold(text: str, width: int, hang: int = 0) -> list[str]:
+    """Break a text between words.
+
+    Args:
+        text: one line; the spaces it begins with are kept.
+        width: columns; a word that is longer is broken.
+        hang: spaces before each line after the first.
+    """
+    lines = textwrap.wrap(tied(text), width, subsequent_indent=" " * hang, break_on_hyphens=False)
+    return [untied(line) for line in lines]
