@@ -24,17 +24,25 @@ _SINCE_515 = (2, 1)
 minimum driver versions; CUDA Programming Guide 4.7.3, requirements for lazy loading (515)."""
 
 
-def outside_span(gpu: Gpu | None, plan: Plan | None = None, *, convolves: bool = False) -> Span:
+def outside_span(
+    gpu: Gpu | None,
+    plan: Plan | None = None,
+    *,
+    convolves: bool = False,
+    groups: tuple[int, ...] = (),
+) -> Span:
     """Bytes outside the allocator with a model there.
 
     Args:
         gpu: which; ``None``: any.
         plan: what runs; ``None``: a run on one GPU.
         convolves: it has convolutions, for which cuDNN is loaded.
+        groups: processes in each group that communicates, beside those of the plan's layout.
     """
     named = _loaded(gpu, plan, convolves=convolves)
     total = named.pop(None)
-    groups = layouts.spread(plan).groups if plan is not None else ()
+    if plan is not None:
+        groups = (*groups, *layouts.spread(plan).groups)
     if groups:
         named[NCCL] = nccl_span(gpu, groups)
         total = together(total, named[NCCL])

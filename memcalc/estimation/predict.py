@@ -184,7 +184,7 @@ def _on_cpu(answer: Prediction) -> Prediction:
 def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) -> Prediction:
     """The rungs above requested, as far as they are known."""
     convolves = any(storage.op.startswith("convolution") for storage in trace.storages)
-    context = outside_span(gpu, answer.plan, convolves=convolves)
+    context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
     return replace(
         answer,

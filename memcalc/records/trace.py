@@ -60,6 +60,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """A script ran as it is: what counts is the highest of all steps and of what lies around them,
     not only the last step."""
     asides: tuple[Aside, ...] = ()
+    groups: tuple[int, ...] = ()
+    """Of a script: processes in each group that sent something."""
     bounds: tuple[Bound, ...] = ()
     """Workspaces of convolutions whose size nobody recorded."""
     curve: Curve | None = None

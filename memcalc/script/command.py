@@ -113,6 +113,20 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
     return Program(path=path, arguments=tuple(rest))
 
 
+def launched(program: Program) -> tuple[Program, launchers.Launch | None]:
+    """What a launcher starts; a program that none starts is itself.
+
+    Raises:
+        UsageError: the launcher does not take its command line, or there is no such script.
+    """
+    if not program.launcher:
+        return program, None
+    launch = launchers.understand(program.launcher, program.arguments)
+    if launch.is_module:
+        return Program(module=launch.script, arguments=launch.arguments), launch
+    return script(launch.script, launch.arguments), launch
+
+
 def _is_python(path: Path) -> bool:
     try:
         with path.open("rb") as file:

@@ -63,6 +63,15 @@ class Properties:
         )
 
 
+class _Ranges:
+    """Stands for NVTX, which names ranges of time for a profiler that is not there."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: 0
+
+
 class _Runtime:
     """Stands for ``torch.cuda.cudart()``: every call succeeds."""
 
@@ -121,6 +130,7 @@ def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     if torch.version.cuda is None:
         patches.set(torch.version, "cuda", ".".join(map(str, _VERSION)))
+    patches.set(cuda.nvtx, "_nvtx", _Ranges())
     common = torch.cuda.amp.common
     patches.set(common, "amp_definitely_not_available", lambda: False)
     _install_accelerator(patches)

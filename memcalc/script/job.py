@@ -25,8 +25,7 @@ from memcalc.estimation.question import asked
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.plan import Plan
-from memcalc.script import launchers
-from memcalc.script.command import Program, script, understand
+from memcalc.script.command import Program, launched, understand
 from memcalc.script.phases import EnoughStepsError
 from memcalc.script.processes import Process
 from memcalc.script.records import Ending
@@ -89,13 +88,9 @@ def answer(
 
 def _launched(program: Program) -> tuple[Program, Process | None]:
     """What a launcher starts, and as which of its processes it is simulated: the first."""
-    if not program.launcher:
-        return program, None
-    launch = launchers.understand(program.launcher, program.arguments)
-    if launch.is_module:
-        started = Program(module=launch.script, arguments=launch.arguments)
-    else:
-        started = script(launch.script, launch.arguments)
+    started, launch = launched(program)
+    if launch is None:
+        return started, None
     rank = 0
     return started, Process(rank=rank, world=launch.world, environment=launch.environment(rank))
 

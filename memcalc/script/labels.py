@@ -66,6 +66,10 @@ class Labels:
         first = next((p for p in module.parameters() if p.requires_grad), None)
         return first is not None and id(first) in self._trained
 
+    def trains(self, module: torch.nn.Module) -> None:
+        """Somebody updates this module."""
+        self._trained.update(map(id, module.parameters()))
+
     def made(self, optimizer: Any) -> None:
         """There is an optimizer."""
         self._resting.add(optimizer)

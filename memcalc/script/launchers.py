@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from memcalc.errors import UsageError
@@ -134,11 +135,14 @@ def _accelerate(words: list[str]) -> Launch:
     given = _parsed("accelerate launch", launch.launch_command_parser, words)
     # Its own reading of defaults and of --config_file.
     with contextlib.redirect_stdout(io.StringIO()):
-        given, *_ = launch._validate_launch_command(given)
+        given, defaults, from_file = launch._validate_launch_command(given)
     nodes = given.num_machines or 1
     total = given.num_processes or 1
     before = dict(os.environ)
-    own = _prepared(given, several=total > 1)
+    if given.use_deepspeed and not given.cpu:
+        own = _with_deepspeed(given, defaults, from_file)
+    else:
+        own = _prepared(given, several=total > 1)
     return Launch(
         given.training_script,
         given.training_script_args,
@@ -152,11 +156,6 @@ def _accelerate(words: list[str]) -> Launch:
 def _prepared(given: Any, *, several: bool) -> dict[str, str]:
     """The environment that accelerate's launcher makes for its processes."""
     utils = importlib.import_module("accelerate.utils.launch")
-    if given.use_deepspeed:
-        raise UsageError(
-            "accelerate launch with DeepSpeed is not simulated: DeepSpeed's ZeRO is not judged "
-            "yet. Choose FSDP in the config."
-        )
     if several:
         made: dict[str, str] = utils.prepare_multi_gpu_env(given)
         return made
@@ -164,8 +163,22 @@ def _prepared(given: Any, *, several: bool) -> dict[str, str]:
     return own
 
 
+def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> dict[str, str]:
+    """The same where DeepSpeed trains; as ``launch_command`` of accelerate 1.15 prepares it."""
+    if importlib.util.find_spec("deepspeed") is None:
+        raise _missing("deepspeed", "the config asks for it")
+    fields = [*defaults.deepspeed_config] if defaults else []
+    fields += ["mixed_precision"] * bool(precision_of_file)
+    given.deepspeed_fields_from_accelerate_config = ",".join(fields)
+    utils = importlib.import_module("accelerate.utils.launch")
+    made: dict[str, str] = utils.prepare_deepspeed_cmd_env(given)[1]
+    return made
+
+
 def _deepspeed(words: list[str]) -> Launch:
-    runner = _imported("deepspeed.launcher.runner", "deepspeed")
+    with _told("DS_ACCELERATOR", "cuda"):
+        # It asks what GPU there is as it is imported, and the simulated one comes later.
+        runner = _imported("deepspeed.launcher.runner", "deepspeed")
     given = _parsed("deepspeed", lambda: runner, words)
     local = given.num_gpus
     if local < 1:
@@ -182,14 +195,29 @@ def _deepspeed(words: list[str]) -> Launch:
     )
 
 
+@contextlib.contextmanager
+def _told(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment, unless it is set."""
+    before = os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if before is value:
+            del os.environ[name]
+
+
 def _imported(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise UsageError(
-            f"{package} is not installed here, and its own parser reads its command line: "
-            f"type pip install {package}, or name the script with torchrun."
-        ) from None
+        raise _missing(package, "its own parser reads its command line") from None
+
+
+def _missing(package: str, why: str) -> UsageError:
+    return UsageError(
+        f"{package} is not installed here, and {why}: type pip install {package}, or name the "
+        "script with torchrun."
+    )
 
 
 def _parsed(name: str, parser: Callable[[], Any], words: list[str]) -> Any:

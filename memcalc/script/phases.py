@@ -49,6 +49,10 @@ class Phases:
         self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._stepped: set[int] = set()
         """Optimizers that stepped since the step began."""
+        self._driven = 0
+        """How many libraries drive optimizers of theirs at this moment: those make no steps."""
+        self._parts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """How often optimizers were called that somebody drives."""
         self._enter(Phase.LOAD)
 
     def install(self, patches: Patches) -> None:
@@ -69,6 +73,42 @@ class Phases:
         for name in _CLIPPING:
             patches.wrap(torch.nn.utils, name, self._stepping)
             patches.set(clip_grad, name, getattr(torch.nn.utils, name))
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """A library tries its optimizers out before it trains: those are no steps."""
+        self._driven += 1
+        try:
+            yield
+        finally:
+            self._driven -= 1
+
+    @contextlib.contextmanager
+    def one_step(self, owner: Any) -> Iterator[None]:
+        """A step of somebody who drives optimizers; what those do inside are parts of it.
+
+        Raises:
+            EnoughStepsError: it has made as many as were asked for.
+        """
+        self._begin_step(owner)
+        with self.prepared():
+            yield
+        self._end_step(owner)
+
+    def drives(self, module: torch.nn.Module) -> None:
+        """Somebody trains this module by tensors of its own."""
+        self._labels.trains(module)
+
+    def _begin_step(self, owner: Any) -> None:
+        if self._wanted and self._made.get(owner, 0) >= self._wanted:
+            raise EnoughStepsError
+        self._mark(Phase.STEP)
+
+    def _end_step(self, owner: Any) -> None:
+        self._made[owner] = self._made.get(owner, 0) + 1
+        self.steps = max(self.steps, self._made[owner])
+        self._stepped.add(id(owner))
+        self._mark(Phase.FORWARD)
 
     def _mark(self, phase: Phase) -> None:
         step, marks = self._position.step, self._ledger.marks
@@ -121,16 +161,16 @@ class Phases:
             return original(*args, **kwargs)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._wanted and self._made.get(optimizer, 0) >= self._wanted:
-            raise EnoughStepsError
-        self._mark(Phase.STEP)
+        if not self._driven:
+            self._begin_step(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._made[optimizer] = self._made.get(optimizer, 0) + 1
-        self.steps = max(self.steps, self._made[optimizer])
-        self._stepped.add(id(optimizer))
+        if self._driven:
+            self._parts[optimizer] = self._parts.get(optimizer, 0) + 1
+            self._labels.stepped(optimizer, self._parts[optimizer])
+            return
+        self._end_step(optimizer)
         self._labels.stepped(optimizer, self._made[optimizer])
-        self._mark(Phase.FORWARD)
 
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
         if not self._depth:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
-from memcalc.script import place
+from memcalc.script import arrivals, place
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import torch_private, wrappers
@@ -58,6 +58,7 @@ def install(
     opened.enter_context(wrappers.seen_by(recorder))
     opened.callback(_leave)
     _spawn_here(patches, say)
+    arrivals.install(patches)
 
     def join(
         original: Any,
@@ -84,7 +85,19 @@ def install(
         kwargs.pop("pg_options", None)
         return original(*args[:2], **kwargs)
 
-    for name, around in (("init_process_group", join), ("new_group", group)):
+    def barrier(original: Any, *args: Any, **kwargs: Any) -> Any:
+        # One tensor names the device, another is summed: ProcessGroup.hpp and
+        # ProcessGroupNCCL.cpp, ``barrier`` (2.13).
+        held = [torch.empty(1, device="cuda") for _ in range(2)] if dist.is_initialized() else []
+        out = original(*args, **kwargs)
+        del held
+        return out
+
+    for name, around in (
+        ("init_process_group", join),
+        ("new_group", group),
+        ("barrier", barrier),
+    ):
         patches.wrap(distributed_c10d, name, around)
         for module in (dist, device_mesh):
             if hasattr(module, name):

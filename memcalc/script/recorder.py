@@ -10,7 +10,7 @@ import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
-from memcalc.script import place, transfers
+from memcalc.script import arrivals, place, transfers
 from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.gpu import GpuMemory
@@ -55,6 +55,7 @@ class ScriptRecorder(TraceRecorder):
         self._one_at_a_time = threading.RLock()
         self.real_weights = False
         """Weights on the host hold their numbers."""
+        self.groups = arrivals.Groups()
         self.draws = Draws(self._assume)
         self._reads: dict[str, None] = {}
         self._weights_read: dict[str, None] = {}
@@ -105,7 +106,11 @@ class ScriptRecorder(TraceRecorder):
             kwargs = {**kwargs, "generator": None} if on_device(args, kwargs) else kwargs
         if kwargs.get("device") is not None:
             self._check(torch.device(kwargs["device"]))
-        return super()._run(operator, key, types, args, kwargs)
+        out = super()._run(operator, key, types, args, kwargs)
+        self.groups.see(func, args)
+        if func in arrivals.GATHERS:
+            arrivals.arrived(self._values, func, args)
+        return out
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fake(args) or is_fake(kwargs.values()):

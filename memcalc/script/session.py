@@ -130,7 +130,7 @@ class Session:
         loading.install(patches)
         saving.install(patches, self.say)
         quiet.install(patches, self.say)
-        packages.install(patches, self.recorder, self._target)
+        packages.install(patches, self.recorder, self.phases, self._target)
         self.phases.install(patches)
         patches.environment("MEMCALC_SIMULATED", "1")
         self._follow_cudnn(patches)
@@ -222,6 +222,7 @@ class Session:
             bounds=self._kernels.bounds,
             whole=True,
             asides=tuple(self.memory.asides),
+            groups=recorder.groups.sizes,
             versions={"torch": str(torch.__version__)},
         )
 

@@ -288,10 +288,18 @@ class Ledger:
                 entry.tag = self.units.get(path, entry.tag)
                 entry.source = None
 
-    def label_living(self, phase: Phase, component: Component) -> None:
-        """Say what everything is for that this phase made and that is still alive."""
+    def label_living(self, phase: Phase, component: Component, *, since: int = 0) -> None:
+        """Say what everything is for that this phase made and that is still alive.
+
+        Args:
+            phase: that made it.
+            component: what it is for.
+            since: storages before this one are left as they are.
+        """
         for number, _ in self._live.values():
             entry = self.entries[number]
+            if number < since:
+                continue
             if entry.component is not None or entry.phase is not phase or entry.stream:
                 continue
             # What a wrapper makes before the model's own code begins are its buckets.

@@ -84,7 +84,8 @@ def _own(module: torch.nn.Module) -> list[torch.Tensor]:
 def _describe(name: str, tensor: torch.Tensor, module: str, *, buffer: bool) -> Parameter:
     return Parameter(
         name=name,
-        shape=tuple(tensor.shape),
+        # DeepSpeed's third stage leaves nothing between uses, and says what there was.
+        shape=tuple(getattr(tensor, "ds_shape", tensor.shape)),
         dtype=str(tensor.dtype).removeprefix("torch."),
         trainable=tensor.requires_grad,
         module=module,

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from memcalc.errors import EstimateError
 from memcalc.script.driver import build, elf
 from memcalc.script.driver.run import run
 from memcalc.script.simulate import plan_of, simulate
+from tests.script.test_processes import SCRIPT, WRAPS
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "scripts"
@@ -80,6 +82,22 @@ def test_both_back_ends_give_one_answer(name, monkeypatch, tmp_path):
     assert over.stopped
     assert max(phase.allocated for phase in found) == over.peaks.allocated
     assert max(phase.reserved for phase in found) == over.peaks.reserved
+
+
+@pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_one_of_several_processes_takes_the_same_over_both_back_ends(wrap, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMCALC_NO_CUDNN", "1")
+    monkeypatch.chdir(tmp_path)
+    text = textwrap.dedent(SCRIPT).replace("WRAP", WRAPS[wrap])
+    (tmp_path / "train.py").write_text(text)
+    command = ["torchrun", "--nproc-per-node", "8", "train.py"]
+    plan = plan_of(command, steps=3, gpu="H100 SXM", torch="2.13", cudnn_attention=False)
+    over = run(plan, CUDA)
+    found = simulate(plan).traced.prediction
+    assert (over.code, over.steps) == (0, 3)
+    peaks = found.peak.requested, found.peak.allocated, found.peak.reserved
+    assert peaks == (over.peaks.requested, over.peaks.allocated, over.peaks.reserved)
 
 
 READS = """

@@ -1,14 +1,17 @@
 """Scripts that a launcher starts once a GPU: the first of the processes is simulated."""
 
+import importlib.util
 import textwrap
 
 import pytest
 
 from memcalc.errors import UsageError
+from memcalc.estimation.outside import NCCL
 from memcalc.records.trace import Component
 from memcalc.script import launchers
 from memcalc.script.simulate import plan_of, simulate
 
+DEEPSPEED_IS_HERE = importlib.util.find_spec("deepspeed") is not None
 SCRIPT = """
     import os, torch, torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
@@ -119,3 +122,110 @@ def test_accelerates_own_parser_reads_its_command_and_its_config(tmp_path):
 def test_what_a_launcher_cannot_start_is_said_in_one_sentence(words, said):
     with pytest.raises(UsageError, match=said):
         launchers.understand("torchrun", words)
+
+
+LISTS = """
+    import os, torch, torch.distributed as dist
+
+    dist.init_process_group("nccl")
+    world = dist.get_world_size()
+    part = torch.ones(1 << 20, device="cuda")
+    parts = [torch.empty_like(part) for _ in range(world)]
+    held = torch.cuda.memory_allocated()
+    dist.all_gather(parts, part)
+    assert torch.cuda.max_memory_allocated() - held == 4 * world << 20, "laid in one"
+    torch.cuda.reset_peak_memory_stats()
+    dist.reduce_scatter(part, parts)
+    assert torch.cuda.max_memory_allocated() - held == 4 * world << 20
+    counts = [torch.zeros(1, dtype=torch.long, device="cuda") for _ in range(world)]
+    dist.all_gather(counts, torch.full((1,), 7, device="cuda"))
+    assert [int(count) for count in counts] == [7] * world
+    whole = torch.zeros(2 * world, dtype=torch.long, device="cuda")
+    dist.all_gather_into_tensor(whole, torch.tensor([1, 2], device="cuda"))
+    assert whole.tolist() == [1, 2] * world
+    said = [None] * world
+    dist.all_gather_object(said, {"rank": 3})
+    dist.broadcast_object_list(said)
+    assert said == [{"rank": 3}] * world
+    dist.barrier()
+"""
+
+
+def test_a_process_finds_what_it_sent_in_what_it_gathers(parent, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(textwrap.dedent(LISTS))
+    plan = plan_of(["torchrun", "--nproc-per-node", "3", "train.py"], gpu="h100-sxm")
+    found = simulate(plan, parent)
+    assert found.ending.code == 0
+    context = found.traced.prediction.context
+    assert any(part.name == NCCL and "1 group" in part.source for part in context.parts)
+    alone = simulate(plan_of(["python", "train.py"], gpu="h100-sxm"), parent)
+    assert alone.ending.code == 0
+    assert not any(part.name == NCCL for part in alone.traced.prediction.context.parts)
+
+
+DEEPSPEED = """
+    import deepspeed, torch
+
+    layers = [torch.nn.Linear(256, 256, bias=False) for _ in range(8)]
+    model = torch.nn.Sequential(*layers)
+    groups = [{"params": [layer.weight]} for layer in layers]
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=OPTIMIZER,
+        config={
+            "train_micro_batch_size_per_gpu": 2,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": STAGE, "reduce_bucket_size": 65536},
+            MORE
+        },
+    )
+    for step in range(9):
+        x = torch.randn(2, 256, device=engine.device, dtype=torch.bfloat16)
+        engine.backward(engine(x).square().mean())
+        engine.step()
+        print(step, file=open("said", "a"))
+"""
+ZERO = {"stage 1": 1, "stage 2": 2, "stage 3": 3}
+OPTIMIZERS = {
+    "its own": ("None", '"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}'),
+    "of groups": ("torch.optim.AdamW(groups)", '"zero_allow_untested_optimizer": True'),
+}
+
+
+@pytest.mark.skipif(not DEEPSPEED_IS_HERE, reason="runs DeepSpeed's own code")
+@pytest.mark.parametrize("stage", ZERO.values(), ids=ZERO)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_of_deepspeeds_engine_is_one_step(parent, tmp_path, monkeypatch, stage, optimizer):
+    monkeypatch.chdir(tmp_path)
+    made, more = OPTIMIZERS[optimizer]
+    text = DEEPSPEED.replace("OPTIMIZER", made).replace("STAGE", str(stage)).replace("MORE", more)
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    found = simulate(plan_of(["deepspeed", "--num_gpus", "4", "train.py"], steps=2), parent)
+    assert (found.ending.code, found.ending.steps, found.ending.stopped) == (0, 2, True)
+    assert (tmp_path / "said").read_text().split() == ["0", "1"]
+    prediction = found.traced.prediction
+    numbers = 8 * 256 * 256
+    assert prediction.parameters == numbers
+    assert prediction.components[Component.WEIGHTS] == 2 * numbers // (4 if stage == 3 else 1)
+    assert prediction.components[Component.MASTER_WEIGHTS] == numbers
+    assert prediction.components[Component.OPTIMIZER_STATE] - 2 * numbers < 100
+
+
+def test_accelerates_config_with_deepspeed_needs_deepspeed(tmp_path):
+    config = tmp_path / "ds.yaml"
+    config.write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_processes: 4\n"
+        "num_machines: 1\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n"
+        "  zero3_init_flag: true\n"
+    )
+    words = ["launch", "--config_file", str(config), "train.py"]
+    if not DEEPSPEED_IS_HERE:
+        with pytest.raises(UsageError, match=r"deepspeed is not installed here.*pip install"):
+            launchers.understand("accelerate", words)
+        return
+    launch = launchers.understand("accelerate", words)
+    found = launch.environment(0)
+    assert (launch.world, found["ACCELERATE_USE_DEEPSPEED"]) == (4, "true")
+    assert found["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert "mixed_precision" in found["ACCELERATE_CONFIG_DS_FIELDS"]

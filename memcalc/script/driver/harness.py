@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import runpy
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +38,16 @@ class Peaks:
         self.steps = 0
         self._wanted = steps
         self._made: dict[int, int] = {}
+        self._settle: Callable[[], None] = lambda: None
         self._reset = torch._C._cuda_resetPeakMemoryStats
         torch._C._cuda_resetPeakMemoryStats = self._noted_reset
         optimizers.register_optimizer_step_pre_hook(self._before)
         optimizers.register_optimizer_step_post_hook(self._after)
+
+    def among_others(self, group: Any) -> None:
+        """The program is one of several processes: before each step its collectives are done."""
+        group.install()
+        self._settle = group.settle
 
     def note(self) -> None:
         """Look at the peaks as they are now."""
@@ -52,6 +60,7 @@ class Peaks:
         self._reset(device)
 
     def _before(self, optimizer: object, args: object, kwargs: object) -> None:
+        self._settle()
         if self._wanted and self._made.get(id(optimizer), 0) >= self._wanted:
             raise EnoughSteps
 
@@ -66,6 +75,8 @@ def main(result: str, steps: str, *program: str) -> None:
     torch.backends.cudnn.enabled = False  # it cannot run here
     peaks, code, stopped = Peaks(int(steps)), 0, False
     known = _known()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        peaks.among_others(_own("group"))
     os.environ["MEMCALC_SIMULATED"] = "1"
     try:
         with known or contextlib.nullcontext():
@@ -121,6 +132,18 @@ def _known() -> Any:
         return None
     finally:
         sys.path.remove(home)
+
+
+def _own(name: str) -> Any:
+    """A file beside this one that needs PyTorch alone; there may be no memcalc here."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"memcalc_driver_{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _save_nothing() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memcalc.script import decisions, saving
+from memcalc.script import arrivals, decisions, saving
+from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.reads import read_as_zero
@@ -63,6 +64,8 @@ class Known(TorchDispatchMode):
         self.said: dict[str, None] = {}
         self._apart: dict[Any, bool] = {}
         self._answer = _answers()
+        arrivals.install(patches)
+        without_kernels(patches, self._say)
         decisions.install(patches, self._values.know, self._say)
         saving.install(patches, self._say, simulated=False)
 
@@ -107,6 +110,8 @@ class Known(TorchDispatchMode):
             return out
         if _uses_device(args) or _uses_device(kwargs.values()) or _uses_device((out,)):
             self._values.remember(func, args, kwargs, out)
+            if func in arrivals.GATHERS:
+                arrivals.arrived(self._values, func, args)
         return out
 
     def _composed(self, func: Any) -> bool:

@@ -12,11 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.allocator.context import context_span
-from memcalc.errors import EstimateError, UsageError
+from memcalc.errors import EstimateError
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.plan import Plan
-from memcalc.script.command import understand
+from memcalc.script.command import launched, understand
 from memcalc.script.driver import build
 
 HARNESS = Path(__file__).with_name("harness.py")
@@ -62,12 +62,8 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
         UsageError: the command cannot be understood.
         EstimateError: there is no CUDA build or no compiler, or the program died.
     """
-    program = understand(plan.command or "")
-    if program.launcher:
-        raise UsageError(
-            f"Over the driver one process runs: leave {program.launcher} to the simulated "
-            "back-end, or name the script itself."
-        )
+    program, launch = launched(understand(plan.command or ""))
+    among = launch.environment(0) if launch is not None else {}
     question = asked(plan)
     folder = build.libraries(build.installed(python))
     named = [program.path] if program.path else ["-m", program.module]
@@ -76,7 +72,7 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
         command = [python, str(HARNESS), str(result), str(plan.steps or 0)]
         done = subprocess.run(
             [*command, *named, *program.arguments],
-            env={**os.environ, **_settings(question), **_preloaded(folder)},
+            env={**os.environ, **_settings(question), **_preloaded(folder), **among},
             stdout=sys.stderr.fileno(),
             check=False,
         )

@@ -45,7 +45,7 @@ def simulated(ledger: Ledger, rank: int, world: int) -> Iterator[None]:
         _accelerate(ledger)
         stack.enter_context(_agreeing())
         stack.enter_context(subclasses.made_of_fakes())
-        stack.enter_context(_gathering(ledger))
+        stack.enter_context(gathering(ledger))
         # Stage 3 puts its own in the place of this one for the life of the process.
         functional = torch.nn.functional
         stack.enter_context(replaced(functional, "linear", functional.linear))
@@ -97,7 +97,7 @@ def _agreeing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _gathering(ledger: Ledger) -> Iterator[None]:
+def gathering(ledger: Ledger) -> Iterator[None]:
     """Say what the engine makes: whole parameters while they are used, and gradients' buckets."""
     plain: Any = torch.Tensor.data
 
@@ -114,8 +114,17 @@ def _gathering(ledger: Ledger) -> Iterator[None]:
         for bucket in optimizer.ipg_buckets.values():
             ledger.label(bucket.buffer, Component.COMMUNICATION)
 
+    third = importlib.import_module("deepspeed.runtime.zero.stage3").DeepSpeedZeroOptimizer_Stage3
+    made = third._setup_for_real_optimizer
+
+    def third_made(optimizer: Any) -> None:
+        made(optimizer)
+        ledger.label(optimizer.fp32_partitioned_groups_flat, Component.MASTER_WEIGHTS)
+        ledger.label((optimizer.grad_partitions_flat_buffer,), Component.GRADIENTS)
+
     with (
         replaced(torch.Tensor, "data", property(plain.__get__, give)),
+        replaced(third, "_setup_for_real_optimizer", third_made),
         replaced(owner, "setup_buckets", buckets),
     ):
         yield

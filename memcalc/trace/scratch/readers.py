@@ -17,6 +17,7 @@ from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import nested
 from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import attention as attention_scratch
+from memcalc.trace.scratch import collectives as collectives_scratch
 from memcalc.trace.scratch import gathering as gathering_scratch
 from memcalc.trace.scratch import products as products_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
@@ -297,6 +298,7 @@ READERS: dict[str, Reader] = {
     **reduction_scratch.READERS,
     **attention_scratch.READERS,
     **gathering_scratch.READERS,
+    **collectives_scratch.READERS,
     **products_scratch.READERS,
     "embedding": _embedding_forward,
     "index": _index,

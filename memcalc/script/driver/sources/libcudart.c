@@ -64,13 +64,56 @@ EXPORT int cudaMallocManaged(void **at, size_t bytes, unsigned flags) {
   return *at == MAP_FAILED ? 2 : 0;
 }
 
+/* Memory of the host that is told apart when somebody asks: pinned. */
+static struct piece *pinned;
+
+static void pin(void *at, size_t bytes) {
+  struct piece *made = malloc(sizeof *made);
+  made->at = at;
+  made->bytes = bytes;
+  pthread_mutex_lock(&lock);
+  made->next = pinned;
+  pinned = made;
+  pthread_mutex_unlock(&lock);
+}
+
+static void unpin(void *at) {
+  pthread_mutex_lock(&lock);
+  struct piece **link = &pinned;
+  while (*link && (*link)->at != at) link = &(*link)->next;
+  struct piece *found = *link;
+  if (found) *link = found->next;
+  pthread_mutex_unlock(&lock);
+  free(found);
+}
+
+static int is_pinned(const void *at) {
+  pthread_mutex_lock(&lock);
+  struct piece *found = pinned;
+  while (found && ((char *)at < (char *)found->at || (char *)at >= (char *)found->at + found->bytes))
+    found = found->next;
+  pthread_mutex_unlock(&lock);
+  return found != NULL;
+}
+
 EXPORT int cudaHostAlloc(void **at, size_t bytes, unsigned flags) {
   *at = malloc(bytes ? bytes : 1);
-  return *at ? 0 : 2;
+  if (!*at) return 2;
+  pin(*at, bytes ? bytes : 1);
+  return 0;
 }
 EXPORT int cudaMallocHost(void **at, size_t bytes) { return cudaHostAlloc(at, bytes, 0); }
 EXPORT int cudaFreeHost(void *at) {
+  unpin(at);
   free(at);
+  return 0;
+}
+EXPORT int cudaHostRegister(void *at, size_t bytes, unsigned flags) {
+  pin(at, bytes);
+  return 0;
+}
+EXPORT int cudaHostUnregister(void *at) {
+  unpin(at);
   return 0;
 }
 
@@ -119,7 +162,9 @@ EXPORT int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, v
 
 EXPORT int cudaPointerGetAttributes(struct cudaPointerAttributes *found, const void *at) {
   memset(found, 0, sizeof *found);
-  found->type = on_device(at) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+  found->type = on_device(at)   ? cudaMemoryTypeDevice
+                : is_pinned(at) ? cudaMemoryTypeHost
+                                : cudaMemoryTypeUnregistered;
   found->devicePointer = on_device(at) ? (void *)at : NULL;
   found->hostPointer = on_device(at) ? NULL : (void *)at;
   return 0;

@@ -1,0 +1,119 @@
+"""What a process finds in what its group sends it, where the others are made up: what it sent."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from memcalc.script.patches import Patches
+from memcalc.trace.torch_private import without_modes
+from memcalc.trace.values import UnansweredError, Values
+
+_TO_LISTS = torch.ops.c10d.allgather_.default
+_TO_ONE = torch.ops.c10d._allgather_base_.default
+_WAITS = torch.ops._c10d_functional.wait_tensor.default
+GATHERS = frozenset((_TO_LISTS, _TO_ONE))
+"""Operators that give each process what all have sent. Of others, such as a broadcast or a sum,
+tensors keep what this process put there."""
+
+
+_named: Any = vars(distributed_c10d)["_resolve_process_group"]
+_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
+"""What is a text among arguments, beside the name of a group."""
+_NAMESPACES = ("c10d", "_c10d_functional")
+
+
+class Groups:
+    """How many processes are in each group that has sent something."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of each group of several processes, in the order of their first messages."""
+        return tuple(size for size in self._sizes.values() if size > 1)
+
+    def see(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Note whose operator this is, if it is one of a group."""
+        if func.namespace not in _NAMESPACES or func is _WAITS:
+            return
+        for arg in args:
+            if isinstance(arg, torch.ScriptObject) and _kind(arg) == "ProcessGroup":
+                group = dist.ProcessGroup.unbox(arg)
+                self._sizes[group.group_name] = group.size()
+            elif isinstance(arg, str) and arg not in _REDUCTIONS:
+                self._sizes[arg] = _named(arg).size()
+
+
+def _kind(boxed: Any) -> str:
+    return str(boxed._type().name())
+
+
+def install(patches: Patches) -> None:
+    """Let every other process send the object that this one sends."""
+
+    def gather_all(original: Any, object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+        object_list[:] = [obj] * len(object_list)
+
+    def gather(
+        original: Any, obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any
+    ) -> None:
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def broadcast(original: Any, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    def scatter(
+        original: Any,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        if scatter_object_input_list:
+            scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank()]
+
+    for name, around in (
+        ("all_gather_object", gather_all),
+        ("gather_object", gather),
+        ("broadcast_object_list", broadcast),
+        ("scatter_object_list", scatter),
+    ):
+        patches.wrap(distributed_c10d, name, around)
+        patches.set(dist, name, getattr(distributed_c10d, name))
+
+
+def arrived(values: Values, func: Any, args: tuple[Any, ...]) -> None:
+    """Let what was gathered from all be known as what this process gave, where that is known.
+
+    Args:
+        values: of the device.
+        func: one of ``GATHERS``.
+        args: what it was called with.
+    """
+    for target, source in _pairs(func, args):
+        if source.numel() > _MOST:
+            continue
+        with without_modes(), contextlib.suppress(UnansweredError):
+            given = values.whole(source).reshape(-1)
+            times = target.numel() // max(1, given.numel())
+            values.know(target, given.repeat(times).reshape(target.shape))
+
+
+def _pairs(func: Any, args: tuple[Any, ...]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if func is _TO_ONE:
+        yield args[0], args[1]
+        return
+    for targets, source in zip(*args[:2], strict=True):
+        yield from ((target, source) for target in targets)
+
+
+_MOST = 1 << 12
+"""Elements that are looked at: ranks agree about counts and sizes by few numbers."""
