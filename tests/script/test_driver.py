@@ -3,6 +3,7 @@
 ``MEMCALC_CUDA_PYTHON`` names a Python with PyTorch's CUDA build; without it nothing is run over it.
 """
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -13,10 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memcalc.errors import EstimateError
 from memcalc.script.driver import build, elf
+from memcalc.script.driver.known import Known
 from memcalc.script.driver.run import run
+from memcalc.script.patches import Patches
 from memcalc.script.simulate import plan_of, simulate
 from tests.script.test_processes import SCRIPT, WRAPS
 
@@ -143,3 +147,30 @@ def test_a_checkpoint_of_the_user_is_not_written_over(tmp_path, monkeypatch):
     assert found.code == 0
     assert Path("kept.pt").read_text() == "precious"
     assert "checkpoints are not written (train.py:4)" in found.assumptions
+
+
+class Seen(TorchDispatchMode):
+    """Names of the operators that reach PyTorch."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name)
+        return func(*args, **(kwargs or {}))
+
+
+def summed(known):
+    """The operators that add the two gradients of a result."""
+    x = torch.randn(8, requires_grad=True)
+    with Seen() as seen, Known(Patches()) if known else contextlib.nullcontext():
+        y = x * 2
+        (y.relu() + y.sigmoid()).sum().backward()
+    return [name for name in seen.names if name.startswith("aten::add")]
+
+
+def test_gradients_that_meet_are_summed_in_place_as_without_a_mode(forked):
+    """Any dispatch mode makes the autograd engine sum them into new memory."""
+    assert forked(summed, False) == ["aten::add", "aten::add"]
+    assert forked(summed, True) == ["aten::add", "aten::add_"]

@@ -20,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memcalc.script import arrivals, decisions, saving
 from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.patches import Patches
+from memcalc.trace.calls import ADDS
+from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.reads import read_as_zero
-from memcalc.trace.torch_private import without_dispatch
+from memcalc.trace.torch_private import current_node, without_dispatch
 from memcalc.trace.values import UnansweredError, Values
 
 _aten = torch.ops.aten
@@ -103,7 +105,7 @@ class Known(TorchDispatchMode):
             self._announce(size, _passed)
         if func in _COUNTS_RESULTS:
             self._announce(8, self._length, func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = _as_without_mode(func, args)(*args, **kwargs)
         if self._answer is not None:
             self._answer(0, 0)
         if func in _TO_HOST and self._transferred(func, args, out):
@@ -161,6 +163,15 @@ class Known(TorchDispatchMode):
     def _length(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         made = self._values.run(func, args, kwargs)
         return int((made[0] if isinstance(made, list | tuple) else made).shape[0])
+
+
+def _as_without_mode(func: Any, args: tuple[Any, ...]) -> Any:
+    """What the autograd engine calls where no dispatch mode makes it take another way."""
+    if func in ADDS and accumulates(current_node(), args):
+        return _aten.add_.Tensor
+    if func in IN_PLACE and writes_in_place(current_node(), args):
+        return IN_PLACE[func]
+    return func
 
 
 def _answers() -> Any:
