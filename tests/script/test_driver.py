@@ -174,3 +174,19 @@ def test_gradients_that_meet_are_summed_in_place_as_without_a_mode(forked):
     """Any dispatch mode makes the autograd engine sum them into new memory."""
     assert forked(summed, False) == ["aten::add", "aten::add"]
     assert forked(summed, True) == ["aten::add", "aten::add_"]
+
+
+def biased(known):
+    """The operators of a linear layer whose bias is no part of the product, and what it gives."""
+    layer, x = torch.nn.Linear(4, 3), torch.ones(2, 2, 4)[:, :, ::2].repeat(1, 1, 2).transpose(0, 1)
+    expected = x @ layer.weight.t() + layer.bias
+    with Seen() as seen, Known(Patches()) if known else contextlib.nullcontext():
+        out = torch.nn.functional.linear(x, layer.weight, layer.bias)
+        out.sum().backward()
+    told = [name for name in seen.names if name.startswith(("aten::add", "aten::alias"))]
+    return [told, torch.equal(out, expected), layer.bias.grad.tolist()]
+
+
+def test_a_linear_layer_adds_its_bias_in_place_as_without_a_mode(forked):
+    assert forked(biased, False) == [["aten::add"], True, [4.0] * 3]
+    assert forked(biased, True) == [["aten::add_", "aten::alias"], True, [4.0] * 3]

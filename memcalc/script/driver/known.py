@@ -23,6 +23,7 @@ from memcalc.script.patches import Patches
 from memcalc.trace.calls import ADDS
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.operators.patches import add_bias_in_place, adds_bias
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.torch_private import current_node, without_dispatch
 from memcalc.trace.values import UnansweredError, Values
@@ -68,6 +69,7 @@ class Known(TorchDispatchMode):
         self._answer = _answers()
         arrivals.install(patches)
         without_kernels(patches, self._say)
+        add_bias_in_place()
         decisions.install(patches, self._values.know, self._say)
         saving.install(patches, self._say, simulated=False)
 
@@ -166,12 +168,20 @@ class Known(TorchDispatchMode):
 
 
 def _as_without_mode(func: Any, args: tuple[Any, ...]) -> Any:
-    """What the autograd engine calls where no dispatch mode makes it take another way."""
-    if func in ADDS and accumulates(current_node(), args):
-        return _aten.add_.Tensor
+    """What the autograd engine and a linear layer call where there is no dispatch mode."""
+    if func in ADDS:
+        if accumulates(current_node(), args):
+            return _aten.add_.Tensor
+        if getattr(adds_bias, "inside", False):
+            return _bias_added
     if func in IN_PLACE and writes_in_place(current_node(), args):
         return IN_PLACE[func]
     return func
+
+
+def _bias_added(tensor: torch.Tensor, bias: torch.Tensor) -> Any:
+    # What autograd takes for new is another tensor over the same memory.
+    return _aten.alias.default(_aten.add_.Tensor(tensor, bias))
 
 
 def _answers() -> Any:

@@ -34,7 +34,7 @@ def install_once() -> None:
     _make_on_host_first()
     _read_ctc_lengths()
     _scatter_one_hot()
-    _add_bias_in_place()
+    add_bias_in_place()
     _normalize_rows()
     _autocast_as_on_cuda()
 
@@ -43,10 +43,10 @@ adds_bias = threading.local()
 """``inside`` is true while ``torch.nn.functional.linear`` runs with a bias."""
 
 
-def _add_bias_in_place() -> None:
+def add_bias_in_place() -> None:
     """A linear layer adds its bias in place where it is not part of the product.
 
-    Of fake tensors it makes a sum, so the recorder must know whose sum it is.
+    Of fake tensors, and in any dispatch mode, it makes a sum: whoever sees it must know whose.
     Source: aten/src/ATen/native/Linear.cpp, ``linear`` (2.11 and 2.13).
     """
     torch.nn.functional.linear = _Linear(torch.nn.functional.linear)
