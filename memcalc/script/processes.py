@@ -140,8 +140,7 @@ def _spawn_here(patches: Patches, say: Callable[[str], None]) -> None:
         *rest: Any,
         **more: Any,
     ) -> _Ended | None:
-        at = place.line()
-        say(f"of {nprocs} spawned processes{f' ({at})' if at else ''} the first runs")
+        say(f"{place.named(f'of {nprocs} spawned processes')} the first runs")
         fn(0, *args)
         return None if join else _Ended()
 

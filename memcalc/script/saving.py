@@ -60,9 +60,8 @@ def install(patches: Patches, say: Say, *, simulated: bool = True) -> UnwrittenF
     files = UnwrittenFiles()
     files.install(patches)
 
-    def not_written(what: str = "checkpoints") -> None:
-        at = place.line()
-        say(f"{what} are not written{f' ({at})' if at else ''}")
+    def not_written() -> None:
+        say(place.named("checkpoints are not written"))
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         files.put(f, _kept(obj))

@@ -25,9 +25,9 @@ from memcalc.script import (
     parameters,
     processes,
     quiet,
-    saving,
     tensors,
     torch_private,
+    untouched,
 )
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import Labels
@@ -128,9 +128,9 @@ class Session:
         self.recorder.draws.install(patches)
         decisions.install(patches, self.recorder.know, self.say)
         loading.install(patches)
-        saving.install(patches, self.say)
+        folders = untouched.install(patches, self.say)
         quiet.install(patches, self.say)
-        packages.install(patches, self.recorder, self.phases, self._target)
+        packages.install(patches, self.recorder, self.phases, self._target, folders)
         self.phases.install(patches)
         patches.environment("MEMCALC_SIMULATED", "1")
         self._follow_cudnn(patches)

@@ -23,6 +23,7 @@ from memcalc.script.driver.run import run
 from memcalc.script.patches import Patches
 from memcalc.script.simulate import plan_of, simulate
 from tests.script.test_processes import SCRIPT, WRAPS
+from tests.script.test_decisions import TRAINS
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "scripts"
@@ -147,6 +148,18 @@ def test_a_checkpoint_of_the_user_is_not_written_over(tmp_path, monkeypatch):
     assert found.code == 0
     assert Path("kept.pt").read_text() == "precious"
     assert "checkpoints are not written (train.py:4)" in found.assumptions
+
+
+@pytest.mark.skipif(CUDA is None, reason="needs PyTorch's CUDA build")
+def test_a_trainer_leaves_an_earlier_run_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    state = tmp_path / "out" / "trainer_state.json"
+    state.parent.mkdir()
+    state.write_text("{}")
+    Path("train.py").write_text(TRAINS)
+    assert run(plan_of(["python", "train.py"], steps=0, gpu="t4"), CUDA).code == 0
+    assert state.read_text() == "{}"
+    assert os.listdir("out") == [state.name]
 
 
 class Seen(TorchDispatchMode):

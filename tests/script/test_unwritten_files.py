@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.script import empty_folders
 from memcalc.script.files import UnwrittenFiles
 from memcalc.script.patches import Patches
 
@@ -68,3 +69,19 @@ def test_what_was_saved_to_a_buffer_is_found_in_a_copy_of_it(files):
     files.put(buffer, [3])
     assert files.get(io.BytesIO(buffer.getvalue())) == [3]
     assert files.get(io.BytesIO(b"another")) is None
+
+
+def test_folders_that_a_script_made_and_left_empty_are_removed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    patches = Patches()
+    empty_folders.install(patches)
+    os.makedirs("out/checkpoint-1")
+    Path("logs").mkdir()
+    Path("logs/run.txt").write_text("said")
+    os.makedirs("mine", exist_ok=True)
+    patches.undo()
+    assert sorted(os.listdir()) == ["logs", "mine"]
+    os.mkdir("later")
+    patches.undo()
+    assert os.path.isdir("later")

@@ -74,7 +74,7 @@ def main(result: str, steps: str, *program: str) -> None:
     _end_with_parent()
     torch.backends.cudnn.enabled = False  # it cannot run here
     peaks, code, stopped = Peaks(int(steps)), 0, False
-    known = _known()
+    known = _known(Path(result).parent)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         peaks.among_others(_own("group"))
     os.environ["MEMCALC_SIMULATED"] = "1"
@@ -89,6 +89,8 @@ def main(result: str, steps: str, *program: str) -> None:
         traceback.print_exc()
         code = 1
     peaks.note()
+    if known is not None:
+        known.end()
     said = {} if known is None else {"said": list(known.said)}
     found = {"code": code, "stopped": stopped, "steps": peaks.steps, "torch": torch.__version__}
     Path(result).write_text(json.dumps({**found, **said, "peaks": peaks.peaks}))
@@ -114,10 +116,13 @@ def _run(program: tuple[str, ...]) -> None:
         runpy.run_path(program[0], run_name="__main__")
 
 
-def _known() -> Any:
+def _known(folder: Path) -> Any:
     """What answers for the values that the program put there; ``None``: all are zeros.
 
     This Python need not have memcalc, or what it is made of.
+
+    Args:
+        folder: where what is kept in place of the program's files lies.
     """
     if os.environ.get("MEMCALC_READS") == "zeros":
         return None
@@ -126,6 +131,7 @@ def _known() -> Any:
     try:
         module = importlib.import_module("memcalc.script.driver.known")
         patches = importlib.import_module("memcalc.script.patches").Patches()
+        importlib.import_module("memcalc.children.scratch").use(str(folder / "kept"))
         return module.Known(patches)
     except Exception:
         _save_nothing()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memcalc.script import arrivals, decisions, saving
+from memcalc.script import arrivals, decisions, untouched
 from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.patches import Patches
 from memcalc.trace.calls import ADDS
@@ -69,14 +69,19 @@ class Known(TorchDispatchMode):
         self._answer = _answers()
         arrivals.install(patches)
         without_kernels(patches, self._say)
+        self._patches = patches
         add_bias_in_place()
         decisions.install(patches, self._values.know, self._say)
-        saving.install(patches, self._say, simulated=False)
+        untouched.install(patches, self._say, simulated=False)
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compilers work as if this were not there."""
         return True
+
+    def end(self) -> None:
+        """Put back what was replaced, and remove what was kept in place of files."""
+        self._patches.undo()
 
     def _say(self, said: str) -> None:
         self.said[said] = None

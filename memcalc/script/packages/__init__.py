@@ -6,18 +6,22 @@ Everything here acts when the package is imported, so a script pays for what it 
 from __future__ import annotations
 
 from memcalc.kernels.target import Target
-from memcalc.script.packages import bitsandbytes, deepspeed, peft, transformers, triton
+from memcalc.script.packages import bitsandbytes, deepspeed, transformers, triton
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.phases import Phases
 from memcalc.script.recorder import ScriptRecorder
 
 
-def install(patches: Patches, recorder: ScriptRecorder, phases: Phases, target: Target) -> None:
+def install(
+    patches: Patches,
+    recorder: ScriptRecorder,
+    phases: Phases,
+    target: Target,
+    folders: SavedFolders,
+) -> None:
     """Be there when the script imports one of them."""
     deepspeed.install(patches, recorder, phases)
     bitsandbytes.install(patches, recorder, target)
     triton.install(patches, recorder)
-    folders = SavedFolders(patches)
-    for package in (transformers, peft):
-        package.install(patches, recorder, folders)
+    transformers.install(patches, recorder, folders)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from memcalc.script import place
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
-from memcalc.script.recorder import ScriptRecorder
 
 
-def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -> None:
+def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders) -> None:
     """Act when peft is imported.
 
     Args:
         patches: what is changed.
-        recorder: the session's.
+        say: told what was not done.
         folders: where adapters are saved.
     """
 
     def save(original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        at = place.line()
-        recorder.assumptions[f"checkpoints are not written{f' ({at})' if at else ''}"] = None
+        say(place.named("checkpoints are not written"))
         kwargs.pop("push_to_hub", None)
         original(model, folders.instead(save_directory), *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""transformers: checkpoints are neither fetched nor written, and fake tensors run eagerly."""
+"""transformers: checkpoints are not fetched, and fake tensors run eagerly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memcalc.script import parameters, place
+from memcalc.script import parameters
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
@@ -30,30 +30,6 @@ def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -
         if hasattr(module, "is_fake_tensor"):
             patches.set(module, "is_fake_tensor", lambda _: False)
 
-    def not_written(original: Any, *args: Any, **kwargs: Any) -> None:
-        at = place.line()
-        recorder.assumptions[f"checkpoints are not written{f' ({at})' if at else ''}"] = None
-
-    def saved_elsewhere(
-        original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        not_written(original)
-        if getattr(model, "hf_quantizer", None) is None:
-            original(model, folders.instead(save_directory), **{**kwargs, **_NOT_PUSHED})
-
-    def save_model(original: Any, trainer: Any, output_dir: Any = None, *_: Any, **__: Any) -> None:
-        not_written(original)
-        model = trainer.accelerator.unwrap_model(trainer.model)
-        # Several processes would gather their shards first.
-        if trainer.args.world_size == 1 and hasattr(model, "save_pretrained"):
-            model.save_pretrained(output_dir or trainer.args.output_dir)
-
-    def trainer(module: ModuleType) -> None:
-        patches.wrap(module.Trainer, "_save_checkpoint", not_written)
-        patches.wrap(module.Trainer, "save_model", save_model)
-        for name in ("save_state", "save_metrics"):
-            patches.wrap(module.Trainer, name, not_written)
-
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         saved = folders.found(name)
         config = _config(cls, saved, kwargs)
@@ -71,28 +47,13 @@ def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -
         return _named(loaded, name)
 
     def models(module: ModuleType) -> None:
-        patches.wrap(module.PreTrainedModel, "save_pretrained", saved_elsewhere)
-        if recorder.real_weights:
-            folders.read_by(module.PreTrainedModel, "from_pretrained", 1)
-        else:
+        if not recorder.real_weights:
             patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
-
-    def automatic(module: ModuleType) -> None:
-        folders.read_by(module._BaseAutoModelClass, "from_pretrained", 1)
-
-    def configs(module: ModuleType) -> None:
-        folders.read_by(module.PreTrainedConfig, "get_config_dict", 1)
 
     # Its threads would load outside of the simulation, each for itself.
     patches.environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
     patches.when_imported("transformers.utils.import_utils", eagerly)
-    patches.when_imported("transformers.trainer", trainer)
     patches.when_imported("transformers.modeling_utils", models)
-    patches.when_imported("transformers.models.auto.auto_factory", automatic)
-    patches.when_imported("transformers.configuration_utils", configs)
-
-
-_NOT_PUSHED = {"push_to_hub": False}
 
 
 def _named(loaded: Any, name: Any) -> Any:

@@ -1,0 +1,61 @@
+"""transformers: models and a Trainer's state are not written, and what was saved is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from memcalc.script import place
+from memcalc.script.packages.checkpoints import SavedFolders
+from memcalc.script.patches import Patches
+
+_NOT_PUSHED = {"push_to_hub": False}
+
+
+def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders) -> None:
+    """Act when transformers is imported.
+
+    Args:
+        patches: what is changed.
+        say: told what was not done.
+        folders: where models are saved.
+    """
+
+    def not_written(original: Any, *args: Any, **kwargs: Any) -> None:
+        say(place.named("checkpoints are not written"))
+
+    def saved_elsewhere(
+        original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        not_written(original)
+        if getattr(model, "hf_quantizer", None) is None:
+            original(model, folders.instead(save_directory), **{**kwargs, **_NOT_PUSHED})
+
+    def save_model(original: Any, trainer: Any, output_dir: Any = None, *_: Any, **__: Any) -> None:
+        not_written(original)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        # Several processes would gather their shards first.
+        if trainer.args.world_size == 1 and hasattr(model, "save_pretrained"):
+            model.save_pretrained(output_dir or trainer.args.output_dir)
+
+    def trainer(module: ModuleType) -> None:
+        patches.wrap(module.Trainer, "_save_checkpoint", not_written)
+        patches.wrap(module.Trainer, "save_model", save_model)
+        for name in ("save_state", "save_metrics"):
+            patches.wrap(module.Trainer, name, not_written)
+
+    def models(module: ModuleType) -> None:
+        patches.wrap(module.PreTrainedModel, "save_pretrained", saved_elsewhere)
+        folders.read_by(module.PreTrainedModel, "from_pretrained", 1)
+
+    def automatic(module: ModuleType) -> None:
+        folders.read_by(module._BaseAutoModelClass, "from_pretrained", 1)
+
+    def configs(module: ModuleType) -> None:
+        folders.read_by(module.PreTrainedConfig, "get_config_dict", 1)
+
+    patches.when_imported("transformers.trainer", trainer)
+    patches.when_imported("transformers.modeling_utils", models)
+    patches.when_imported("transformers.models.auto.auto_factory", automatic)
+    patches.when_imported("transformers.configuration_utils", configs)

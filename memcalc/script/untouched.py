@@ -1,0 +1,32 @@
+"""What of the user's stays as it is over both back-ends: checkpoints, folders and trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.script import empty_folders, saving, trackers
+from memcalc.script.packages import peft, saved_models
+from memcalc.script.packages.checkpoints import SavedFolders
+from memcalc.script.patches import Patches
+
+
+def install(
+    patches: Patches, say: Callable[[str], None], *, simulated: bool = True
+) -> SavedFolders:
+    """Write nothing that outlives the run.
+
+    Args:
+        patches: what is changed.
+        say: told what was not done.
+        simulated: the GPU is; else PyTorch's own code loads what lies on the disk.
+
+    Returns:
+        Where models were saved instead.
+    """
+    empty_folders.install(patches)
+    saving.install(patches, say, simulated=simulated)
+    trackers.install(patches, say)
+    folders = SavedFolders(patches)
+    saved_models.install(patches, say, folders)
+    peft.install(patches, say, folders)
+    return folders
