@@ -35,6 +35,15 @@ _FILLS = {_aten.full.default, _aten.ones.default, _aten.arange.default, _aten.ey
 _RAISES = _aten._foreach_add_.Scalar
 
 
+def _drawn_first(chances: torch.Tensor, count: int, *_: Any, **__: Any) -> torch.Tensor:
+    """What is drawn where no chance is known: the first, as the largest of zeros is."""
+    return torch.arange(count).expand(*chances.shape[:-1], count)
+
+
+_INSTEAD = {_aten.multinomial.default: _drawn_first}
+"""What answers for an operator that refuses zeros."""
+
+
 class _Unknown:
     """A tensor of which nothing is remembered: zeros of this shape."""
 
@@ -348,7 +357,7 @@ def _call(made: _Made, known: dict[int, Any], number: Callable[[Any], int]) -> A
         kwargs = {name: _values(item, known, number) for name, item in made.kwargs.items()}
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        return made.func(*args, **kwargs)
+        return _INSTEAD.get(made.func, made.func)(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise UnansweredError from error
 

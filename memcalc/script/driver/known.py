@@ -49,6 +49,8 @@ _COUNTS_RESULTS = {
     _aten.repeat_interleave.Tensor,
 }
 """Operators that read how long their first result is, as a number of eight bytes."""
+_COUNTS_DISTINCT = {_aten.isin.Tensor_Tensor}
+"""Operators that sort both arguments, and read how many different numbers each of them has."""
 _COUNT_BYTES = 4
 _CHECKS: dict[Any, tuple[int, ...]] = {
     _aten.repeat_interleave.Tensor: (1,),
@@ -66,6 +68,7 @@ class Known(TorchDispatchMode):
         self._values = Values()
         self.said: dict[str, None] = {}
         self._apart: dict[Any, bool] = {}
+        self._entered = 0
         self._answer = _answers()
         arrivals.install(patches)
         without_kernels(patches, self._say)
@@ -87,13 +90,17 @@ class Known(TorchDispatchMode):
         self.said[said] = None
 
     def __enter__(self) -> Known:
-        # torch.tensor() shows how its numbers come to the device.
-        torch._C._set_only_lift_cpu_tensors(True)
+        if not self._entered:
+            # torch.tensor() shows how its numbers come to the device.
+            torch._C._set_only_lift_cpu_tensors(True)
+        self._entered += 1
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        torch._C._set_only_lift_cpu_tensors(False)
+        self._entered -= 1
+        if not self._entered:
+            torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
@@ -112,6 +119,9 @@ class Known(TorchDispatchMode):
             self._announce(size, _passed)
         if func in _COUNTS_RESULTS:
             self._announce(8, self._length, func, args, kwargs)
+        if func in _COUNTS_DISTINCT:
+            for tensor in args[:2]:
+                self._announce(8, self._distinct, tensor)
         out = _as_without_mode(func, args)(*args, **kwargs)
         if self._answer is not None:
             self._answer(0, 0)
@@ -166,6 +176,9 @@ class Known(TorchDispatchMode):
             return int(self._values.whole(mask).count_nonzero())
         except UnansweredError:
             return mask.numel()
+
+    def _distinct(self, tensor: torch.Tensor) -> int:
+        return int(self._values.whole(tensor).unique().numel())
 
     def _length(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         made = self._values.run(func, args, kwargs)
