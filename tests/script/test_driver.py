@@ -22,8 +22,8 @@ from memcalc.script.driver.known import Known
 from memcalc.script.driver.run import run
 from memcalc.script.patches import Patches
 from memcalc.script.simulate import plan_of, simulate
-from tests.script.test_processes import SCRIPT, WRAPS
 from tests.script.test_decisions import TRAINS
+from tests.script.test_processes import SCRIPT, WRAPS
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "scripts"
