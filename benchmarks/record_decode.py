@@ -381,6 +381,29 @@ QUANTISED = [
     run(LLAMA, "forward", batch=4, generate=None, quant="int8"),
     run(GPT2, "forward", batch=4, generate=None, quant="nf4-dq"),
 ]
+CACHES = [
+    run(LLAMA, "generate", cache="offloaded"),
+    run(LLAMA, "generate", batch=1, seq=100, generate=200, cache="offloaded"),
+    run(LLAMA, "generate", batch=8, seq=1000, generate=100, cache="offloaded"),
+    run(GEMMA3, "generate", batch=2, seq=100, generate=100, cache="offloaded"),
+    run(MLA, "generate", batch=2, seq=200, generate=40, cache="offloaded"),
+    run(LLAMA, "generate", batch=2, seq=200, generate=50, beams=4, cache="offloaded"),
+    run(UNTIED, "generate", batch=1, seq=300, generate=40, quant="nf4-dq", cache="offloaded"),
+    run(LLAMA, "generate", batch=2, seq=300, generate=60, cache="offloaded-static"),
+    run(GEMMA3, "generate", batch=2, seq=100, generate=60, cache="offloaded-static"),
+    run(LLAMA, "generate", cache="quantized"),
+    run(LLAMA, "generate", batch=1, seq=128, generate=400, cache="quantized"),
+    run(MHA, "generate", batch=4, seq=300, generate=300, cache="quantized"),
+    run(GPT2, "generate", batch=2, seq=128, generate=200, cache="quantized"),
+    run(LLAMA, "generate", batch=2, seq=256, generate=150, precision="fp16", cache="quantized"),
+    run(LLAMA, "generate", batch=2, seq=256, generate=150, beams=4, cache="quantized"),
+    run(LLAMA, "generate", cache="quantized-hqq"),
+    run(LLAMA, "generate", batch=1, seq=128, generate=400, cache="quantized-hqq"),
+    run(QWEN3, "generate", batch=2, seq=256, generate=150, cache="quantized-hqq"),
+    run(LLAMA, "generate", cache="quantized-fp8"),
+    run(LLAMA, "generate", batch=1, seq=100, generate=300, cache="quantized-fp8"),
+    run(GPT2, "generate", batch=2, seq=128, generate=100, cache="quantized-fp8"),
+]
 SCHEMES = {
     "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "nf4-dq": {
@@ -492,6 +515,17 @@ def placed(one):
         ).eval()
 
 
+def kept_in(cache):
+    """What ``generate`` is told of its cache."""
+    if cache in ("dynamic", "sliding"):
+        return {}
+    name, _, backend = cache.partition("-")
+    if name != "quantized":
+        return {"cache_implementation": cache.replace("-", "_")}
+    settings = {"cache_config": {"backend": backend}} if backend else {}
+    return {"cache_implementation": name, **settings}
+
+
 def record(one):
     """Peaks of one run by phase."""
     plan = one["plan"]
@@ -507,7 +541,6 @@ def record(one):
             out = greedy(model, ids, mask, plan)
         else:
             model._has_unfinished_sequences = ended_by_count(plan["generate"])
-            static = {"cache_implementation": "static"} if plan.get("cache") == "static" else {}
             out = model.generate(
                 ids,
                 attention_mask=mask,
@@ -516,7 +549,7 @@ def record(one):
                 num_beams=plan.get("beams", 1),
                 disable_compile=True,
                 **({"pad_token_id": 0} if model.generation_config.pad_token_id is None else {}),
-                **static,
+                **kept_in(plan.get("cache", "dynamic")),
             )
     meter.turn("end")
     del out, model
@@ -535,12 +568,22 @@ def write(output, runs):
     output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
 
 
+def chosen_runs(arguments):
+    """The list that is asked for."""
+    if arguments.quantised:
+        return QUANTISED
+    if arguments.caches:
+        return CACHES
+    return KINDS if arguments.kinds else RUNS
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=pathlib.Path)
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quantised", action="store_true", help="runs over quantised bases")
     chosen.add_argument("--kinds", action="store_true", help="many kinds of models, one run each")
+    chosen.add_argument("--caches", action="store_true", help="offloaded and quantised caches")
     arguments = parser.parse_args()
     output = arguments.output
     transformers.logging.set_verbosity_error()
@@ -553,7 +596,7 @@ def main():
             json.dumps({k: r[k] for k in ("config", "loop", "plan")}): r["peaks"] for r in kept
         }
     runs = []
-    for one in QUANTISED if arguments.quantised else KINDS if arguments.kinds else RUNS:
+    for one in chosen_runs(arguments):
         started = time.monotonic()
         peaks = known.get(json.dumps(one))
         if peaks is None:

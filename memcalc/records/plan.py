@@ -204,7 +204,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     cache: Annotated[
-        Literal["dynamic", "static", "sliding", "offloaded", "quantized"],
+        Literal[
+            "dynamic",
+            "static",
+            "sliding",
+            "offloaded",
+            "offloaded-static",
+            "quantized",
+            "quantized-hqq",
+            "quantized-fp8",
+        ],
         about("With generate: how keys and values are kept."),
     ] = "dynamic"
     beams: Annotated[Count, about("With generate: beams of a search, for each sample.")] = 1

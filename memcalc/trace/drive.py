@@ -16,7 +16,7 @@ from memcalc.trace.operators.sparse import parts
 from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.make import make as optimizer_for
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
-from memcalc.trace.packages import deepspeed
+from memcalc.trace.packages import deepspeed, transformers
 from memcalc.trace.placing import Named
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.workload import inference, layouts, loops
@@ -68,6 +68,8 @@ def infer(program: Program, named: Named, recorder: TraceRecorder) -> None:
     model = without_adapters(program.model)
     job = program.inference(device=device.NAME, batch=lambda: _batch(program, ledger))
     with recorder.modules.follow(named), contextlib.ExitStack() as hooks:
+        if program.plan.cache.startswith("offloaded"):
+            hooks.enter_context(transformers.offloading(ledger))
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
         inference.run(job, ledger)

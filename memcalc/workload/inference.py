@@ -24,8 +24,14 @@ from memcalc.workload.precision import Precision
 
 _CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "state")
 """Names under which models return what they keep of past tokens."""
+_KINDS = ("static", "offloaded", "quantized")
+"""Caches that ``generate`` is asked for; the others it has by itself."""
 _SLIDING = ("sliding_attention", "chunked_attention")
-_QUANTIZERS = ("optimum.quanto", "hqq")
+_BACKENDS = {
+    "quantized": ("optimum.quanto", "optimum-quanto"),
+    "quantized-hqq": ("hqq", "hqq"),
+}
+"""Module and package that quantise keys and values; what PyTorch does itself is not here."""
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,16 +103,25 @@ def _generate(job: Inference) -> None:
         options["pad_token_id"] = 0
     if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
         options["decoder_start_token_id"] = model.config.decoder_start_token_id
-    if job.cache in ("static", "offloaded", "quantized"):
-        options["cache_implementation"] = job.cache
+    options.update(_kept_in(job.cache))
     try:
         model.generate(**job.batch(), **options)
     except (ImportError, NotImplementedError, ValueError, AssertionError) as error:
-        # An offloaded cache makes a CUDA stream of its own, which PyTorch without CUDA asserts on.
         raise EstimateError(
             f"transformers does not generate here with {type(model).__name__} and the cache "
             f"{job.cache}: {line(error).rstrip('.')}. Name another --cache."
         ) from error
+
+
+def _kept_in(cache: str) -> dict[str, Any]:
+    """What ``generate`` is told of its cache."""
+    name, _, kind = cache.partition("-")
+    if name not in _KINDS:
+        return {}
+    if name != "quantized":
+        return {"cache_implementation": cache.replace("-", "_")}
+    backend = {"cache_config": {"backend": kind}} if kind else {}
+    return {"cache_implementation": name, **backend}
 
 
 class _Countdown:
@@ -142,10 +157,26 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
         raise UsageError(
             f"{name} has no sliding window: leave --cache out, or name dynamic or static."
         )
-    if plan.cache == "quantized" and not any(map(_installed, _QUANTIZERS)):
+    if plan.cache.startswith("offloaded"):
+        _check_offloaded(model, plan)
+    module, package = _BACKENDS.get(plan.cache, ("", ""))
+    if module and not _installed(module):
         raise UsageError(
-            "A quantized cache needs optimum-quanto, or hqq, and neither is installed: install "
-            "one, or name another --cache."
+            f"The cache {plan.cache} needs {package}, which is not installed: type pip install "
+            f"{package}, or name another --cache; quantized-fp8 needs nothing."
+        )
+
+
+def _check_offloaded(model: Any, plan: Plan) -> None:
+    if plan.target == "cpu":
+        raise UsageError(
+            "An offloaded cache leaves a GPU for host memory: leave out --target cpu, or name "
+            "another --cache."
+        )
+    if model.config.is_encoder_decoder:
+        raise UsageError(
+            f"transformers attends to the cache of {type(model).__name__}'s encoder where it lies, "
+            "in host memory, and fails: name another --cache."
         )
 
 
@@ -169,6 +200,11 @@ def caches_of(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     seen: set[int] = set()
     for name in _CACHES:
         yield from _tensors(held.get(name), seen)
+
+
+def tensors_of(held: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a cache, or of a layer of one."""
+    return _tensors(held, set())
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:

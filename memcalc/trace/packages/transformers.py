@@ -1,0 +1,59 @@
+"""transformers: a cache whose layers lie in host memory and come back one ahead of their turn.
+
+Its own code runs (``cache_utils.py``, read in 5.23), on streams of the simulated device: what is
+brought back is made on a stream of its own, whose blocks the allocator keeps apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memcalc.errors import EstimateError
+from memcalc.records.trace import Component
+from memcalc.trace import streams
+from memcalc.trace.ledger import Ledger
+from memcalc.trace.torch_private import replaced
+from memcalc.workload.inference import tensors_of
+
+
+@contextlib.contextmanager
+def offloading(ledger: Ledger) -> Iterator[None]:
+    """Let caches that leave the GPU find streams, and say what their layers hold there.
+
+    Raises:
+        EstimateError: this transformers has another such cache.
+    """
+    cache = importlib.import_module("transformers.cache_utils").Cache
+    if not (hasattr(cache, "offload") and hasattr(cache, "prefetch")):
+        raise EstimateError(
+            "This transformers has another offloaded cache than 5.23, which was read: install "
+            "that one, or name another --cache."
+        )
+    update, offload = cache.update, cache.offload
+
+    def held(owner: Any, layer: int) -> None:
+        if layer < len(owner.layers):
+            ledger.label(tensors_of(owner.layers[layer]), Component.KV_CACHE)
+
+    def updated(owner: Any, keys: Any, values: Any, layer_idx: int, *args: Any, **more: Any) -> Any:
+        # What was brought back, before what comes of it takes its place.
+        held(owner, layer_idx)
+        return update(owner, keys, values, layer_idx, *args, **more)
+
+    def offloaded(owner: Any, layer_idx: int, *args: Any, **more: Any) -> None:
+        held(owner, layer_idx)
+        offload(owner, layer_idx, *args, **more)
+
+    streams.renumber()
+    with (
+        replaced(torch, "Stream", streams.Stream),
+        replaced(torch.cuda, "default_stream", lambda device=None: streams.DEFAULT),
+        replaced(cache, "update", updated),
+        replaced(cache, "offload", offloaded),
+    ):
+        yield
