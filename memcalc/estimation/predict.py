@@ -127,11 +127,20 @@ def _uncounted_flops(trace: Trace) -> str:
 
 def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     """What a token adds to the cache, and when that is more than the weights."""
-    made: dict[int, int] = {}
+    by_stream: dict[int, dict[int, int]] = {}
     for storage in trace.storages:
         if storage.component is Component.KV_CACHE and storage.phase is Phase.DECODE:
+            made = by_stream.setdefault(storage.stream, {})
             made[storage.step] = made.get(storage.step, 0) + storage.bytes
+    offloaded = plan.cache.startswith("offloaded") and bool(by_stream)
+    # What comes back is made on a stream of its own; of a static cache, that is all that is made.
+    made = max(by_stream.values(), key=lambda sizes: sum(sizes.values()), default={})
     steps = sorted(made)[-3:-1]
+    if offloaded:
+        yield (
+            f"{max(made.values()):,} bytes of the cache lie in pinned host memory at the end, "
+            "which PyTorch takes in powers of two; on the GPU are those of a layer and the next"
+        )
     if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
         return
     # A beam search makes its cache once more as it orders its beams.
@@ -143,6 +152,8 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     weights = sum(p.bytes for p in trace.inventory.tensors if not p.buffer)
     sequences = plan.batch * plan.beams
     yield f"a token adds {each:,} bytes to the cache of its sequence"
+    if offloaded:
+        return
     yield (
         f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
         f"{-(-weights // (each * sequences)):,} tokens each"

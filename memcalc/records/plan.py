@@ -420,7 +420,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.engine is None:
             return "engine_args needs engine: name vllm or sglang." if self.engine_args else None
         if self.gpu is None:
-            return "an engine reserves a share of a GPU: name it, such as --gpu h100."
+            return "an engine reserves a share of a GPU: name it, such as --gpu a100-80gb."
         if self.precision.startswith("amp-"):
             return f"engines have no {self.precision}: type --precision {self.precision[4:]}."
         if self.scheme is not None:

@@ -167,11 +167,7 @@ class Decoding:
 
     def _same(self, piece: Piece, number: int, storage: Storage, step: int) -> bool:
         like = piece.storages[number]
-        if (like.module, like.op, like.component) != (
-            storage.module,
-            storage.op,
-            storage.component,
-        ):
+        if _kind(like) != _kind(storage):
             return False
         if like.bytes < SYMBOLIC:
             return piece.size(number, step) == storage.bytes
@@ -191,9 +187,7 @@ class Decoding:
             raise NotSteadyError("passes free different things")
         growth = []
         for early, seen, late in zip(one.storages, two.storages, three.storages, strict=True):
-            kinds = {
-                (s.module, s.op, s.component, s.bytes >= SYMBOLIC) for s in (early, seen, late)
-            }
+            kinds = {(*_kind(s), s.bytes >= SYMBOLIC) for s in (early, seen, late)}
             if len(kinds) > 1:
                 raise NotSteadyError("passes make different things")
             more = seen.bytes - early.bytes if seen.bytes < SYMBOLIC else 0
@@ -248,6 +242,10 @@ class Decoding:
                 self.base = traced
             self._known[shift] = _passes(traced)
         return self._known[shift]
+
+
+def _kind(storage: Storage) -> tuple[Any, ...]:
+    return storage.module, storage.op, storage.component, storage.stream
 
 
 def _difference(early: Any, late: Any) -> Any:

@@ -23,7 +23,8 @@ bytes_of = st.one_of(
     st.integers(1, 2 * MIB), st.integers(MIB, 24 * MIB), st.sampled_from([MIB, 10 * MIB, 20 * MIB])
 )
 growths = st.one_of(st.just(0), st.integers(1, 4096), st.sampled_from([512, 32768, 131072]))
-tensors = st.tuples(bytes_of, growths)
+streams = st.sampled_from([0, 0, 0, 1])
+tensors = st.tuples(bytes_of, growths, streams)
 layers = st.tuples(tensors, st.lists(tensors, max_size=4))
 """What a layer adds to its cache, and what it makes beside it."""
 
@@ -37,9 +38,14 @@ CONFS = [
 ]
 
 
-def storage(module, size):
+def storage(module, size, stream=0):
     return Storage(
-        bytes=size, component=Component.KV_CACHE, phase=Phase.DECODE, step=0, module=module
+        bytes=size,
+        component=Component.KV_CACHE,
+        phase=Phase.DECODE,
+        step=0,
+        module=module,
+        stream=stream,
     )
 
 
@@ -48,12 +54,12 @@ def decode(drawn, passes, in_order):
     made, growth, items = [], [], []
     for number, (cache, others) in enumerate(drawn):
         items += [3 * len(made) + BORN, 3 * number + LEFT]
-        made.append(storage(f"cache{number}", cache[0]))
+        made.append(storage(f"cache{number}", cache[0], *cache[2:]))
         growth.append(cache[1])
         first = len(made)
-        for size, more in others:
+        for size, more, *stream in others:
             items.append(3 * len(made) + BORN)
-            made.append(storage(f"other{number}", size))
+            made.append(storage(f"other{number}", size, *stream))
             growth.append(more)
         ending = range(first, len(made))
         items += [3 * at + DIES for at in (ending if in_order else reversed(ending))]
@@ -70,6 +76,12 @@ def decode(drawn, passes, in_order):
     before = tuple(n if s.module.startswith("cache") else -1 for n, s in enumerate(made))
     pieces = whole, replace(whole, first=4 + passes // 2, last=3 + passes)
     return Curve(pieces=pieces, first=4, last=3 + passes, shown=0, before=before)
+
+
+def on_its_stream(curve, number):
+    """The event that a storage is born with."""
+    known = curve.pieces[0].storages[number]
+    return (number, known.bytes, *([known.stream] if known.stream else []))
 
 
 def both(curve, prefix, allocator, device):
@@ -95,7 +107,7 @@ def both(curve, prefix, allocator, device):
 )
 def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order, room, conf):
     curve = decode(drawn, passes, in_order)
-    born = [(n, curve.pieces[0].storages[n].bytes) for n in curve.before if n >= 0]
+    born = [on_its_stream(curve, n) for n in curve.before if n >= 0]
     others = [(1000 + n, size) for n, size in enumerate(weights)]
     gone = [(key, 0) for key, _ in others[::2]]
     prefix = [(Op.MARK, (0, Phase.PREFILL)), *others, *born, *gone]
@@ -108,8 +120,8 @@ def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order,
 @given(
     drawn=st.lists(
         st.tuples(
-            st.tuples(st.integers(1, MIB), st.sampled_from([0, 1, 64, 512, 4096])),
-            st.lists(st.tuples(st.integers(1, 2 * MIB), st.integers(0, 600)), max_size=4),
+            st.tuples(st.integers(1, MIB), st.sampled_from([0, 1, 64, 512, 4096]), streams),
+            st.lists(st.tuples(st.integers(1, 2 * MIB), st.integers(0, 600), streams), max_size=4),
         ),
         min_size=1,
         max_size=6,
@@ -121,7 +133,7 @@ def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order,
 )
 def test_segments_of_small_blocks_are_those_of_python(drawn, passes, most, in_order, conf):
     curve = decode(drawn, passes, in_order)
-    born = [(n, curve.pieces[0].storages[n].bytes) for n in curve.before if n >= 0]
+    born = [on_its_stream(curve, n) for n in curve.before if n >= 0]
     asked = curve, [(1000, 300), *born, (1000, 0)], parse_alloc_conf(conf), TARGET
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small, "_MOST_SMALL", most)

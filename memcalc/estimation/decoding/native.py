@@ -49,10 +49,8 @@ def loaded(allocator: CachingAllocator) -> ctypes.CDLL | None:
         or allocator.collects
         or any(steps > 1 for steps in settings.divisions)
         or allocator.waiting
-        or any(allocator.large.free.keys() - {0})
-        or any(allocator.small.free.keys() - {0})
         or any(
-            block.stream or block.used_by
+            block.used_by
             for pool in (allocator.large, allocator.small)
             for block in _blocks(allocator, pool)
         )
@@ -144,7 +142,7 @@ class Passes:
         numbers = {
             block: library.memcalc_block(
                 self._pool,
-                *map(ctypes.c_int64, (block.address, block.size)),
+                *map(ctypes.c_int64, (block.stream, block.address, block.size)),
                 ctypes.c_int64(block.requested if block.busy else 0),
                 ctypes.c_int64(0 if block.segment is None else block.segment.address),
                 *map(ctypes.c_int, (block.prev is None, block.mapped)),
@@ -197,7 +195,7 @@ class Passes:
         played = self._library.memcalc_play(
             self._pool,
             _numbers(code),
-            ctypes.c_int64(len(code) // 4),
+            ctypes.c_int64(len(code) // 5),
             held,
             ctypes.c_int64(slots),
             _numbers(words),
@@ -272,14 +270,14 @@ def _coded(
     code = array("q")
     for what, key, more, size in plan:
         if what == RISE:
-            code.extend((what, key, more, 0))
+            code.extend((what, key, more, 0, 0))
         elif what in (BORN, CALLED):
             if key not in slots:
                 slots[key], count = count, count + 1
             last = (more, size) if what == BORN else (begins[more] + key[1], 0)
-            code.extend((what, slots[key], *last))
+            code.extend((what, slots[key], *last, sizes.stream(key)))
         elif what == DIES:
-            code.extend((what, slots[key], 0, 0))
+            code.extend((what, slots[key], 0, 0, 0))
         else:
-            code.extend((LEFT, by_role[sizes.piece.left[key]], 0, 0))
+            code.extend((LEFT, by_role[sizes.piece.left[key]], 0, 0, 0))
     return code, count

@@ -1,7 +1,7 @@
 /* One pool of the caching allocator over the passes of a long decode; compiled where there is a C
- * compiler. It does what memcalc/allocator does for the default stream under settings that neither
- * limit splits, nor collect garbage, nor round to powers of two; tests hold the one against the
- * other. All sizes in bytes. */
+ * compiler. It does what memcalc/allocator does where no stream uses what another has made, under
+ * settings that neither limit splits, nor collect garbage, nor round to powers of two; tests hold
+ * the one against the other. All sizes in bytes. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,11 +16,12 @@ typedef struct {
     int64_t address, size, requested;
     int64_t prev, next; /* neighbours in the segment; -1: none. A spare one's next is the next spare. */
     int64_t segment;    /* address of the expandable segment it is in */
+    int64_t stream;
     int busy, mapped;
 } Block;
 
 typedef struct {
-    int64_t size, address, block;
+    int64_t stream, size, address, block;
 } Free;
 
 /* What the caller sets, and reads when passes have been played. */
@@ -51,7 +52,7 @@ typedef struct {
     int64_t block, requested, rounded;
 } Held;
 
-static int64_t new_block(Pool *p, int64_t address, int64_t size) {
+static int64_t new_block(Pool *p, int64_t stream, int64_t address, int64_t size) {
     int64_t at = p->spare;
     if (at >= 0) {
         p->spare = p->blocks[at].next;
@@ -63,7 +64,7 @@ static int64_t new_block(Pool *p, int64_t address, int64_t size) {
         }
         at = p->count++;
     }
-    p->blocks[at] = (Block){address, size, 0, -1, -1, 0, 0, 1};
+    p->blocks[at] = (Block){address, size, 0, -1, -1, 0, stream, 0, 1};
     return at;
 }
 
@@ -72,13 +73,17 @@ static void drop_block(Pool *p, int64_t at) {
     p->spare = at;
 }
 
-/* Where the first free block is that is not before this size and address. */
-static int64_t place(const Pool *p, int64_t size, int64_t address) {
+static int is_before(const Free *f, int64_t stream, int64_t size, int64_t address) {
+    if (f->stream != stream) return f->stream < stream;
+    return f->size < size || (f->size == size && f->address < address);
+}
+
+/* Where the first free block of a stream is that is not before this size and address. */
+static int64_t place(const Pool *p, int64_t stream, int64_t size, int64_t address) {
     int64_t low = 0, high = p->frees;
     while (low < high) {
         int64_t middle = (low + high) / 2;
-        const Free *f = &p->free[middle];
-        if (f->size < size || (f->size == size && f->address < address)) low = middle + 1;
+        if (is_before(&p->free[middle], stream, size, address)) low = middle + 1;
         else high = middle;
     }
     return low;
@@ -91,9 +96,9 @@ static void put(Pool *p, int64_t block) {
         p->free = realloc(p->free, p->free_room * sizeof(Free));
         if (!p->free) abort();
     }
-    int64_t at = place(p, b->size, b->address);
+    int64_t at = place(p, b->stream, b->size, b->address);
     memmove(p->free + at + 1, p->free + at, (p->frees++ - at) * sizeof(Free));
-    p->free[at] = (Free){b->size, b->address, block};
+    p->free[at] = (Free){b->stream, b->size, b->address, block};
 }
 
 static void take(Pool *p, int64_t at) {
@@ -101,7 +106,8 @@ static void take(Pool *p, int64_t at) {
 }
 
 static void take_block(Pool *p, int64_t block) {
-    take(p, place(p, p->blocks[block].size, p->blocks[block].address));
+    const Block *b = &p->blocks[block];
+    take(p, place(p, b->stream, b->size, b->address));
 }
 
 static int64_t up(int64_t size, int64_t step) { return (size + step - 1) & -step; }
@@ -149,7 +155,7 @@ static void merge(Pool *p, int64_t block, int64_t neighbour) {
 
 /* A piece of a block's segment, between two neighbours. */
 static int64_t piece(Pool *p, int64_t of, int64_t address, int64_t size, int64_t prev, int64_t next) {
-    int64_t at = new_block(p, address, size);
+    int64_t at = new_block(p, p->blocks[of].stream, address, size);
     p->blocks[at].segment = p->blocks[of].segment;
     p->blocks[at].prev = prev;
     p->blocks[at].next = next;
@@ -205,17 +211,18 @@ static void unmap(Pool *p, int64_t block) {
 }
 
 /* The first block of free ones in a row, mapped or not, that together are large enough. */
-static int64_t find_room(Pool *p, int64_t rounded) {
+static int64_t find_room(Pool *p, int64_t stream, int64_t rounded) {
     Figures *f = &p->figures;
     for (int64_t at = 0; at < p->hole_count; at++) {
         int64_t first = p->holes[at], before = p->blocks[first].prev, room = 0;
+        if (p->blocks[first].stream != stream) continue;
         if (before >= 0 && !p->blocks[before].busy) first = before;
         for (int64_t b = first; b >= 0 && !p->blocks[b].busy && room < rounded; b = p->blocks[b].next)
             room += p->blocks[b].size;
         if (room >= rounded) return first;
     }
     int64_t size = whole(f->total + f->total / 8, granule(f));
-    int64_t segment = new_block(p, f->next_address, size);
+    int64_t segment = new_block(p, stream, f->next_address, size);
     f->next_address += up(size, DEVICE_PAGE);
     p->blocks[segment].segment = p->blocks[segment].address;
     p->blocks[segment].mapped = 0;
@@ -226,8 +233,8 @@ static int64_t find_room(Pool *p, int64_t rounded) {
 static int64_t least(int64_t one, int64_t other) { return one < other ? one : other; }
 
 /* Map memory at the lowest address where the request fits; -1: the device is full. */
-static int64_t expanded(Pool *p, int64_t rounded) {
-    int64_t block = find_room(p, rounded);
+static int64_t expanded(Pool *p, int64_t stream, int64_t rounded) {
+    int64_t block = find_room(p, stream, rounded);
     if (!p->blocks[block].mapped && !map(p, block, least(p->blocks[block].size, rounded))) return -1;
     while (p->blocks[block].size < rounded) {
         int64_t hole = p->blocks[block].next, lacking = rounded - p->blocks[block].size;
@@ -245,17 +252,17 @@ static int64_t could_grow_to(const Pool *p, int64_t block) {
     return alone ? b->size : b->size + p->blocks[b->next].size;
 }
 
-static int64_t new_segment(Pool *p, int64_t rounded) {
+static int64_t new_segment(Pool *p, int64_t stream, int64_t rounded) {
     Figures *f = &p->figures;
     int64_t size = f->is_small ? SMALL_SEGMENT : f->large_segment;
     if (rounded >= MIN_OWN_SEGMENT) size = up(rounded, SEGMENT_ROUNDING);
     if (f->allowed >= 0 && f->reserved + size > f->allowed) return -1;
-    if (f->expandable) return expanded(p, rounded);
+    if (f->expandable) return expanded(p, stream, rounded);
     if (f->used + up(size, DEVICE_PAGE) > f->available) return -1;
     f->used += up(size, DEVICE_PAGE);
     f->reserved += size;
     if (f->reserved > f->peak_reserved) f->peak_reserved = f->reserved;
-    int64_t block = new_block(p, f->next_address, size);
+    int64_t block = new_block(p, stream, f->next_address, size);
     f->next_address += up(size, DEVICE_PAGE);
     return block;
 }
@@ -295,21 +302,21 @@ static void release_cached(Pool *p) {
 }
 
 /* The block that serves a request; -1: there is no room. */
-static int64_t allocate(Pool *p, int64_t size) {
+static int64_t allocate(Pool *p, int64_t stream, int64_t size) {
     Figures *f = &p->figures;
-    int64_t rounded = up(size, MIN_BLOCK), at = place(p, rounded, 0), block;
-    if (at < p->frees) {
-        while (f->expandable && at + 1 < p->frees &&
+    int64_t rounded = up(size, MIN_BLOCK), at = place(p, stream, rounded, 0), block;
+    if (at < p->frees && p->free[at].stream == stream) {
+        while (f->expandable && at + 1 < p->frees && p->free[at + 1].stream == stream &&
                could_grow_to(p, p->free[at + 1].block) < could_grow_to(p, p->free[at].block))
             at++;
         block = p->free[at].block;
         take(p, at);
     } else {
-        block = new_segment(p, rounded);
+        block = new_segment(p, stream, rounded);
         if (block < 0) {
             release_cached(p);
             f->retries++;
-            block = new_segment(p, rounded);
+            block = new_segment(p, stream, rounded);
         }
         if (block < 0) {
             f->failed = size;
@@ -320,7 +327,7 @@ static int64_t allocate(Pool *p, int64_t size) {
     int fine = f->is_small || f->expandable;
     if (p->blocks[block].size - rounded >= (fine ? MIN_BLOCK : SMALL_REQUEST + 1)) {
         int64_t rest = block, before = p->blocks[rest].prev;
-        block = new_block(p, p->blocks[rest].address, rounded);
+        block = new_block(p, stream, p->blocks[rest].address, rounded);
         Block *b = &p->blocks[block], *r = &p->blocks[rest];
         b->prev = before;
         b->next = rest;
@@ -354,13 +361,13 @@ static void release(Pool *p, int64_t block) {
     put(p, block);
 }
 
-static int born(Pool *p, Held *held, int64_t size) {
+static int born(Pool *p, Held *held, int64_t stream, int64_t size) {
     if (size > SMALL_REQUEST && p->figures.is_small) {
         held->block = NOTHING; /* of the other pool */
         return 1;
     }
     if (size > SMALL_REQUEST || p->figures.is_small) {
-        held->block = allocate(p, size);
+        held->block = allocate(p, stream, size);
         return held->block >= 0;
     }
     *held = (Held){SMALL, size, up(size, MIN_BLOCK)};
@@ -396,9 +403,9 @@ Pool *memcalc_open(const Figures *figures) {
 
 /* A block of a segment, from its begin on: the first one has no block before it.
  * segment: address of the expandable one that it is in. */
-int64_t memcalc_block(Pool *p, int64_t address, int64_t size, int64_t requested, int64_t segment,
-                      int first, int mapped) {
-    int64_t block = new_block(p, address, size);
+int64_t memcalc_block(Pool *p, int64_t stream, int64_t address, int64_t size, int64_t requested,
+                      int64_t segment, int first, int mapped) {
+    int64_t block = new_block(p, stream, address, size);
     p->blocks[block].segment = segment;
     p->blocks[block].mapped = mapped;
     if (!first) {
@@ -415,7 +422,7 @@ int64_t memcalc_block(Pool *p, int64_t address, int64_t size, int64_t requested,
 
 /* Plays passes; returns how many were played to their end.
  *
- * plan: operations of four numbers. left: what the pass before has left, by slot; afterwards what
+ * plan: operations of five numbers, of which the last is a stream. left: what the pass before has left, by slot; afterwards what
  * the last pass has. words: what kernels take, so many in each pass. since: passes since the one
  * whose sizes are written in the plan. */
 int64_t memcalc_play(Pool *p, const int64_t *plan, int64_t length, Held *left, int64_t slots,
@@ -425,14 +432,14 @@ int64_t memcalc_play(Pool *p, const int64_t *plan, int64_t length, Held *left, i
     if (!made) abort();
     for (; pass < passes; pass++, since++, words += width) {
         for (int64_t slot = 0; slot < slots; slot++) made[slot].block = NOTHING;
-        for (const int64_t *op = plan; op < plan + 4 * length; op += 4) {
+        for (const int64_t *op = plan; op < plan + 5 * length; op += 5) {
             switch (op[0]) {
             case RISE: note(&p->figures, op[1], op[2]); break;
             case BORN:
-                if (!born(p, &made[op[1]], op[3] + op[2] * since)) goto done;
+                if (!born(p, &made[op[1]], op[4], op[3] + op[2] * since)) goto done;
                 break;
             case CALLED:
-                if (!born(p, &made[op[1]], words[op[2]])) goto done;
+                if (!born(p, &made[op[1]], op[4], words[op[2]])) goto done;
                 break;
             case DIES: end(p, &made[op[1]]); break;
             default: end(p, &left[op[1]]);

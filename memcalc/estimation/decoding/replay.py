@@ -212,7 +212,7 @@ class _Passes:
             if what in (BORN, CALLED):
                 bytes_ = size + more * (step - piece.at) if what == BORN else size
                 bytes_ = sizes.word(more, key[1], step) if what == CALLED else bytes_
-                held = made[key] = self._born(bytes_)
+                held = made[key] = self._born(bytes_, sizes.stream(key))
                 if isinstance(held, Block):
                     source, rest = _source(held)
                     signature.append((source, bool(rest)) if source else (held.address, held.size))
@@ -231,9 +231,9 @@ class _Passes:
             room = 0
         return signature, room
 
-    def _born(self, size: int) -> Held:
+    def _born(self, size: int, stream: int) -> Held:
         if size > SMALL_REQUEST:
-            return self._allocator.allocate(size)
+            return self._allocator.allocate(size, stream)
         rounded = round_size(size, self._settings.divisions)
         self._requested += size
         self._rounded += rounded
@@ -253,9 +253,12 @@ class _Passes:
             more = growth.get(role, 0) * passes
             if not more:
                 continue
-            requested = held.requested if isinstance(held, Block) else held[0]
+            if isinstance(held, Block):
+                requested, stream = held.requested, held.stream
+            else:
+                requested, stream = held[0], 0
             self._end(held)
-            self._left[role] = self._born(requested + more)
+            self._left[role] = self._born(requested + more, stream)
 
 
 def _source(block: Block) -> tuple[int, int]:

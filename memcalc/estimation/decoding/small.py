@@ -76,7 +76,7 @@ def _in_python(
         sizes = known[id(piece)]
         for what, key, size in Walk(sizes).events(step):
             if what == BORN and size <= SMALL_REQUEST:
-                made[key] = allocator.allocate(size)
+                made[key] = allocator.allocate(size, sizes.stream(key))
             elif what == DIES and key in made:
                 allocator.free(made.pop(key))
             elif what not in (BORN, DIES) and piece.left[key] in left:

@@ -24,6 +24,10 @@ class Sizes:
         self._taken: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.varying = tuple(n for n, call in enumerate(piece.calls) if _grows(call.growth))
 
+    def stream(self, key: Any) -> int:
+        """On which a storage is made, or the scratch of a kernel."""
+        return self.piece.storages[key if isinstance(key, int) else key[0]].stream
+
     def taken(self, number: int, step: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What a call of a kernel takes in a pass, before and after its outputs."""
         at = step if number in self.varying else self.piece.at
