@@ -238,6 +238,8 @@ class Decoding:
             if len(self._known) >= _MOST_TRACES:
                 raise NotSteadyError("too many kinds of passes follow each other")
             traced = self._run(shift)
+            if traced.asides:
+                raise NotSteadyError("the allocator's cache is emptied between passes")
             if shift == 0:
                 self.base = traced
             self._known[shift] = _passes(traced)

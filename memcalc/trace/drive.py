@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
 from memcalc.trace import device
 from memcalc.trace.ledger import Ledger
@@ -16,9 +17,10 @@ from memcalc.trace.operators.sparse import parts
 from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.make import make as optimizer_for
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
-from memcalc.trace.packages import deepspeed, transformers
+from memcalc.trace.packages import deepspeed, quanto, transformers
 from memcalc.trace.placing import Named
 from memcalc.trace.recorder import TraceRecorder
+from memcalc.trace.torch_private import replaced
 from memcalc.workload import inference, layouts, loops
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -68,11 +70,22 @@ def infer(program: Program, named: Named, recorder: TraceRecorder) -> None:
     model = without_adapters(program.model)
     job = program.inference(device=device.NAME, batch=lambda: _batch(program, ledger))
     with recorder.modules.follow(named), contextlib.ExitStack() as hooks:
-        if program.plan.cache.startswith("offloaded"):
-            hooks.enter_context(transformers.offloading(ledger))
+        hooks.enter_context(_cached(program.plan, ledger))
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
         inference.run(job, ledger)
+
+
+def _cached(plan: Plan, ledger: Ledger) -> contextlib.AbstractContextManager[None]:
+    """What a kind of cache needs of the device and of its package."""
+    if plan.cache.startswith("offloaded"):
+        return transformers.offloading(ledger)
+    if plan.cache == "quantized":
+        return quanto.of_fakes()
+    if plan.cache == "quantized-hqq" and plan.target == "cuda":
+        # It gives cached memory back whenever it has quantised.
+        return replaced(torch.cuda, "empty_cache", ledger.empty_cache)
+    return contextlib.nullcontext()
 
 
 def _batch(program: Program, ledger: Ledger) -> Batch:

@@ -54,6 +54,8 @@ def trace(
     tokens = program.plan.generate if program.until is None else None
     if tokens is not None and tokens > (TRACED if movable(program) else _WHOLE):
         try:
+            if program.plan.cache in _GATHERING:
+                raise NotSteadyError("this cache quantises what it has gathered every so many tokens")
             return _decoded(program, tokens, target, notes, breadcrumbs)
         except NotSteadyError as error:
             if tokens > _MOST_WHOLE:
@@ -144,6 +146,9 @@ def movable(program: Program) -> bool:
     A beam search has no such prompt: it keeps a table of what it has generated.
     """
     return program.plan.beams == 1
+
+
+_GATHERING = ("quantized", "quantized-hqq")
 
 
 _WHOLE = 128

@@ -7,6 +7,7 @@ found by ``memcalc.trace.self_check``.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 import sys
@@ -232,6 +233,17 @@ def take_fake_tensors_for_real() -> None:
     _ask("torch.nn.utils.clip_grad:_has_foreach_support")
     _foreach_types.append(FakeTensor)
     setattr(clip_grad, "_has_foreach_support", lambda _, device: device.type != "cpu")  # noqa: B010
+
+
+def for_every_device(func: OpOverload) -> Callable[..., Any] | None:
+    """The kernel that an operator has for all devices alike; ``None``: it has none.
+
+    Called so, what it calls in its turn is seen by modes; through the operator it is not.
+    """
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    if not func.has_kernel_for_dispatch_key(key):
+        return None
+    return functools.partial(func._op_dk, key)
 
 
 def foreach_takes(kind: type) -> None:

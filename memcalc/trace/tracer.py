@@ -17,7 +17,7 @@ from memcalc.trace.folding.fold import Run
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
 from memcalc.trace.operators import attention, autocast, gradients, overrides
-from memcalc.trace.packages import bitsandbytes
+from memcalc.trace.packages import bitsandbytes, quanto
 from memcalc.trace.placing import placed
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
@@ -69,6 +69,7 @@ def tracer(
         recorder.cudnn_benchmark = target.cudnn_benchmark
         recorder.ledger.units = _units(program.model, stacks, repeats)
         recorder.kernels_of[bitsandbytes.NAMESPACE] = packaged
+        recorder.kernels_of[quanto.NAMESPACE] = quanto.Kernels(program.plan.target)
         shapes = None if symbols is None else symbols.env
         with placed(program, recorder, shapes, rank) as (ready, named):
             (infer if program.plan.infers else train)(ready, named, recorder)

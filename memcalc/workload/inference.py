@@ -213,7 +213,13 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        yield value
+        # What a package quantises holds tensors of its own.
+        inner = getattr(value, "__tensor_flatten__", None)
+        if inner is None:
+            yield value
+            return
+        for name in inner()[0]:
+            yield from _tensors(getattr(value, name), seen)
         return
     parts: Any = ()
     if isinstance(value, dict):
