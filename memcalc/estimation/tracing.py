@@ -152,7 +152,11 @@ class Desk:
             raise EstimateError("quantised bases choose kernels by size and are traced at each")
         program = self._prepared(plan, question.choice)
         if plan.generate is not None:
-            if plan.cache == "static" or not movable(program) or program.decodes_beside_an_encoder:
+            if (
+                plan.cache.endswith("static")
+                or not movable(program)
+                or program.decodes_beside_an_encoder
+            ):
                 raise EstimateError("such a decode is not the same after a longer prompt")
             program = program.later(0, min(plan.generate, TRACED))
         plain = trace(program, question.target, breadcrumbs=self._breadcrumbs)

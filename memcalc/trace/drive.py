@@ -17,10 +17,9 @@ from memcalc.trace.operators.sparse import parts
 from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.make import make as optimizer_for
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
-from memcalc.trace.packages import deepspeed, quanto, transformers
+from memcalc.trace.packages import deepspeed, hqq, quanto, transformers
 from memcalc.trace.placing import Named
 from memcalc.trace.recorder import TraceRecorder
-from memcalc.trace.torch_private import replaced
 from memcalc.workload import inference, layouts, loops
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -83,8 +82,7 @@ def _cached(plan: Plan, ledger: Ledger) -> contextlib.AbstractContextManager[Non
     if plan.cache == "quantized":
         return quanto.of_fakes()
     if plan.cache == "quantized-hqq" and plan.target == "cuda":
-        # It gives cached memory back whenever it has quantised.
-        return replaced(torch.cuda, "empty_cache", ledger.empty_cache)
+        return hqq.on_cuda(ledger)
     return contextlib.nullcontext()
 
 

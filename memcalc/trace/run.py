@@ -55,7 +55,9 @@ def trace(
     if tokens is not None and tokens > (TRACED if movable(program) else _WHOLE):
         try:
             if program.plan.cache in _GATHERING:
-                raise NotSteadyError("this cache quantises what it has gathered every so many tokens")
+                raise NotSteadyError(
+                    "the cache quantises what it has gathered every so many tokens"
+                )
             return _decoded(program, tokens, target, notes, breadcrumbs)
         except NotSteadyError as error:
             if tokens > _MOST_WHOLE:
@@ -143,9 +145,10 @@ def _decoded(
 def movable(program: Program) -> bool:
     """Whether a pass is the same after a longer prompt as after so many generated tokens.
 
-    A beam search has no such prompt: it keeps a table of what it has generated.
+    A beam search has no such prompt: it keeps a table of what it has generated. Nor has a cache
+    that quantises what it has gathered: of a prompt it quantises all.
     """
-    return program.plan.beams == 1
+    return program.plan.beams == 1 and program.plan.cache not in _GATHERING
 
 
 _GATHERING = ("quantized", "quantized-hqq")

@@ -325,7 +325,7 @@ def _said_of_inference(plan: Plan) -> Iterator[str]:
         else "the prompt's pass gives the only token"
     )
     yield f"generate() of transformers runs{' a beam search' if plan.beams > 1 else ', greedily'}"
-    if plan.cache == "static":
+    if plan.cache.endswith("static"):
         yield "decoding is not compiled (disable_compile=True)"
 
 

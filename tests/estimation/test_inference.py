@@ -89,7 +89,9 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
     ("settings", "words"),
     [
         ({"generate": 4, "cache": "sliding"}, "no sliding window"),
-        ({"generate": 4, "cache": "quantized"}, "optimum-quanto"),
+        ({"generate": 4, "cache": "quantized"}, "pip install optimum-quanto"),
+        ({"generate": 4, "cache": "quantized-hqq"}, "pip install hqq"),
+        ({"generate": 4, "cache": "offloaded", "target": "cpu"}, "leaves a GPU"),
         ({"generate": 4, "grad_accum": 2}, "leave out grad_accum"),
         ({"generate": 4, "devices": 2}, "one GPU"),
         ({"generate": 4, "quant": "nf4", "kbit_prepare": False}, "leave out kbit_prepare"),
@@ -103,9 +105,23 @@ def test_what_cannot_run_is_refused_with_its_reason(llama, settings, words):
         estimate(llama, use_cache=False, **settings)
 
 
-def test_a_cache_that_cannot_run_here_is_refused_in_a_sentence(llama):
-    with pytest.raises(EstimateError, match=r"the cache offloaded: .* Name another --cache"):
-        estimate(llama, use_cache=False, generate=4, cache="offloaded")
+def test_a_cache_that_transformers_does_not_have_for_a_model_is_refused_in_a_sentence(tmp_path):
+    config = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2}
+    path = tmp_path / "mistral.json"
+    path.write_text(json.dumps({**config, "num_attention_heads": 2, "sliding_window": 8}))
+    with pytest.raises(EstimateError, match=r"the cache quantized-fp8: .* Name another --cache"):
+        estimate(str(path), use_cache=False, generate=4, cache="quantized-fp8")
+
+
+def test_an_offloaded_cache_is_a_layer_and_the_next_on_the_gpu_and_the_rest_on_the_host(llama):
+    plan = {"model": llama, "seq": 100, "generate": 20, "batch": 4, **BF16}
+    here, there = (
+        estimate(use_cache=False, cache=cache, **plan) for cache in ("dynamic", "offloaded")
+    )
+    most = {one.phase: one.requested for one in there.phases}
+    assert most[Phase.DECODE] < {one.phase: one.requested for one in here.phases}[Phase.DECODE]
+    (said,) = (note for note in there.assumptions if "pinned host memory" in note)
+    assert said.startswith(f"{A_TOKEN * 4 * (100 + 20 - 1):,} bytes")
 
 
 def test_more_tokens_than_a_model_has_positions_for_are_refused():

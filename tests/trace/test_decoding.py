@@ -31,6 +31,7 @@ CASES = [
     (LLAMA, {"batch": 2, "seq": 30, "generate": 40, "cache": "static", "attention": "eager"}),
     (SLIDING, {"batch": 16, "seq": 300, "generate": 30}),
     (LLAMA, {"batch": 8, "seq": 300, "generate": 60, "beams": 2}),
+    (LLAMA, {"batch": 16, "seq": 300, "generate": 40, "cache": "offloaded"}),
     # It forces its last token, which takes the scores once more.
     (BART, {"batch": 16, "seq": 30, "generate": 40}),
 ]
@@ -86,6 +87,21 @@ def real_and_foretold(path, settings):
     }
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("cache", "package"), [("quantized", "optimum.quanto"), ("quantized-hqq", "hqq")]
+)
+def test_a_quantised_cache_on_the_cpu_takes_what_is_foretold(tmp_path, forked, cache, package):
+    pytest.importorskip(package)
+    path = tmp_path / "llama.json"
+    path.write_text(json.dumps(LLAMA))
+    more = {"batch": 2, "seq": 64, "generate": 140, "cache": cache}
+    said, real = (forked(ask, str(path), more) for ask in (foretold, measured))
+    assert list(said) == list(real) == ["load", "prefill", "decode"]
+    for phase, known in real.items():
+        assert said[phase] == pytest.approx(known, rel=0.01), phase
+
+
 def foretold(path, settings):
     from memcalc.catalog.plan import make
     from memcalc.estimation.tracing import Desk
@@ -122,7 +138,10 @@ def test_a_quantised_base_is_loaded_and_generates_on_the_cpu_as_foretold(tmp_pat
     "more",
     [
         {},
-        *(pytest.param(m, marks=pytest.mark.nightly) for m in ({"cache": "static"}, {"beams": 2})),
+        *(
+            pytest.param(m, marks=pytest.mark.nightly)
+            for m in ({"cache": "static"}, {"cache": "quantized-fp8"}, {"beams": 2})
+        ),
     ],
 )
 def test_generate_on_the_cpu_takes_what_is_foretold(tmp_path, forked, more):
