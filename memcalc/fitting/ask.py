@@ -199,7 +199,10 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
     known = ask(best) if best else None
     if known is not None and not known.traced:
         best = search.islands(ask, best, most)
-    perhaps = ask(search.largest(ask, search.may_fit, start=max(best, 1), limit=most) or 1)
+    if best:
+        perhaps = ask(search.beyond(ask, search.may_fit, best, most))
+    else:
+        perhaps = ask(search.largest(ask, search.may_fit, start=1, limit=most) or 1)
     # Plain traces at the answer and one above have the last word.
     sure = oracle.verify(at(best), device) if best else None
     takes_more = best < most and (not best or ask(best + 1) is not None)

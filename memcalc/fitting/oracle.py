@@ -52,6 +52,7 @@ class Oracle:
         self._clients = clients
         self._config = config if use_cache else None
         self._symbolic = SymbolicTraces(self._config)
+        self._verified: dict[tuple[Plan, Device], Probe] = {}
         self._last: tuple[Plan, Trace] | None = None
         """The decode that was written down last."""
         self.traces = 0
@@ -140,12 +141,17 @@ class Oracle:
             MemcalcError: it could not be estimated.
             SymbolicTraceRefutedError: a symbolic trace said otherwise.
         """
+        known = self._verified.get((plan, device))
+        if known is not None:
+            return known
         question = asked(plan)
         trace = self._trace(plan)
         fit = judged(question, trace, device.holding(state_for(question, trace)))
         self.assumptions, self.uncounted = trace.assumptions, trace.uncounted
         self._symbolic.prove(plan, trace)
-        return Probe(batch=plan.batch, seq=trace.seq, fit=fit, traced=True)
+        found = Probe(batch=plan.batch, seq=trace.seq, fit=fit, traced=True)
+        self._verified[plan, device] = found
+        return found
 
     def learn(self, plans: Sequence[Plan]) -> None:
         """Learn symbolic traces at several points at once, one child process for each.

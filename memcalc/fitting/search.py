@@ -31,8 +31,9 @@ def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
     """The size that is accepted while the next one is not; 0 where the first is not.
 
     Sizes are counted 1, 2, 3 and so on. The next guess lies where a straight line through the
-    two sizes that enclose the answer meets the capacity; every other guess halves the distance,
-    so that a crooked line costs little.
+    two sizes that enclose the answer meets the capacity, and as far from the size it was held
+    against last as that has moved, twice as far each time: a straight line is off by little, and a
+    crooked one costs little.
 
     Args:
         ask: about one size; asked twice about the same one it should remember.
@@ -41,14 +42,29 @@ def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
         limit: the largest size there is.
     """
     low, high = _enclose(ask, accept, min(start, limit), limit)
-    halve = False
+    gap, accepted = 1, None
     while high - low > 1:
-        guess = (low + high) // 2 if halve or low == 0 or high > limit else _line(ask, low, high)
-        halve = not halve
-        if accept(ask(guess)):
+        if low == 0 or high > limit or 2 * gap >= high - low:
+            guess = (low + high) // 2
+        else:
+            guess = min(max(_line(ask, low, high), low + gap), high - gap)
+        last, accepted = accepted, accept(ask(guess))
+        gap = 2 * gap if accepted is last else 1
+        if accepted:
             low = guess
         else:
             high = guess
+    return low
+
+
+def beyond(ask: Ask, accept: Accept, best: int, limit: int) -> int:
+    """The same where the answer lies a little above a size that is accepted."""
+    low, step = best, 1
+    while low < limit:
+        size = min(low + step, limit)
+        if not accept(ask(size)):
+            return largest(ask, accept, start=low, limit=size - 1) if size > low + 1 else low
+        low, step = size, 2 * step
     return low
 
 
