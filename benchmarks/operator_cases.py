@@ -77,7 +77,15 @@ def _cross(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask)
 
 
+def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A mask of truth values, whose rows are padded to eight numbers."""
+    mask = torch.ones(q.shape[0], 1, q.shape[2], k.shape[2], dtype=torch.bool, device=q.device)
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, mask)
+
+
 def _cross_attention() -> Iterator[Case]:
+    yield from _each("padded attention", _padded, *[(2, 4, 211, 64)] * 3)
     for queries, keys in ((128, 1504), (640, 72)):
         for head in (64, 128, 160, 192):
             shape = (2, 4, queries, head), (2, 4, keys, head), (2, 4, keys, head)
@@ -190,6 +198,8 @@ def _reductions() -> Iterator[Case]:
     yield from _each("topk of few", lambda x: x.topk(2, dim=-1), (512, 8))
     yield Case("cumsum whole", lambda x: x.cumsum(-1), ((4, 512),), whole=(0,))
     yield Case("cumsum flat", lambda x: x.cumsum(-1), ((100000,),))
+    yield Case("cumsum of a mask", lambda x: (x > 0).cumsum(-1), ((64, 1000),))
+    yield Case("cumsum of a flat mask", lambda x: (x > 0).cumsum(-1), ((100000,),))
     yield Case("sort flat", lambda x: x.sort(), ((100000,),))
     yield Case("sort whole", lambda x: x.sort(-1), ((4, 512),), whole=(0,))
     yield Case("argsort flat whole", lambda x: x.argsort(), ((4096,),), whole=(0,))

@@ -11,7 +11,10 @@ __version__ = "0.1.0"
 
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 13)
 """Their allocators, operators and private names were read and compared with recorded runs."""
-PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao")
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao"),
+    "liger-kernel",
+)
 """Those whose code an answer depends on."""
 _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info")
 

@@ -19,6 +19,7 @@ SETS = ("tune", "report", "held out")
 _KINDS = {
     "parallel-": "several GPUs",
     "quant-": "quantised models",
+    "liger-": "Liger's kernels",
     "decode-": "decoding",
     "scripts-": "whole scripts",
 }

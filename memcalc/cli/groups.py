@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 GROUPS = {
-    "Model": ("task", "quant", "kbit_prepare", "lora", "freeze", "attention", "cudnn_attention"),
+    "Model": (
+        "task",
+        "quant",
+        "kbit_prepare",
+        "lora",
+        "freeze",
+        "attention",
+        "cudnn_attention",
+        "liger",
+    ),
     "Training": (
         *("preset", "optim", "optim_args", "precision", "batch", "seq", "grad_accum"),
         *("checkpointing", "checkpoint_every", "loss_chunks", "max_grad_norm", "set_to_none"),

@@ -302,6 +302,10 @@ def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
         raise UsageError(
             f"Of a base in {plan.scheme} closed forms say nothing: leave --method analytic out."
         )
+    if plan.liger:
+        raise UsageError(
+            "Of Liger's kernels closed forms say nothing: leave --method analytic out."
+        )
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.of(plan)
     state = registry.state_of(choice, tensors.parameters, plan)

@@ -150,6 +150,8 @@ class Desk:
             raise EstimateError("runs over several GPUs are traced at each size")
         if plan.scheme is not None:
             raise EstimateError("quantised bases choose kernels by size and are traced at each")
+        if plan.liger:
+            raise EstimateError("Liger cuts its loss by size, and is traced at each")
         program = self._prepared(plan, question.choice)
         if plan.generate is not None:
             if (

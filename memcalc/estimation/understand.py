@@ -34,6 +34,8 @@ def check(plan: Plan) -> models.ModelSource:
     with _blamed_on("task"):
         head = tasks.choose(source, plan.task)
     _check_quant(plan, source)
+    if plan.liger:
+        _check_liger(source)
     if source.factory is not None and plan.attention == "eager":
         told = f"{source.name} chooses its attention itself: leave out --attention eager."
         raise SettingError("attention", told)
@@ -155,6 +157,24 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
         raise SettingError("quant", already)
 
 
+def _check_liger(source: models.ModelSource) -> None:
+    if source.factory is not None:
+        told = (
+            f"liger is for models of transformers, and {source.name} is a callable: leave it out."
+        )
+        raise SettingError("liger", told)
+    missing = [name for name in _OF_LIGER if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingError(
+            "liger",
+            f"--liger runs Liger's own code, which needs {missing[0]}: pip install "
+            "'torch-memcalc[liger]' on Linux, which Triton is made for.",
+        )
+
+
+_OF_LIGER = ("triton", "liger_kernel")
+
+
 def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
     """Why a checkpoint that is quantised already cannot be answered so; ``None``: it can."""
     if source.config is None:
@@ -176,21 +196,28 @@ def uncounted(source: models.ModelSource) -> tuple[str, ...]:
     return quantised.uncounted(source.config)
 
 
-_QUANTISED = ("ddp", "zero1")
+_WHOLE = ("ddp", "zero1")
 """Layouts that leave the weights whole on each GPU."""
 
 
-def _unspread(layout: str) -> str:
-    reason = {
+def _unspread(plan: Plan) -> str | None:
+    """Why a base of bitsandbytes cannot be spread by the plan's layout; ``None``: it can."""
+    layout = layouts.spread(plan).layout
+    if layout in (*_WHOLE, *layouts.SHARDED) and (layout in _WHOLE or plan.scheme != "int8"):
+        return None
+    engine = "DeepSpeed's engine is not simulated over a quantised base"
+    reasons = {
         "tp": "transformers spreads no layers of bitsandbytes over tensor-parallel ranks",
-        "zero2": "DeepSpeed's engine is not simulated over a quantised base",
-        "zero3": "DeepSpeed's engine is not simulated over a quantised base",
-    }.get(
-        layout,
-        "shards need bnb_4bit_quant_storage in a float type, and a loop that loads each rank's "
-        "own; that is not simulated",
-    )
-    return f"{reason}: type --parallel ddp"
+        "zero2": engine,
+        "zero3": engine,
+        "fsdp1": "FSDP1 takes weights of one type in a unit, and peft's way around that, a unit "
+        "for each adapter, is not simulated",
+    }
+    if layout in layouts.SHARDED:
+        return "FSDP has no type for weights in 8 bit: type --quant nf4-dq, or --parallel ddp"
+    reason = reasons.get(layout, "such a mesh is not simulated over a quantised base")
+    other = "fsdp2 or " if plan.scheme != "int8" else ""
+    return f"{reason}: type --parallel {other}ddp"
 
 
 def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
@@ -203,8 +230,8 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
         return quantised.torchao_refusal(
             plan.scheme, trains=not plan.infers, several=several, installed=there
         )
-    if several and layouts.spread(plan).layout not in _QUANTISED:
-        return _unspread(layouts.spread(plan).layout)
+    if several and (refused := _unspread(plan)) is not None:
+        return refused
     if importlib.util.find_spec("bitsandbytes") is None:
         return "it runs bitsandbytes' own code: pip install bitsandbytes"
     return None

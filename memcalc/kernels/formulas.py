@@ -137,8 +137,9 @@ def _grouped_mm(target: Target, groups: int, size: tuple[int, int], shared: int)
     return Scratch(after=grouped.grouped_mm(groups, size, shared, target))
 
 
-def _scan(target: Target, count: int, element_bytes: int) -> Scratch:
-    return Scratch(after=(cub.scan(count, element_bytes), ~0))
+def _scan(target: Target, count: int, element_bytes: int, copied: int = 0) -> Scratch:
+    taken = (*([copied] if copied else []), *([cub.scan(count, element_bytes)] if count else []))
+    return Scratch(after=(*taken, *(~n for n in reversed(range(len(taken))))))
 
 
 def _flash_forward(

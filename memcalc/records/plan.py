@@ -112,6 +112,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "Make a causal language model's loss in so many pieces; each one's logits live alone."
         ),
     ] = 1
+    liger: Annotated[
+        bool,
+        about(
+            "Replace norms, rotary embeddings, gated layers and the loss by Liger's kernels, as "
+            "TrainingArguments(use_liger_kernel=True) does; it makes no logits."
+        ),
+    ] = False
     attention: Annotated[
         Literal["auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math"],
         about("Implementation of attention."),
@@ -370,6 +377,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return "kbit_prepare is of quantised bases: add quant, or leave it out."
         if self.checkpoint_every > 1 and not self.checkpointing:
             return "checkpoint_every needs checkpointing: add --checkpointing."
+        if self.liger and self.loss_chunks > 1:
+            return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
+        if self.liger and self.target == "cpu":
+            return "Liger's kernels are for GPUs: leave out liger, or target cpu."
         if self.gpu is not None and self.target == "cpu":
             return f"target cpu runs on no GPU: leave out gpu {self.gpu}, or target cpu."
         against = {
@@ -396,6 +407,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "grad_accum": self.grad_accum > 1,
             "checkpointing": self.checkpointing,
             "loss_chunks": self.loss_chunks > 1,
+            "liger": self.liger,
             "max_grad_norm": self.max_grad_norm is not None,
             "optim_in_backward": self.optim_in_backward,
             "resume": self.resume,

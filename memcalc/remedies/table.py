@@ -39,6 +39,7 @@ ROWS: tuple[Row, ...] = (
     rounded.autocast,
     slower.sharded,
     slower.chunked_loss,
+    slower.liger,
     slower.in_backward,
     slower.checkpointing,
     rounded.eight_bit_states,

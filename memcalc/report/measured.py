@@ -59,6 +59,7 @@ def name(plan: Plan) -> str:
     words += ["checkpointing"] if plan.checkpointing else []
     words += [f"{plan.scheme} base"] if plan.scheme else []
     words += [f"lora {plan.adapters}"] if plan.adapters else []
+    words += ["liger"] if plan.liger else []
     words += [plan.loop] if plan.loop != loops.DEFAULT else []
     if plan.devices > 1 or plan.parallel is not None:
         spread = layouts.spread(plan)

@@ -56,7 +56,7 @@ class ScriptRecorder(TraceRecorder):
         self.real_weights = False
         """Weights on the host hold their numbers."""
         self.groups = arrivals.Groups()
-        self.draws = Draws(self._assume)
+        self.draws = Draws(self.assume)
         self._reads: dict[str, None] = {}
         self._weights_read: dict[str, None] = {}
         self._own: dict[Any, Callable[..., Any]] = {

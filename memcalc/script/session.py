@@ -37,6 +37,7 @@ from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import device, memo
 from memcalc.trace.operators import attention, gradients, overrides
+from memcalc.trace.properties import Properties
 from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.torch_private import FakeTensorMode, no_rules
 from memcalc.units import GIB
@@ -84,7 +85,7 @@ class Session:
         self.labels = Labels(self.memory)
         self.phases = Phases(self.recorder, self.labels, question.plan.steps or 0)
         self._target = target
-        self._properties = cuda.Properties(
+        self._properties = Properties(
             name,
             target.capability,
             total,

@@ -17,10 +17,10 @@ from memcalc.trace.ledger import Ledger
 from memcalc.trace.packages import bitsandbytes, deepspeed, peft
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.torch_private import FakeTensor, replaced
-from memcalc.workload import layouts
+from memcalc.workload import layouts, liger
 from memcalc.workload.layouts import SINGLE, Layout, Rank
 from memcalc.workload.program import Program, finished
-from memcalc.workload.quantised import load
+from memcalc.workload.quantised import load, original
 
 Named = Sequence[tuple[str, torch.nn.Module]]
 """Modules by the paths they have in the model itself, without what wrappers put before them."""
@@ -63,12 +63,14 @@ def placed(
             yield ready, tuple(loaded.named_modules())
         return
     if layouts.spread(program.plan).layout == SINGLE:
-        found = _as_found(program.model)
-        with found, device.fake_mode(shapes), recorder, _moved(program.model, recorder.ledger):
-            yield program, tuple(program.model.named_modules())
+        with _as_found(program.model):
+            _use_kernels(program, program.model)
+            with device.fake_mode(shapes), recorder, _moved(program.model, recorder.ledger):
+                yield program, tuple(program.model.named_modules())
         return
     spread, layout = layouts.spread(program.plan), layouts.of(program.plan)
     model = copy.deepcopy(program.model)
+    _use_kernels(program, model)
     streams.renumber()
     named = tuple(model.named_modules())
     with (
@@ -85,6 +87,11 @@ def placed(
         _belong(named, recorder.ledger)
         recorder.ledger.label_living(Phase.LOAD, Component.COMMUNICATION)
         yield replace(program, model=wrapped), named
+
+
+def _use_kernels(program: Program, model: torch.nn.Module) -> None:
+    if program.plan.liger:
+        liger.apply(model)
 
 
 def _belong(named: Named, ledger: Ledger) -> None:
@@ -145,6 +152,7 @@ def _quantised(
         else:
             with ledger.phase(Phase.PREPARE, 0), peft.prepared(ledger):
                 ready = finished(program, loaded)
+                _use_kernels(ready, ready.model)
                 _label_quantised(loaded, ledger)
                 if world > 1:
                     ready = _wrapped(ready, rank, ledger)
@@ -155,8 +163,13 @@ def _wrapped(ready: Program, rank: int, ledger: Ledger) -> Program:
     """The program over a model that is on its device already, in the wrapper of the layout."""
     ledger.leave_repetition()
     ledger.wrapped = True
+    packed = {name for name, one in ready.model.named_parameters() if original(one) is not None}
     placed_already = replace(_rank(ready, rank, ledger), move=lambda model: None)
     wrapped = layouts.of(ready.plan).place(ready.model, placed_already)
+    for name, shard in wrapped.named_parameters():
+        kind = Component.QUANTISED_WEIGHTS if name in packed else Component.WEIGHTS
+        if wrappers.is_shard(shard):
+            ledger.label((shard,), kind)
     ledger.label_living(Phase.PREPARE, Component.COMMUNICATION)
     return replace(ready, model=wrapped)
 

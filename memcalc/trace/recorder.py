@@ -324,13 +324,14 @@ class TraceRecorder(TorchDispatchMode):
     def _on_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that has to do with sparse tensors, part by part."""
         if self._sparse is None:
-            self._sparse = SparseKernels(self._take, self._assume, compared_with_zeros())
+            self._sparse = SparseKernels(self._take, self.assume, compared_with_zeros())
         if func in AS_THEY_ARE:
             return func(*args, **kwargs)
         with self:
             return self._sparse(func, args, kwargs)
 
-    def _assume(self, said: str) -> None:
+    def assume(self, said: str) -> None:
+        """Add to what was assumed."""
         self.assumptions[said] = None
 
     def _take(self, call: KernelCall) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from memcalc.trace.folding.fold import Run
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
 from memcalc.trace.operators import attention, autocast, gradients, overrides
-from memcalc.trace.packages import bitsandbytes, quanto
+from memcalc.trace.packages import bitsandbytes, liger, quanto
 from memcalc.trace.placing import placed
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
@@ -71,7 +72,13 @@ def tracer(
         recorder.kernels_of[bitsandbytes.NAMESPACE] = packaged
         recorder.kernels_of[quanto.NAMESPACE] = quanto.Kernels(program.plan.target)
         shapes = None if symbols is None else symbols.env
-        with placed(program, recorder, shapes, rank) as (ready, named):
+        with (
+            _liger(program, target, recorder),
+            placed(program, recorder, shapes, rank) as (
+                ready,
+                named,
+            ),
+        ):
             (infer if program.plan.infers else train)(ready, named, recorder)
             tagged = recorder.ledger.tagged_trace(
                 recorder.operations.of_step(steps_of(program) - 1)
@@ -95,6 +102,14 @@ def tracer(
         return tagged
 
     return once
+
+
+def _liger(
+    program: Program, target: Target, recorder: TraceRecorder
+) -> contextlib.AbstractContextManager[None]:
+    if not program.plan.liger:
+        return contextlib.nullcontext()
+    return liger.simulated(target, recorder.assume)
 
 
 def _recurrent(program: Program, target: Target) -> Iterator[str]:

@@ -119,6 +119,11 @@ def _received(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses ann
     return future
 
 
+def is_shard(tensor: torch.Tensor) -> bool:
+    """This rank holds a part of it."""
+    return torch_private.local_part(tensor) is not tensor
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this rank holds."""
     return torch_private.local_part(tensor)

@@ -299,6 +299,8 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
     if plan.optim_in_backward or choice.row.in_backward:
         yield "each parameter is updated inside backward, and its gradient freed at once"
     yield from _said_of_base(plan)
+    if plan.liger:
+        yield "Liger's kernels are those that its defaults replace, with the loss and its logits"
     if plan.resume:
         yield "the checkpoint is read into host memory first, as transformers' Trainer does"
     if plan.eval:
@@ -309,6 +311,11 @@ def _said_of_base(plan: Plan) -> Iterator[str]:
     if plan.scheme is not None:
         dtype = str(compute_dtype(plan)).removeprefix("torch.")
         yield f"linear layers compute in {dtype}, and so is the model loaded"
+    if plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
+        yield (
+            "each GPU loads the whole base, as transformers has it, before it is divided; the "
+            "constants of its weights stay whole on each"
+        )
     if plan.scheme == "int8":
         yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
 

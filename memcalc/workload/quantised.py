@@ -20,6 +20,7 @@ from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
+from memcalc.workload import layouts
 from memcalc.workload.parts import parts
 from memcalc.workload.precision import PRECISIONS
 
@@ -81,6 +82,9 @@ def settings_of(plan: Plan) -> Any:
     settings = dict(BITSANDBYTES[plan.scheme or ""])
     if "load_in_4bit" in settings:
         settings["bnb_4bit_compute_dtype"] = compute_dtype(plan)
+        if layouts.spread(plan).layout in layouts.SHARDED:
+            # FSDP asks for a float type.
+            settings["bnb_4bit_quant_storage"] = compute_dtype(plan)
     return transformers.BitsAndBytesConfig(**settings)
 
 

@@ -7,6 +7,7 @@ import pytest
 from tests.evidence.test_standin import STANDIN, accuracy
 
 RECORDINGS = sorted(STANDIN.glob("quant-*.json"))
+(IN_SHARDS,) = STANDIN.glob("quant-*-fsdp2.json")
 ALLOCATED, RESERVED = 0.005, 0.03
 EQUAL = 0.8
 
@@ -16,9 +17,9 @@ def _plans():
 
 
 def test_a_run_of_each_kind_is_equal_in_every_phase_on_every_rung():
-    # Double quantisation; all others at night.
-    for index in (1,):
-        (row,) = accuracy["compare"](RECORDINGS[-1], first=index, every=1 << 20)
+    # Double quantisation, and shards; all others at night.
+    for path, index in ((RECORDINGS[-1], 1), (IN_SHARDS, 0)):
+        (row,) = accuracy["compare"](path, first=index, every=1 << 20)
         assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)
 
 
@@ -41,6 +42,7 @@ def test_recordings_of_quantised_bases_cover_what_they_claim():
     assert len({plan["model"] for plan in plans}) >= 10
     assert {"paged_adamw_8bit", "adamw_8bit", "adamw"} <= {plan["optim"] for plan in plans}
     assert {"plain", "accelerate", "trainer"} == {plan["loop"] for plan in plans}
-    assert {plan["devices"] for plan in plans} == {1, 8}
+    assert {plan["devices"] for plan in plans} >= {1, 2, 4, 8}
+    assert {plan["parallel"] for plan in plans} == {None, "fsdp2", "hsdp=2x2"}
     for setting in ("checkpointing", "kbit_prepare"):
         assert {plan[setting] for plan in plans} == {True, False}, setting

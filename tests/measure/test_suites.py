@@ -23,11 +23,14 @@ def test_every_run_of_a_suite_can_be_estimated(path):
         "deepspeed": "deepspeed",
         "unseen-ranks-more": "deepspeed",
         "standin-torchao": "torchao",
+        "standin-liger": "liger_kernel",
+        "parallel-liger": "liger_kernel",
     }.get(path.stem)
     if lacking is not None:
         pytest.importorskip(lacking)
     for plan, answer in zip(plans, answers(plans, method="analytic"), strict=True):
-        if layouts.spread(plan).world > 1 or plan.scheme is not None or plan.generate is not None:
+        said = plan.scheme is not None or plan.generate is not None or plan.liger
+        if layouts.spread(plan).world > 1 or said:
             # Closed forms say nothing of these, but the plan is understood.
             assert "closed forms" in str(answer), (plan, answer)
         else:

@@ -58,12 +58,27 @@ def settings(data: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], tup
     quant = next((ours for key, ours in _QUANT.items() if data.get(key)), None)
     if quant is not None:
         found["quant"] = quant
+    kernels, unlike = _liger(data)
+    if kernels:
+        found["liger"] = True
     notes = trainer.unread({key: one for key, one in data.items() if key not in _QUANT})
     more, left = spread.found(data, folder)
-    found, notes = {**more, **found}, (*notes, *left)
+    found, notes = {**more, **found}, (*notes, *unlike, *left)
     if data.get("sample_packing") or data.get("pad_to_sequence_len"):
         found["padding"] = False
     return found, notes
+
+
+_REPLACED = ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
+"""What Liger replaces where nobody says more, by the names of axolotl's plugin."""
+
+
+def _liger(data: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
+    """Whether all that Liger replaces by itself is, and what is not counted where some is."""
+    asked = [name for name in _REPLACED if data.get(f"liger_{name}")]
+    if not asked or len(asked) == len(_REPLACED):
+        return bool(asked), ()
+    return False, (f"liger_{asked[0]} is not counted (some of Liger's kernels, and not all)",)
 
 
 def _lora(data: Mapping[str, Any]) -> str:

@@ -28,12 +28,13 @@ _SAME = {
     "gradient_checkpointing": "checkpointing",
     "max_grad_norm": "max_grad_norm",
     "optim": "optim",
+    "use_liger_kernel": "liger",
 }
 _LENGTHS = ("max_seq_length", "max_length", "block_size", "model_max_length", "max_source_length")
 _ELSEWHERE = {
     "load_in_4bit": "4-bit weights",
     "load_in_8bit": "8-bit weights",
-    "use_liger_kernel": "Liger kernels",
+    "liger_kernel_config": "which of Liger's kernels",
     "torch_compile": "torch.compile",
 }
 DEFAULT_OPTIM = "adamw_torch_fused"

@@ -12,7 +12,7 @@ from memcalc import registry
 from memcalc.errors import MeasureError
 from memcalc.measure.runs import loading
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts, quantised
+from memcalc.workload import layouts, liger, quantised
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.job import Job
 from memcalc.workload.layouts import Rank
@@ -58,6 +58,8 @@ def wrap(program: Program, device: str) -> Program:
 def _laid_out(program: Program, device: str, move: Move) -> Program:
     spread = layouts.spread(program.plan)
     number, world = _group()
+    if program.plan.liger:
+        liger.apply(program.model)
     rank = Rank(
         number=number,
         world=world,

@@ -26,6 +26,7 @@ def lines(plan: Plan) -> Lines:
         f"# Accelerator(gradient_accumulation_steps={plan.grad_accum})",
         f"# DataLoader(..., batch_size={plan.batch})",
         *(["# model.gradient_checkpointing_enable()"] if plan.checkpointing else []),
+        *(["# transformers.integrations.liger.apply_liger_kernel(model, None)"] * plan.liger),
         *(f"# {line}" for line in words.quantisation(plan) if line),
         *([f"# {words.lora(plan)}"] if plan.lora is not None else []),
         *words.loading(plan),

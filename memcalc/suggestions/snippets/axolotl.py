@@ -13,6 +13,15 @@ _LOADED = {
     "nf4-dq": ["load_in_4bit: true"],
     "int8": ["load_in_8bit: true"],
 }
+LIGER = [
+    "plugins:",
+    "  - axolotl.integrations.liger.LigerPlugin",
+    *(
+        f"liger_{name}: true"
+        for name in ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
+    ),
+]
+"""What Liger replaces where nobody says more, by the names of axolotl's plugin (its docs)."""
 
 
 def lines(plan: Plan) -> Lines:
@@ -27,6 +36,7 @@ def lines(plan: Plan) -> Lines:
         *_FLAGS.get(plan.precision, []),
         *([f"optimizer: {named}"] if named else []),
         *(["gradient_checkpointing: true"] if plan.checkpointing else []),
+        *(LIGER if plan.liger else []),
         *_adapted(plan),
         *_sharded(plan, layout),
         *([f"# axolotl train this.yaml, over {plan.devices} GPUs"] if layout else []),

@@ -15,6 +15,7 @@ def lines(plan: Plan) -> Lines:
         f"gradient_accumulation_steps={plan.grad_accum}",
         *({"amp-bf16": ["bf16=True"], "amp-fp16": ["fp16=True"]}.get(plan.precision, [])),
         *(["gradient_checkpointing=True"] if plan.checkpointing else []),
+        *(["use_liger_kernel=True"] if plan.liger else []),
         *([f'optim="{named}"'] if named else []),
         *_sharded(plan),
     ]

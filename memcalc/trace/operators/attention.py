@@ -52,11 +52,12 @@ def install(
         call = _with(call, dropout=dropout_p, causal=is_causal, grouped=enable_gqa)
         backend = Backend.MATH if query.dim() != 4 else choose(call, target, allowed)
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        if backend is Backend.EFFICIENT:
+            # It frees the converted mask where it pads it; the others hold it to their end.
+            return _efficient(query, key, value, attn_mask, options)
         mask = _float_mask(attn_mask, query.dtype)
         if backend is Backend.FLASH:
             return _flash(query, key, value, options)
-        if backend is Backend.EFFICIENT:
-            return _efficient(query, key, value, mask, options)
         if backend is Backend.CUDNN:
             return _cudnn(query, key, value, mask, options)
         return _math(query, key, value, mask, {**options, "grouped": enable_gqa})
@@ -131,6 +132,7 @@ def _efficient(
     mask: torch.Tensor | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
+    mask = _float_mask(mask, query.dtype)
     if mask is not None:
         if any(stride % _ALIGNMENT for stride in mask.stride()[:-1]):
             width = mask.shape[-1]

@@ -57,14 +57,17 @@ def _sort(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """One row is scanned by all blocks together; of several, each block scans its own.
 
-    Source: aten/src/ATen/native/cuda/ScanUtils.cuh, ``scan_dim`` (2.13).
+    What is of another type than the sums is copied first. Source:
+    aten/src/ATen/native/ReduceOps.cpp, ``impl_func_cum_ops``, and
+    aten/src/ATen/native/cuda/ScanUtils.cuh, ``scan_dim`` (2.13).
     """
     tensor, dim = args[:2]
-    if tensor.dim() == 0 or tensor.numel() != tensor.shape[dim] or tensor.dtype != out.dtype:
+    if tensor.dim() == 0 or not tensor.numel():
         return None
-    if tensor.element_size() not in cub.SCANNED:
-        return None
-    return KernelCall("scan", (tensor.numel(), tensor.element_size())) if tensor.numel() else None
+    count, size = tensor.numel(), out.element_size()
+    copied = count * size if tensor.dtype != out.dtype else 0
+    scanned = count if count == tensor.shape[dim] and size in cub.SCANNED else 0
+    return KernelCall("scan", (scanned, size, copied)) if scanned or copied else None
 
 
 def _randperm(args: tuple[Any, ...], out: Any) -> KernelCall | None:

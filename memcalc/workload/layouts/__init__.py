@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SINGLE = "single"
 DEFAULT = "ddp"
 """Of several GPUs without a layout."""
+SHARDED = ("fsdp2", "hsdp")
+"""Layouts that divide the weights of a base in 4 bit; others leave it whole, or cannot take it."""
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

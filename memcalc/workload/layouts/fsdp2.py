@@ -23,8 +23,10 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
     from memcalc.workload.blocks import to_empty
 
+    loaded = is_loaded(model)
     shard(model, init_device_mesh(rank.device.type, rank.sizes), rank.options)
-    to_empty(model, resting_place(rank), rank.fill)
+    if not loaded:
+        to_empty(model, resting_place(rank), rank.fill)
     return model
 
 
@@ -32,8 +34,14 @@ def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Give the model memory on the host, from where accelerate takes it."""
     from memcalc.workload.blocks import to_empty
 
-    to_empty(model, "cpu", rank.fill)
+    if not is_loaded(model):
+        to_empty(model, "cpu", rank.fill)
     return model
+
+
+def is_loaded(model: torch.nn.Module) -> bool:
+    """It has memory already, as a quantised model has on each GPU, whole."""
+    return not any(parameter.is_meta for parameter in model.parameters())
 
 
 def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:

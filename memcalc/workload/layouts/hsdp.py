@@ -17,8 +17,10 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     from memcalc.workload.blocks import to_empty
 
     mesh = init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=("replicate", "shard"))
+    loaded = fsdp2.is_loaded(model)
     fsdp2.shard(model, mesh, rank.options)
-    to_empty(model, fsdp2.resting_place(rank), rank.fill)
+    if not loaded:
+        to_empty(model, fsdp2.resting_place(rank), rank.fill)
     return model
 
 

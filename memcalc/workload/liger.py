@@ -1,0 +1,65 @@
+"""Liger's kernels in place of a model's own, as ``TrainingArguments(use_liger_kernel=True)`` does.
+
+Read in transformers 5.23 (``integrations/liger.py``) and liger-kernel 0.8.5
+(``transformers/monkey_patch.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+import torch
+
+from memcalc.errors import UsageError
+from memcalc.imports import line
+
+_LOGGER = "liger_kernel.transformers.monkey_patch"
+
+
+def apply(model: torch.nn.Module) -> None:
+    """Give a model Liger's kernels, where it is; an adapted one has them in its base.
+
+    Raises:
+        UsageError: Liger has none for it, or is not installed.
+    """
+    base: Any = importlib.import_module("transformers.trainer_utils").unwrap_peft_model(model)
+    name = type(base).__name__
+    # A causal language model's forward takes the place of any other's.
+    if getattr(base, "get_output_embeddings", lambda: None)() is None:
+        raise UsageError(
+            f"Liger gives {name} the forward of a causal language model, and it has no output "
+            "head: leave --liger out."
+        )
+    said = _Said()
+    logger = logging.getLogger(_LOGGER)
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(said)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        importlib.import_module("transformers.integrations.liger").apply_liger_kernel(model, None)
+    except ImportError as error:
+        raise UsageError(f"--liger runs Liger's own code: {line(error)}.") from None
+    except Exception as error:
+        raise UsageError(f"Liger refuses {name}: {line(error)}.") from None
+    finally:
+        logger.removeHandler(said)
+        logger.setLevel(level)
+        logger.propagate = propagates
+    if said.nothing is not None:
+        raise UsageError(f"{said.nothing.rstrip('.')}: leave --liger out.")
+
+
+class _Said(logging.Handler):
+    """Hears why Liger leaves a model as it is, which it says in its log alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing: str | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if not said.startswith("Applying"):
+            self.nothing = said
