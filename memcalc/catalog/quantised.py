@@ -149,8 +149,11 @@ def refusal(
 
 
 def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What an answer about a checkpoint that is turned back has to say."""
+    """What an answer about a checkpoint that is quantised already has to say."""
     settings = _settings(config or {})
+    known = scheme_of(settings) if settings is not None else None
+    if known is not None:
+        return (f"the checkpoint is in {known} already, and is loaded here as one that is not yet",)
     if settings is None or _method(settings) not in _DEQUANTISED:
         return ()
     method = _method(settings)

@@ -55,9 +55,28 @@ _FLASH_ATTN = (
     "{} is the package flash-attn, whose compiled extension does not run here: type --attention "
     "flash for PyTorch's own build of that kernel."
 )
+_GPTQMODEL = (
+    "{} is made and multiplied by extensions of gptqmodel that are built on the GPU's machine, and "
+    "nothing here runs in their place: type --quant nf4 for 4 bit."
+)
+_OF_CHECKPOINTS = (
+    "{} is what some checkpoints are in, such as {}: name such a model, and leave --quant out; "
+    "--quant {} makes few bits of any."
+)
+_FP8 = (
+    "Training in fp8 multiplies through kernels of Transformer Engine or graphs compiled for "
+    "torchao, and nothing here runs in their place; weights and gradients are kept as without it: "
+    "type --precision amp-bf16 for those."
+)
 _NOT_RUN = {
-    ("attention", name): _FLASH_ATTN.format(name)
-    for name in ("flash_attention_2", "flash_attention_3", "flash_attn")
+    **{
+        ("attention", name): _FLASH_ATTN.format(name)
+        for name in ("flash_attention_2", "flash_attention_3", "flash_attn")
+    },
+    **{("quant", name): _GPTQMODEL.format(name) for name in ("gptq", "awq")},
+    ("quant", "mxfp4"): _OF_CHECKPOINTS.format("mxfp4", "gpt-oss", "nf4"),
+    ("quant", "fp8"): _OF_CHECKPOINTS.format("fp8", "DeepSeek-V3", "torchao-float8"),
+    **{("precision", name): _FP8 for name in ("fp8", "amp-fp8")},
 }
 """Values that other tools take, by setting and value, and why they are none here."""
 

@@ -158,8 +158,8 @@ def test_schemes_are_read_off_the_settings():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"devices": 2, "parallel": "fsdp2"}, "bnb_4bit_quant_storage.*--parallel ddp"),
-        ({"devices": 2, "parallel": "fsdp1"}, "bnb_4bit_quant_storage"),
+        ({"devices": 2, "parallel": "fsdp1"}, "one type in a unit.*--parallel fsdp2 or ddp"),
+        ({"devices": 2, "parallel": "fsdp2", "quant": "int8"}, "8 bit.*--parallel ddp"),
         ({"devices": 2, "parallel": "tp=2"}, "tensor-parallel ranks"),
     ],
 )
