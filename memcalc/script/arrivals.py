@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from memcalc.script.patches import Patches
+from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private import without_modes
-from memcalc.trace.values import UnansweredError, Values
+from memcalc.trace.values import Values
 
 _TO_LISTS = torch.ops.c10d.allgather_.default
 _TO_ONE = torch.ops.c10d._allgather_base_.default

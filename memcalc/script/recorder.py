@@ -18,10 +18,10 @@ from memcalc.script.labels import HOST_COPY
 from memcalc.trace.calls import Operator, on_device
 from memcalc.trace.operators import attention
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
+from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.torch_private import FakeTensor, without_dispatch
-from memcalc.trace.values import UnansweredError
 
 _aten = torch.ops.aten
 _ASKS_DEVICE = torch.ops.prim.device.default

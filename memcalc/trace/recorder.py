@@ -49,6 +49,7 @@ from memcalc.trace.operators.sparse import (
 )
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
+from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import READERS
 from memcalc.trace.symbolic.symbols import Symbols
@@ -61,7 +62,7 @@ from memcalc.trace.torch_private import (
     storage_key,
     without_modes,
 )
-from memcalc.trace.values import UnansweredError, Values, decides, may_note
+from memcalc.trace.values import Values, decides, may_note
 from memcalc.trace.writer import Writer
 
 _ASKS_DEVICE = torch.ops.prim.device.default

@@ -9,24 +9,17 @@ agree with each other: counts sum to what was counted.
 
 from __future__ import annotations
 
-import contextlib
-import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import storage_key, without_dispatch, without_modes
+from memcalc.trace.recipes import Recipe, UnansweredError, Unknown, Worked, alone, call, host_value
+from memcalc.trace.torch_private import storage_key
 
 LONGEST = 4096
 """Steps of a recipe that are run; a longer one is answered by zero."""
-LARGEST = 1 << 24
-"""Elements of a tensor that are computed for one answer; beyond, it is answered by zero."""
-LARGEST_KEPT = 1 << 16
-"""Elements of a value that is kept once it was worked out; a larger one is worked out anew."""
-LARGEST_KNOWN = 1 << 20
-"""Elements of a tensor of the host whose values are remembered when it is copied to the device."""
 
 
 _aten = torch.ops.aten
@@ -35,80 +28,14 @@ _FILLS = {_aten.full.default, _aten.ones.default, _aten.arange.default, _aten.ey
 _RAISES = _aten._foreach_add_.Scalar
 
 
-def _drawn_first(chances: torch.Tensor, count: int, *_: Any, **__: Any) -> torch.Tensor:
-    """What is drawn where no chance is known: the first, as the largest of zeros is."""
-    return torch.arange(count).expand(*chances.shape[:-1], count)
-
-
-_INSTEAD = {_aten.multinomial.default: _drawn_first}
-"""What answers for an operator that refuses zeros."""
-
-
-class _Unknown:
-    """A tensor of which nothing is remembered: zeros of this shape."""
-
-    __slots__ = ("dtype", "shape")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.shape = tuple(tensor.shape)
-        self.dtype = tensor.dtype
-
-
-class _Made:
-    """The operator and arguments a tensor was made by; output ``index`` where there are several."""
-
-    __slots__ = ("args", "depth", "found", "func", "index", "kwargs")
-
-    def __init__(self, func: Any, args: Any, kwargs: Any, index: int | None, depth: int) -> None:
-        self.func = func
-        self.args = args
-        self.kwargs = kwargs
-        self.index = index
-        self.depth = depth
-        self.found: dict[int, torch.Tensor] = {}
-        """Values that were worked out, by the numbers that symbols stood for."""
-
-    def inputs(self) -> Iterator[_Made]:
-        """What it is made of, as far as that is remembered."""
-        pending = [*self.args, *self.kwargs.values()]
-        while pending:
-            value = pending.pop()
-            if isinstance(value, _Made):
-                yield value
-            elif isinstance(value, list | tuple):
-                pending.extend(value)
-
-    def keep(self, value: torch.Tensor, which: int | None) -> None:
-        """Keep a value; without symbols nobody asks again how it came about."""
-        self.found[which or 0] = value
-        if which is None:
-            self.args, self.kwargs, self.depth = [], {}, 0
-
-
-def _host_value(tensor: torch.Tensor) -> _Made | None:
-    """How to make a small tensor of the host again, as it is now."""
-    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
-        return None
-    if tensor.numel() > LARGEST_KNOWN:
-        return None
-    with without_dispatch():
-        kept = tensor.detach().clone()
-    return _Made(lambda: kept, [], {}, None, 0)
-
-
-class UnansweredError(Exception):
-    """The recipe cannot be run."""
-
-
 class Values:
     """Remembers how tensors on the simulated device were made."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[weakref.ref[torch.Tensor], _Made]] = {}
+        self._made: dict[int, tuple[weakref.ref[torch.Tensor], Recipe]] = {}
         self._sharing: dict[int, set[int]] = {}
         """Of each storage: the tensors in it whose making is remembered."""
-        self._zeros: dict[Any, torch.Tensor] = {}
-        """What operators make of zeros, by operator and arguments."""
+        self._worked = Worked()
 
     def remember(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note how an operator's results came about, where a program could decide by them."""
@@ -134,7 +61,7 @@ class Values:
             whole = isinstance(item, torch.Tensor) and item.layout is torch.strided
             if whole and depth < LONGEST:
                 at = index if isinstance(out, list | tuple) else None
-                self._keep(item, _Made(func, *described, at, depth + 1))
+                self._keep(item, Recipe(func, *described, at, depth + 1))
 
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         """A tensor now holds what this one of the host holds.
@@ -144,17 +71,17 @@ class Values:
         for key in self._sharing.pop(tensor.untyped_storage()._cdata, ()):
             self._made.pop(key, None)
         if host.numel() == 1 or not host.dtype.is_floating_point:
-            known = _host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
-            made = known or _host_value(host)
+            known = host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
+            made = known or host_value(host)
             if made is not None:
                 self._keep(tensor, made)
 
-    def _raised(self, args: Any) -> list[tuple[torch.Tensor, _Made]]:
+    def _raised(self, args: Any) -> list[tuple[torch.Tensor, Recipe]]:
         """Known numbers among a list that all become larger by one number, such as steps made."""
         tensors, by = args[:2]
         known = [(tensor, self._of(tensor)) for tensor in tensors if tensor.numel() == 1]
         return [
-            (tensor, _Made(_aten.add.Scalar, [made, by], {}, None, made.depth + 1))
+            (tensor, Recipe(_aten.add.Scalar, [made, by], {}, None, made.depth + 1))
             for tensor, made in known
             if made is not None and made.depth < LONGEST
         ]
@@ -181,7 +108,7 @@ class Values:
             if isinstance(value, torch.Tensor):
                 known = self._of(value)
                 if known is None:
-                    return _host_value(value) or _Unknown(value)
+                    return host_value(value) or Unknown(value)
                 depth = max(depth, known.depth)
                 return known
             if isinstance(value, list | tuple):
@@ -191,7 +118,7 @@ class Values:
         given = described(list(args)), {name: described(item) for name, item in kwargs.items()}
         return given, depth
 
-    def _keep(self, tensor: torch.Tensor, made: _Made) -> None:
+    def _keep(self, tensor: torch.Tensor, made: Recipe) -> None:
         key, storage = id(tensor), storage_key(tensor)
 
         def forget(_: object) -> None:
@@ -201,7 +128,7 @@ class Values:
         self._made[key] = (weakref.ref(tensor, forget), made)
         self._sharing.setdefault(storage, set()).add(key)
 
-    def _of(self, tensor: torch.Tensor) -> _Made | None:
+    def _of(self, tensor: torch.Tensor) -> Recipe | None:
         found = self._made.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
@@ -224,8 +151,8 @@ class Values:
         made = self._of(tensor)
         if made is None:
             raise UnansweredError
-        with _alone():
-            value: bool | int | float = self._run(made, number, which).item()
+        with alone():
+            value: bool | int | float = self._worked.value(made, number, which).item()
             return value
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -237,8 +164,8 @@ class Values:
         made = self._of(tensor)
         if made is None:
             raise UnansweredError
-        with _alone():
-            return self._run(made, int, None).clone()
+        with alone():
+            return self._worked.value(made, int, None).clone()
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operator makes of values such as these, on the host.
@@ -247,52 +174,10 @@ class Values:
             UnansweredError: it cannot be run.
         """
         (given, named), depth = self._described(args, kwargs)
-        with _alone():
-            made = _Made(func, given, named, None, depth)
-            known = {id(part): self._run(part, int, None) for part in made.inputs()}
-            return _call(made, known, int)
-
-    def _run(self, wanted: _Made, number: Callable[[Any], int], which: int | None) -> torch.Tensor:
-        """Work a recipe out, each part of it once."""
-        large: dict[int, torch.Tensor] = {}
-        """Values too large to be kept beyond this."""
-        pending = [wanted]
-        while pending:
-            made = pending[-1]
-            if id(made) in large or (which or 0) in made.found:
-                pending.pop()
-                continue
-            known = {
-                id(part): part.found.get(which or 0, large.get(id(part))) for part in made.inputs()
-            }
-            missing = [part for part in made.inputs() if known[id(part)] is None]
-            if missing:
-                pending.extend(missing)
-                continue
-            value = self._of_zeros(made, known, number)
-            if value.numel() <= LARGEST_KEPT:
-                made.keep(value, which)
-            else:
-                large[id(made)] = value
-        return wanted.found.get(which or 0, large.get(id(wanted)))  # type: ignore[return-value]
-
-    def _of_zeros(
-        self, made: _Made, known: dict[int, Any], number: Callable[[Any], int]
-    ) -> torch.Tensor:
-        """The value of one operator; what it makes of the same zeros is worked out once."""
-        key = None
-        if not known:
-            with contextlib.suppress(TypeError):
-                key = made.func, made.index, _frozen([made.args, made.kwargs], number)
-                if (same := self._zeros.get(key)) is not None:
-                    return same
-        out = _call(made, known, number)
-        value = out if made.index is None else out[made.index]
-        if not isinstance(value, torch.Tensor):
-            raise UnansweredError
-        if key is not None and value.numel() <= LARGEST_KEPT:
-            self._zeros[key] = value
-        return value
+        with alone():
+            made = Recipe(func, given, named, None, depth)
+            known = {id(part): self._worked.value(part, int, None) for part in made.inputs()}
+            return call(made, known, int)
 
 
 def decides(func: Any, out: Any) -> bool:
@@ -341,56 +226,3 @@ def _written(func: Any, args: Any) -> Iterator[torch.Tensor]:
 def _unwritten(func: Any) -> bool:
     """It makes memory that nobody has written: zeros, as far as anyone can say."""
     return "empty" in getattr(func, "__name__", "")
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Outside of all modes, and without a trace in the random numbers of the program."""
-    with without_modes(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-def _call(made: _Made, known: dict[int, Any], number: Callable[[Any], int]) -> Any:
-    try:
-        args = _values(made.args, known, number)
-        kwargs = {name: _values(item, known, number) for name, item in made.kwargs.items()}
-        if "device" in kwargs:
-            kwargs["device"] = torch.device("cpu")
-        return _INSTEAD.get(made.func, made.func)(*args, **kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        raise UnansweredError from error
-
-
-def _frozen(value: Any, number: Callable[[Any], int]) -> Any:
-    """Arguments as a key; they hold zeros and plain values only.
-
-    Raises:
-        TypeError: a value cannot be part of a key.
-    """
-    if isinstance(value, _Unknown):
-        return "zeros", tuple(number(length) for length in value.shape), value.dtype
-    if isinstance(value, torch.SymInt):
-        return int, number(value)
-    if isinstance(value, list | tuple):
-        return tuple(_frozen(item, number) for item in value)
-    if isinstance(value, dict):
-        return tuple((name, _frozen(item, number)) for name, item in value.items())
-    hash(value)
-    return type(value), value
-
-
-def _values(value: Any, known: dict[int, Any], number: Callable[[Any], int]) -> Any:
-    if isinstance(value, torch.SymInt):
-        return number(value)
-    if isinstance(value, _Made):
-        # An operator may write into what it is given.
-        return known[id(value)].clone()
-    if isinstance(value, _Unknown):
-        shape = [number(length) for length in value.shape]
-        if math.prod(shape) > LARGEST:
-            raise UnansweredError
-        return torch.zeros(shape, dtype=value.dtype)
-    if isinstance(value, list | tuple):
-        return type(value)(_values(item, known, number) for item in value)
-    return value

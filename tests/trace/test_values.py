@@ -46,20 +46,20 @@ def sizes_and_truths():
     """Operators whose result, or its size, depends on values, and how often one is worked out."""
     import torch
 
-    from memcalc.trace import device, flops, values
+    from memcalc.trace import device, flops, recipes
     from memcalc.trace.operators import overrides
     from memcalc.trace.recorder import TraceRecorder
 
     device.use("cuda")
     overrides.install()
     ran = []
-    call = values._call
+    call = recipes.call
 
     def counted(made, *rest):
         ran.append(made)
         return call(made, *rest)
 
-    values._call = counted
+    recipes.call = counted
     recorder = TraceRecorder(None)
     found = {}
     with device.fake_mode(), recorder:

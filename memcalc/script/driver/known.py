@@ -25,8 +25,9 @@ from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.operators.patches import add_bias_in_place, adds_bias
 from memcalc.trace.reads import read_as_zero
+from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private import current_node, without_dispatch
-from memcalc.trace.values import UnansweredError, Values
+from memcalc.trace.values import Values
 
 _aten = torch.ops.aten
 _SCALAR = _aten._local_scalar_dense.default
