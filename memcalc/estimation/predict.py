@@ -42,16 +42,37 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         trace: its events.
         state: the optimizer's state by the registry, for its table.
     """
-    plan, gpu = question.plan, question.gpu
     played = long_decode_of(question, trace)
     replayed = replay_of(question, trace, room_of(question), played)
     crowded = replay_when_crowded(question, trace, state, replayed, played)
     phases = phases_of(crowded or replayed, trace)
-    if plan.target == "cpu":
-        phases = tuple(map(_requested_only, phases))
-    top = max(phases, key=lambda phase: phase.allocated or phase.requested)
-    inventory = trace.inventory
-    answer = Prediction(
+    said = (*_of_cache(question.plan, trace), *_of_long_decode(question, trace, played))
+    if question.plan.target == "cpu":
+        return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
+    answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
+    span = _allocator(question, trace, answer.peak)
+    if crowded is not None:
+        span = within.given_back(span, answer.peak.reserved or 0, replayed.peaks.reserved)
+    answer = replace(answer, allocator=span)
+    if question.gpu is None:
+        return answer
+    device = device_of(question.gpu, plan=question.plan).holding(state)
+    if answer.context is not None:
+        device = replace(device, context=answer.context)
+    return replace(answer, fit=fit_there(question, trace, device, replayed.peaks, played))
+
+
+def _described(
+    question: Asked,
+    trace: Trace,
+    state: OptimizerState,
+    phases: tuple[PhasePeak, ...],
+    said: tuple[str, ...],
+) -> Prediction:
+    """What is known of a run wherever it is: what tensors ask for, and what is held at the peak."""
+    plan, inventory = question.plan, trace.inventory
+    top = _highest(phases)
+    return Prediction(
         plan=plan,
         head=inventory.head,
         config=inventory.config,
@@ -70,44 +91,26 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
             process_used=None,
         ),
         optimizer_state=state,
-        rules_of_thumb=rules_of_thumb(
+        # The rules are for models; a script may train anything.
+        rules_of_thumb=()
+        if plan.command
+        else rules_of_thumb(
             plan,
             inventory.numel,
             inventory.trainable_numel,
             question.choice.rule_bytes_per_parameter,
-        )
-        # The rules are for models; a script may train anything.
-        if not plan.command
-        else (),
+        ),
         method="trace",
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
-        assumptions=(
-            *((within.ALIKE,) if trace.bounds else ()),
-            *_of_cache(plan, trace),
-            *_of_long_decode(question, trace, played),
-            *trace.assumptions,
-        ),
+        unknown={"flops": _uncounted_flops(trace)} if trace.flops is None else {},
+        assumptions=(*((within.ALIKE,) if trace.bounds else ()), *said, *trace.assumptions),
         versions=trace.versions,
     )
-    if plan.target == "cpu":
-        answer = _on_cpu(answer)
-    else:
-        answer = _on_cuda(answer, top, trace, gpu)
-        span = _allocator(question, trace, answer.peak)
-        if crowded is not None:
-            span = within.given_back(span, answer.peak.reserved or 0, replayed.peaks.reserved)
-        answer = replace(answer, allocator=span)
-    if trace.flops is None:
-        answer = replace(answer, unknown={**answer.unknown, "flops": _uncounted_flops(trace)})
-    if plan.target == "cpu":
-        return answer
-    if gpu is None:
-        return answer
-    device = device_of(gpu, plan=plan).holding(state)
-    if answer.context is not None:
-        device = replace(device, context=answer.context)
-    return replace(answer, fit=fit_there(question, trace, device, replayed.peaks, played))
+
+
+def _highest(phases: tuple[PhasePeak, ...]) -> PhasePeak:
+    return max(phases, key=lambda phase: phase.allocated or phase.requested)
 
 
 def _allocator(question: Asked, trace: Trace, peak: Peak) -> Span | None:
@@ -188,11 +191,14 @@ def _on_cpu(answer: Prediction) -> Prediction:
     return replace(
         answer,
         uncounted=(*answer.plan.unread, "scratch of CPU kernels", "the Python process itself"),
-        unknown=dict.fromkeys(("allocated", "reserved", "process_used"), reason),
+        unknown={
+            **dict.fromkeys(("allocated", "reserved", "process_used"), reason),
+            **answer.unknown,
+        },
     )
 
 
-def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) -> Prediction:
+def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
     """The rungs above requested, as far as they are known."""
     convolves = any(storage.op.startswith("convolution") for storage in trace.storages)
     context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
@@ -201,13 +207,15 @@ def _on_cuda(answer: Prediction, top: PhasePeak, trace: Trace, gpu: Gpu | None) 
         answer,
         peak=replace(
             answer.peak,
-            allocated=top.allocated,
+            allocated=_highest(answer.phases).allocated,
             reserved=reserved,
             process_used=_process_used(reserved, context, answer.optimizer_state),
         ),
         context=context,
         uncounted=(*trace.uncounted, *answer.plan.unread, *UNCOUNTED),
-        unknown={} if gpu is not None else {"process_used": "name a GPU with --gpu"},
+        unknown=answer.unknown
+        if gpu is not None
+        else {"process_used": "name a GPU with --gpu", **answer.unknown},
     )
 
 

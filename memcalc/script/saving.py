@@ -59,21 +59,43 @@ def install(patches: Patches, say: Say, *, simulated: bool = True) -> UnwrittenF
     """
     files = UnwrittenFiles()
     files.install(patches)
+    checkpoints = _Checkpoints(files, patches, say, simulated=simulated)
+    patches.wrap(torch, "save", checkpoints.save)
+    patches.wrap(torch, "load", checkpoints.load)
+    patches.when_imported("safetensors", checkpoints.opened)
+    patches.when_imported("safetensors.torch", checkpoints.safetensors)
+    return files
 
-    def not_written() -> None:
-        say(place.named("checkpoints are not written"))
 
-    def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        files.put(f, _kept(obj))
-        not_written()
+class _Checkpoints:
+    """Functions in place of those that save and load."""
 
-    def load(original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        found = files.get(f)
+    def __init__(
+        self, files: UnwrittenFiles, patches: Patches, say: Say, *, simulated: bool
+    ) -> None:
+        self._files = files
+        self._patches = patches
+        self._say = say
+        self._simulated = simulated
+
+    def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """As ``torch.save``."""
+        self._put(f, _kept(obj))
+
+    def _put(self, file: Any, content: Any) -> None:
+        self._files.put(file, content)
+        self._say(place.named("checkpoints are not written"))
+
+    def load(
+        self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """As ``torch.load``."""
+        found = self._files.get(f)
         if isinstance(found, _Tensors):
             found = found.tensors
         if found is not None:
             return _loaded(found, map_location, {})
-        if not simulated:
+        if not self._simulated:
             return original(f, map_location, *args, **kwargs)
         if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and _is_zip(f):
             # Weights that nobody looks at are never read.
@@ -82,33 +104,28 @@ def install(patches: Patches, say: Say, *, simulated: bool = True) -> UnwrittenF
             found = original(f, "cpu", *args, **kwargs)
         return _placed(found, map_location)
 
-    patches.wrap(torch, "save", save)
-    patches.wrap(torch, "load", load)
+    def safetensors(self, module: Any) -> None:
+        """Act on ``safetensors.torch``."""
 
-    def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
-        files.put(filename, _Tensors(_kept(dict(tensors)), metadata))
-        not_written()
+        def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
+            self._put(filename, _Tensors(_kept(dict(tensors)), metadata))
 
-    def safetensors(module: Any) -> None:
-        patches.set(module, "save_file", save_file)
-        opened(module)
+        self._patches.set(module, "save_file", save_file)
+        self.opened(module)
 
-    def opened(module: Any) -> None:
+    def opened(self, module: Any) -> None:
+        """Act on a module whose ``safe_open`` opens files."""
         real = module.safe_open
 
         def safe_open(
             filename: Any, framework: str = "pt", device: Any = "cpu", **more: Any
         ) -> Any:
-            kept = files.get(filename)
+            kept = self._files.get(filename)
             return (
                 kept.on(device) if kept is not None else real(filename, framework, device, **more)
             )
 
-        patches.set(module, "safe_open", safe_open)
-
-    patches.when_imported("safetensors", opened)
-    patches.when_imported("safetensors.torch", safetensors)
-    return files
+        self._patches.set(module, "safe_open", safe_open)
 
 
 class _Tensors:
