@@ -34,6 +34,14 @@ class Patches:
         else:
             self._undo.append(lambda: setattr(owner, name, before))
 
+    def set_everywhere(self, module: ModuleType, name: str, value: Any) -> None:
+        """Replace a function of a module, also where modules have imported it by name."""
+        original = vars(module)[name]
+        for other in list(sys.modules.values()):
+            own = getattr(other, "__dict__", {})
+            for alias in [key for key, held in list(own.items()) if held is original]:
+                self.set(other, alias, value)
+
     def wrap(self, owner: Any, name: str, around: Around) -> None:
         """Replace a function by one that calls ``around(original, *args, **kwargs)``."""
         original = vars(owner).get(name, _MISSING)

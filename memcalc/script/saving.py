@@ -110,8 +110,7 @@ class _Checkpoints:
         def save_file(tensors: Mapping[str, Any], filename: Any, metadata: Any = None) -> None:
             self._put(filename, _Tensors(_kept(dict(tensors)), metadata))
 
-        self._patches.set(module, "save_file", save_file)
-        self.opened(module)
+        self._patches.set_everywhere(module, "save_file", save_file)
 
     def opened(self, module: Any) -> None:
         """Act on a module whose ``safe_open`` opens files."""
@@ -125,7 +124,7 @@ class _Checkpoints:
                 kept.on(device) if kept is not None else real(filename, framework, device, **more)
             )
 
-        self._patches.set(module, "safe_open", safe_open)
+        self._patches.set_everywhere(module, "safe_open", safe_open)
 
 
 class _Tensors:

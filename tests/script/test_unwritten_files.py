@@ -3,11 +3,15 @@
 import io
 import os
 import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
-from memcalc.script import empty_folders
+from memcalc.script import empty_folders, saving
 from memcalc.script.files import UnwrittenFiles
 from memcalc.script.patches import Patches
 
@@ -85,3 +89,21 @@ def test_folders_that_a_script_made_and_left_empty_are_removed(tmp_path, monkeyp
     os.mkdir("later")
     patches.undo()
     assert os.path.isdir("later")
+
+
+def test_functions_that_were_imported_by_name_before_write_nothing_either(tmp_path, monkeypatch):
+    early = types.ModuleType("early")
+    early.save, early.safe_open = safetensors.torch.save_file, safetensors.safe_open
+    before = early.save
+    monkeypatch.setitem(sys.modules, "early", early)
+    monkeypatch.chdir(tmp_path)
+    patches = Patches()
+    saving.install(patches, lambda _: None)
+    try:
+        early.save({"weight": torch.ones(3)}, "a.safetensors")
+        with early.safe_open("a.safetensors", framework="pt") as file:
+            assert file.get_tensor("weight").tolist() == [1, 1, 1]
+    finally:
+        patches.undo()
+    assert early.save is before
+    assert os.listdir() == []

@@ -23,7 +23,7 @@ from memcalc.script.patches import Patches
 from memcalc.trace.calls import ADDS
 from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.operators.composed import is_composed
-from memcalc.trace.operators.patches import add_bias_in_place, adds_bias
+from memcalc.trace.operators.patches import add_bias_in_place, adds_bias, read_ctc_lengths
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private import current_node, without_dispatch
@@ -75,6 +75,7 @@ class Known(TorchDispatchMode):
         without_kernels(patches, self._say)
         self._patches = patches
         add_bias_in_place()
+        read_ctc_lengths()
         decisions.install(patches, self._values.know, self._say)
         untouched.install(patches, self._say, simulated=False)
 

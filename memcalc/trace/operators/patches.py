@@ -32,7 +32,7 @@ def install_once() -> None:
     wrap_module_apply(_leave_unchanged_modules_alone)
     _format_as_values()
     _make_on_host_first()
-    _read_ctc_lengths()
+    read_ctc_lengths()
     _scatter_one_hot()
     add_bias_in_place()
     _normalize_rows()
@@ -178,17 +178,17 @@ def _format_as_values() -> None:
     FakeTensor.__format__ = formatted  # type: ignore[method-assign, assignment]
 
 
-def _read_ctc_lengths() -> None:
+def read_ctc_lengths() -> None:
     """Lengths on the device are read before the loss, as ``ctc_loss`` does with real tensors.
 
-    It leaves fake ones where they are.
+    It leaves fake ones where they are, and reads real ones where no dispatch mode sees it.
     """
     original: Callable[..., torch.Tensor] = torch.ctc_loss
 
     def ctc_loss(
         log_probs: torch.Tensor, targets: torch.Tensor, inputs: Any, lengths: Any, *rest: Any
     ) -> torch.Tensor:
-        if log_probs.device.type == device.NAME:
+        if log_probs.device.type in (device.NAME, "cuda"):
             inputs, lengths = (
                 found.tolist() if isinstance(found, torch.Tensor) else found
                 for found in (inputs, lengths)
