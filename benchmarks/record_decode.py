@@ -383,6 +383,80 @@ QUANTISED = [
     run(LLAMA, "forward", batch=4, generate=None, quant="int8"),
     run(GPT2, "forward", batch=4, generate=None, quant="nf4-dq"),
 ]
+MORE = [
+    run(GEMMA2, "generate", batch=2, seq=100, generate=60, beams=3),
+    run(MISTRAL, "generate", batch=3, seq=230, generate=50, beams=2),
+    run(GEMMA3, "generate", batch=3, seq=300, generate=30, cache="static"),
+    run(QWEN3_MOE, "generate", batch=4, seq=333, generate=30, cache="static"),
+    run(QWEN3_MOE, "generate", batch=1, seq=77, generate=40, beams=2),
+    run(LLAMA, "generate", batch=4, seq=150, generate=40, quant="nf4-dq", cache="static"),
+    run(UNTIED, "generate", batch=2, seq=90, generate=30, quant="int8", beams=3),
+    run({**SMALL, "model_type": "exaone4", "sliding_window": 64}, "generate", seq=90, generate=50),
+    run({**SMALL, "model_type": "olmo3", "sliding_window": 64}, "generate", seq=50, generate=70),
+    run({**SMALL, "model_type": "granitemoe", "num_local_experts": 4}, "generate", generate=30),
+    run({**SMALL, "model_type": "arcee"}, "generate", batch=5, seq=111, generate=64),
+    run(
+        {**SMALL, "model_type": "helium", "head_dim": 64},
+        "generate",
+        batch=1,
+        seq=1000,
+        generate=30,
+    ),
+    run({**SMALL, "model_type": "seed_oss", "head_dim": 64}, "generate", seq=65, generate=70),
+    run(
+        {
+            **SMALL,
+            "model_type": "codegen",
+            "n_embd": 512,
+            "n_head": 8,
+            "n_layer": 3,
+            "rotary_dim": 32,
+        },
+        "generate",
+        batch=2,
+        seq=100,
+        generate=40,
+    ),
+    run(
+        {
+            "model_type": "xglm",
+            "d_model": 512,
+            "num_layers": 3,
+            "attention_heads": 8,
+            "ffn_dim": 1024,
+            "vocab_size": 32000,
+        },
+        "generate",
+        batch=2,
+        seq=100,
+        generate=40,
+    ),
+    run(
+        {
+            "model_type": "biogpt",
+            "hidden_size": 512,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 8,
+            "intermediate_size": 1024,
+        },
+        "generate",
+        batch=2,
+        seq=100,
+        generate=40,
+    ),
+    run({**T5, "model_type": "umt5"}, "generate", batch=3, seq=90, generate=33, beams=3),
+    run({**SEQ2SEQ, "model_type": "plbart"}, "generate", batch=2, seq=100, generate=40, beams=2),
+    run(
+        {**SEQ2SEQ, "model_type": "pegasus"},
+        "generate",
+        batch=3,
+        seq=77,
+        generate=30,
+        cache="static",
+    ),
+    run({**MAMBA, "model_type": "mamba"}, "generate", batch=1, seq=333, generate=30, beams=2),
+]
+"""Kinds and settings that nothing had been made for, in one run each."""
 CACHES = [
     run(LLAMA, "generate", cache="offloaded"),
     run(LLAMA, "generate", batch=1, seq=100, generate=200, cache="offloaded"),
@@ -593,6 +667,8 @@ def chosen_runs(arguments):
         return QUANTISED
     if arguments.caches:
         return CACHES
+    if arguments.more:
+        return MORE
     return KINDS if arguments.kinds else RUNS
 
 
@@ -602,6 +678,7 @@ def main():
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--quantised", action="store_true", help="runs over quantised bases")
     chosen.add_argument("--kinds", action="store_true", help="many kinds of models, one run each")
+    chosen.add_argument("--more", action="store_true", help="more kinds and settings")
     chosen.add_argument("--caches", action="store_true", help="offloaded and quantised caches")
     arguments = parser.parse_args()
     output = arguments.output

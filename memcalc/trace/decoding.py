@@ -33,6 +33,9 @@ MOST_EVENTS = 400_000
 _SHOWN = 3
 """Of more, these at the end."""
 _MOST_TRACES = 24
+_FEW_TRACES = 8
+_WORTH = 16
+"""Passes that a trace has to stand for: where each stands for few, all are traced as they come."""
 
 
 class WrittenCalls:
@@ -235,7 +238,7 @@ class Decoding:
     def _passes(self, shift: int) -> dict[int, _Pass]:
         """The passes of a trace that begins so many tokens later."""
         if shift not in self._known:
-            if len(self._known) >= _MOST_TRACES:
+            if len(self._known) >= min(max(self._tokens // _WORTH, _FEW_TRACES), _MOST_TRACES):
                 raise NotSteadyError("too many kinds of passes follow each other")
             traced = self._run(shift)
             if traced.asides:

@@ -10,6 +10,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import bounds, uncounted
 from memcalc.kernels.target import Target
+from memcalc.records.plan import Plan
 from memcalc.records.trace import Bound, Trace
 from memcalc.records.walk import changes
 from memcalc.trace.decoding import (
@@ -53,13 +54,15 @@ def trace(
     # Passes of a program that ends early are traced as they come.
     tokens = program.plan.generate if program.until is None else None
     if tokens is not None and tokens > (TRACED if movable(program) else _WHOLE):
+        kind = program.plan.program
         try:
+            if kind in _unsteady and tokens <= _MOST_WHOLE:
+                raise NotSteadyError(_unsteady[kind])
             if program.plan.cache in _GATHERING:
-                raise NotSteadyError(
-                    "the cache quantises what it has gathered every so many tokens"
-                )
+                raise NotSteadyError("the cache quantises what it has gathered so far now and then")
             return _decoded(program, tokens, target, notes, breadcrumbs)
         except NotSteadyError as error:
+            _unsteady[kind] = str(error)
             if tokens > _MOST_WHOLE:
                 raise EstimateError(
                     f"Decoding cannot be continued from {TRACED} tokens to {tokens}, for {error}: "
@@ -154,6 +157,8 @@ def movable(program: Program) -> bool:
 _GATHERING = ("quantized", "quantized-hqq")
 
 
+_unsteady: dict[Plan, str] = {}
+"""Programs whose passes did not repeat, and why: at other sizes nobody looks for it again."""
 _WHOLE = 128
 """Tokens up to which a decode that cannot be traced at its end is traced whole."""
 

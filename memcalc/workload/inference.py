@@ -101,7 +101,8 @@ def _generate(job: Inference) -> None:
     }
     if config.pad_token_id is None:
         options["pad_token_id"] = 0
-    if model.config.is_encoder_decoder and config.decoder_start_token_id is None:
+    starts = (config.decoder_start_token_id, config.bos_token_id)
+    if model.config.is_encoder_decoder and starts == (None, None):
         options["decoder_start_token_id"] = model.config.decoder_start_token_id
     options.update(_kept_in(job.cache))
     try:
