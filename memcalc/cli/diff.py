@@ -37,10 +37,14 @@ def command(
     before: str, now: str, top: int, format: str | None, output: Path | None, use_cache: bool
 ) -> None:
     """Say what changed between two answers and why: by component, phase and module."""
+    from memcalc.estimation.understand import check
     from memcalc.report import differences
 
     name = chosen("difference", format, output)
     asked = [_understood(text) for text in (before, now)]
+    for one in asked:
+        if isinstance(one, Plan) and not one.command:
+            check(one)
     with Tracer(use_cache=use_cache) as tracer, progress("comparing") as steps:
         first = _chapter(asked[0], tracer)
         steps.at(1, 2)

@@ -10,6 +10,7 @@ from click.shell_completion import ShellComplete
 
 from memcalc.cli.app import VERBS, app
 from memcalc.cli.groups import EXAMPLES, GROUPS
+from memcalc.errors import MemcalcError
 from memcalc.records.fields import FIELDS
 
 
@@ -54,6 +55,15 @@ def test_a_comparison_with_nonsense_is_one_sentence(memcalc, small_model):
     assert done.returncode == 2
     assert "--bach" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_plan_that_cannot_be_is_refused_before_the_other_one_is_traced(monkeypatch):
+    from click.testing import CliRunner
+
+    monkeypatch.setattr("memcalc.cli.diff.Tracer", None)
+    answer = CliRunner().invoke(app, ["diff", "gpt2", "gpt2 --seq 99999"])
+    assert isinstance(answer.exception, MemcalcError)
+    assert "99999" in str(answer.exception)
 
 
 @pytest.mark.parametrize("example", [e for lines in EXAMPLES.values() for e in lines])
