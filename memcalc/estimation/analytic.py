@@ -71,14 +71,7 @@ def estimate(
         scratch=_step_temporaries(choice, updated),
     )
     top = max(levels, key=lambda phase: levels[phase])
-    reason = "the analytic method does not replay the allocator; use --method trace"
-    unknown = dict.fromkeys(("allocated", "reserved", "process_used"), reason)
-    unknown["flops"] = "closed forms do not count floating-point operations"
-    if live.unknown:
-        unknown["activations"] = live.unknown
     fit = _hopeless(weights + buffers + states + gradients, gpu)
-    if gpu is not None and fit is None:
-        unknown["fit"] = reason
     return Prediction(
         plan=plan,
         head=inventory.head,
@@ -105,8 +98,19 @@ def estimate(
         fit=fit,
         assumptions=_assumptions(plan, live),
         uncounted=(*_uncounted(plan), *plan.unread),
-        unknown=unknown,
+        unknown=_unknown(live, fits=gpu is None or fit is not None),
     )
+
+
+def _unknown(live: Live, *, fits: bool) -> dict[str, str]:
+    """What closed forms cannot say, and why; ``fits``: they could say that it does not."""
+    reason = "the analytic method does not replay the allocator; use --method trace"
+    unsaid = ("allocated", "reserved", "process_used", *(() if fits else ("fit",)))
+    unknown = dict.fromkeys(unsaid, reason)
+    unknown["flops"] = "closed forms do not count floating-point operations"
+    if live.unknown:
+        unknown["activations"] = live.unknown
+    return unknown
 
 
 def _hopeless(least: int, gpu: Gpu | None) -> Fit | None:
