@@ -63,7 +63,7 @@ def test_a_plan_with_liger_leaves_nothing_behind_for_those_after_it(forked, tmp_
     assert plain_on_t4 != on_t4
     for _, left in found:
         home = "transformers.models.qwen2.modeling_qwen2"
-        assert left == ([], "torch.nn.functional", home, home)
+        assert left == [[], "torch.nn.functional", home, home]
 
 
 def test_what_liger_has_no_kernels_for_is_refused_in_its_own_words(forked, tmp_path):
