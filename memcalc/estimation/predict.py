@@ -130,6 +130,9 @@ def _uncounted_flops(trace: Trace) -> str:
 
 def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     """What a token adds to the cache, and when that is more than the weights."""
+    if plan.gathers:
+        yield from _of_gathered(plan, trace)
+        return
     by_stream: dict[int, dict[int, int]] = {}
     for storage in trace.storages:
         if storage.component is Component.KV_CACHE and storage.phase is Phase.DECODE:
@@ -161,6 +164,17 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
         f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
         f"{-(-weights // (each * sequences)):,} tokens each"
     )
+
+
+def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
+    """The same of a cache that quantises many tokens at once, as it does with a prompt."""
+    held = sum(
+        storage.bytes
+        for storage in trace.storages
+        if storage.component is Component.KV_CACHE and storage.phase is Phase.PREFILL
+    )
+    each = held // (plan.batch * plan.beams * (trace.seq or 1))
+    yield f"a token takes {each:,} bytes of its sequence's cache once it is quantised"
 
 
 def _of_long_decode(question: Asked, trace: Trace, played: Played | None) -> Iterator[str]:

@@ -355,6 +355,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.inference or self.generate is not None
 
     @property
+    def gathers(self) -> bool:
+        """The cache quantises tokens together, whenever enough of them are there."""
+        return self.cache in ("quantized", "quantized-hqq")
+
+    @property
     def disagreement(self) -> str | None:
         """Why PyTorch itself cannot run these settings together; ``None``: it can."""
         if self.inputs and (self.seq is not None or self.padding is not None):

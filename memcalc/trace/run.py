@@ -58,7 +58,7 @@ def trace(
         try:
             if kind in _unsteady and tokens <= _MOST_WHOLE:
                 raise NotSteadyError(_unsteady[kind])
-            if program.plan.cache in _GATHERING:
+            if program.plan.gathers:
                 raise NotSteadyError("the cache quantises what it has gathered so far now and then")
             return _decoded(program, tokens, target, notes, breadcrumbs)
         except NotSteadyError as error:
@@ -151,10 +151,7 @@ def movable(program: Program) -> bool:
     A beam search has no such prompt: it keeps a table of what it has generated. Nor has a cache
     that quantises what it has gathered: of a prompt it quantises all.
     """
-    return program.plan.beams == 1 and program.plan.cache not in _GATHERING
-
-
-_GATHERING = ("quantized", "quantized-hqq")
+    return program.plan.beams == 1 and not program.plan.gathers
 
 
 _unsteady: dict[Plan, str] = {}
