@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memcalc.trace.operators.sparse import parts
+from memcalc.trace.streams import switched
 from memcalc.trace.torch_private import (
     called_from_engine,
     current_node,
@@ -33,6 +34,25 @@ def accumulates(node: Any, args: tuple[Any, ...]) -> bool:
     old, new = args
     alike = old.shape == new.shape and old.dtype is new.dtype
     return alike and is_owned_once(old) and is_held_by_engine_alone(old)
+
+
+def taker(node: Any, args: tuple[Any, ...]) -> Any:
+    """The node on whose stream an addition runs: where gradients meet, the one that takes the sum.
+
+    That is another stream where the program made views of a parameter on one, as FSDP1 does of
+    what it has gathered. Any other addition runs on the stream of the node itself.
+    Source: torch/csrc/autograd/input_buffer.cpp, ``InputBuffer::add`` (2.13).
+    """
+    if node is None or len(args) != 2 or torch.is_grad_enabled() or not switched():
+        return node
+    if not isinstance(args[1], torch.Tensor) or not called_from_engine(sys._getframe(1)):
+        return node
+    shape = args[0].shape
+    for after, number in node.next_functions:
+        taken = getattr(after, "_input_metadata", ())
+        if len(taken) > number and tuple(taken[number].shape) == shape:
+            return after
+    return node
 
 
 IN_PLACE = {

@@ -22,6 +22,7 @@ from memcalc.trace.engine import (
     in_place,
     keeps_sparse_gradient,
     sums_wider,
+    taker,
     writes_in_place,
 )
 from memcalc.trace.flops import Operations
@@ -208,6 +209,7 @@ class TraceRecorder(TorchDispatchMode):
                 return args[0]
             if getattr(adds_bias, "inside", False):
                 return memo.alias(args[0])
+            node = taker(node, args)
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, operator.name)
         out = known.again(args, mode_in_use())
@@ -239,6 +241,8 @@ class TraceRecorder(TorchDispatchMode):
             return args[0]
         if func in ADDS and getattr(adds_bias, "inside", False):
             return memo.alias(args[0])
+        if func in ADDS:
+            node = taker(node, args)
         instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
         if instead is not None and writes_in_place(node, args):
             func = instead

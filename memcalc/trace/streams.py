@@ -89,6 +89,11 @@ def switch(stream: Stream) -> None:
     _local.stream = stream
 
 
+def switched() -> bool:
+    """Whether some thread has left the default stream at some time."""
+    return _switched[0]
+
+
 @contextlib.contextmanager
 def use(stream: Stream | None) -> Iterator[None]:
     """Run what is inside on a stream; ``None``: on the one that is current."""

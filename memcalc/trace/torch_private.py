@@ -493,6 +493,35 @@ def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def shards_padded_once() -> Iterator[None]:
+    """FSDP2 knows a shard that it has padded by its address, and a fake one's by its storage.
+
+    Else it would pad uneven shards again in the first forward, and free the first ones
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``reset_sharded_param``, 2.13).
+    """
+    owner = _ask("torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam")
+    reset = owner.reset_sharded_param
+
+    def same(shard: Any) -> bool:
+        place = shard._module_info
+        parameter = getattr(place.module, place.param_name)
+        local, kept = parameter._local_tensor, shard._sharded_param_data
+        if parameter is not shard.sharded_param or not isinstance(kept, FakeTensor):
+            return False
+        held = local.device.type != "meta" and kept.untyped_storage().nbytes() > 0
+        return held and storage_key(local) == storage_key(kept)
+
+    def once(shard: Any) -> None:
+        if same(shard):
+            shard._sharding_spec = shard.sharded_param._spec
+        else:
+            reset(shard)
+
+    with replaced(owner, "reset_sharded_param", once):
+        yield
+
+
 def _on_stream_of_views(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook of FSDP1 that runs where CUDA's engine runs it: on the stream that made its node.
 

@@ -57,6 +57,7 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         stack.enter_context(torch_private.planning_wrapped(_for_real))
         stack.enter_context(dtensor.alike_planned_once())
         stack.enter_context(torch_private.ranks_trusted(record))
+        stack.enter_context(torch_private.shards_padded_once())
         stack.enter_context(_averaged())
         if device.NAME == "cpu":
             # Ranks are numbers on the host, and so the simulated device holds none.

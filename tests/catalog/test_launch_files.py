@@ -74,6 +74,19 @@ ANSWERED = {
         fsdp("fsdp_sharding_strategy: 3", "fsdp_offload_params: 'true'"),
         {"parallel_args": {**FIRST, "sharding_strategy": "NO_SHARD", "offload": "cpu"}},
     ),
+    "copies of shards, one a machine": (
+        fsdp(
+            "fsdp_sharding_strategy: HYBRID_SHARD_ZERO2", top="num_processes: 16\nnum_machines: 2"
+        ),
+        {
+            "parallel": "fsdp1",
+            "parallel_args": {
+                **FIRST,
+                "sharding_strategy": "HYBRID_SHARD_ZERO2",
+                "device_mesh": "2x8",
+            },
+        },
+    ),
     "layers by name, recomputed": (
         fsdp(
             "fsdp_transformer_layer_cls_to_wrap: GPT2Block",
@@ -147,7 +160,10 @@ REFUSED = {
         "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  fsdp_auto_wrap_policy: BIG\n",
         "BIG is none of TRANSFORMER_BASED_WRAP",
     ),
-    "hybrid": (fsdp("fsdp_sharding_strategy: HYBRID_SHARD"), "hsdp=2x4"),
+    "hybrid": (
+        fsdp("fsdp_sharding_strategy: HYBRID_SHARD", top="num_processes: 8\nnum_machines: 3"),
+        "each of 3 machines",
+    ),
     "a version": (fsdp("fsdp_version: 3"), "there are 1 and 2"),
     "context parallel": (parallelism(cp_size=8), "context parallelism"),
     "three at once": (parallelism(dp_replicate_size=2, dp_shard_size=2, tp_size=2), "leave one"),

@@ -14,6 +14,7 @@ from tests.evidence.test_standin import STANDIN, accuracy
 
 (RECORDING,) = STANDIN.glob("unseen-ranks-torch*.json")
 (MORE,) = STANDIN.glob("unseen-ranks-more-*.json")
+(THIRD,) = STANDIN.glob("unseen-ranks-third-*.json")
 
 
 def plans_of(recording):
@@ -41,14 +42,35 @@ ENGINE = ("zero2", "zero3")
 
 
 @pytest.mark.nightly
-def test_more_of_them_are_met_within_the_bounds_that_are_promised():
+@pytest.mark.parametrize("recording", [MORE, THIRD], ids=["more", "third"])
+def test_more_of_them_are_met_within_the_bounds_that_are_promised(recording):
     rows = []
-    for index, plan in enumerate(plans_of(MORE)):
+    for index, plan in enumerate(plans_of(recording)):
         if plan.parallel in ENGINE:
             pytest.importorskip("deepspeed")
-        rows += accuracy["compare"](MORE, first=index, every=1 << 20)
+        rows += accuracy["compare"](recording, first=index, every=1 << 20)
     met(rows)
     assert all(row.exact["requested"] for row in rows)
+
+
+def of_third(model, parallel, **arguments):
+    """Its place among the plans that were recorded last."""
+    for index, plan in enumerate(plans_of(THIRD)):
+        alike = model in plan.model and plan.parallel == parallel
+        if alike and arguments.items() <= dict(plan.parallel_args).items():
+            return index
+    raise LookupError(model)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "arguments"),
+    [("fsdp2", {}), ("fsdp1", {"device_mesh": "3x4"})],
+    ids=["uneven shards", "copies of shards"],
+)
+def test_layers_of_odd_sizes_take_the_same_in_every_phase(parallel, arguments):
+    index = of_third("odd-llama", parallel, **arguments)
+    (row,) = accuracy["compare"](THIRD, first=index, every=1 << 20)
+    assert all(row.exact.values()), row.off
 
 
 def test_more_recordings_cover_what_they_claim():

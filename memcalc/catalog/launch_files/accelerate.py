@@ -14,7 +14,7 @@ from typing import Any
 from memcalc.catalog.launch_files import deepspeed
 from memcalc.catalog.launch_files.records import Said, count, flag, mapping, table
 from memcalc.errors import UsageError
-from memcalc.records.plan import WRAPS
+from memcalc.records.plan import STRATEGIES, WRAPS
 
 _OF_NO_MATTER = frozenset(
     """
@@ -53,7 +53,6 @@ _FSDP_READ = frozenset(
     """.split()
 )
 """The second version takes some of these without a meaning, as accelerate itself says."""
-_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 _LEAST = 100_000_000
 """What ``accelerate launch`` takes for ``fsdp_min_num_params`` where a file names none."""
 _PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
@@ -93,7 +92,8 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
     if kind == "MULTI_GPU" and settings.get("devices") != 1:
         settings["parallel"] = "ddp"
     if kind == "FSDP":
-        sharded, left = _fsdp(data, half, file)
+        world = settings.get("devices") or given.get("devices")
+        sharded, left = _fsdp(data, half, file, world)
         settings, unread = {**settings, **sharded}, [*unread, *left]
     if kind == "DEEPSPEED":
         world = {"devices": settings.get("devices") or given.get("devices")}
@@ -188,9 +188,9 @@ def _deepspeed(
 
 
 def _fsdp(
-    data: Mapping[str, Any], half: str | None, file: str
+    data: Mapping[str, Any], half: str | None, file: str, world: int | None
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Settings and what is not counted of ``distributed_type: FSDP``."""
+    """Settings and what is not counted of ``distributed_type: FSDP`` over so many processes."""
     keys = {
         key.removeprefix("fsdp_"): value
         for key, value in table(data, "fsdp_config", file).items()
@@ -205,6 +205,8 @@ def _fsdp(
     if "offload_params" in keys and flag(keys["offload_params"], "fsdp_offload_params", file):
         arguments["offload"] = "cpu"
     arguments |= (_first if version == 1 else _second)(keys, file)
+    if str(arguments.get("sharding_strategy")).startswith("HYBRID"):
+        arguments["device_mesh"] = _machines(data, file, world)
     found: dict[str, Any] = {"parallel": "fsdp1" if version == 1 else _mesh(data, file)}
     if "fsdp" not in found["parallel"] and "hsdp" not in found["parallel"]:
         # Nothing is gathered, so there is nothing to gather in another dtype.
@@ -215,6 +217,18 @@ def _fsdp(
     if again is not None and flag(again, "fsdp_activation_checkpointing", file):
         found["checkpointing"] = True
     return found, tuple(_left(keys, found["parallel"]))
+
+
+def _machines(data: Mapping[str, Any], file: str, world: int | None) -> str:
+    """Machines by GPUs of each: ``HYBRID_SHARD`` shards in a machine, and each has a copy."""
+    machines = count(data.get("num_machines") or 1, "num_machines", file)
+    if world is None or world % machines:
+        raise UsageError(
+            f"{file}: fsdp_sharding_strategy HYBRID_SHARD shards among the GPUs of each of "
+            f"{machines} machines: say in num_processes, or with --devices, how many GPUs they "
+            "have together."
+        )
+    return f"{machines}x{world // machines}"
 
 
 def _left(keys: Mapping[str, Any], layout: str) -> list[str]:
@@ -246,12 +260,7 @@ def _wrapping(keys: Mapping[str, Any], file: str) -> dict[str, Any]:
 
 def _first(keys: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Arguments of the first version."""
-    strategy = _named(keys, "sharding_strategy", "FULL_SHARD", _STRATEGIES, file)
-    if strategy.startswith("HYBRID"):
-        raise UsageError(
-            f"{file}: fsdp_sharding_strategy {strategy} is not judged against PyTorch's own code "
-            "yet: memcalc answers for replicas of shards as --parallel hsdp=2x4."
-        )
+    strategy = _named(keys, "sharding_strategy", "FULL_SHARD", STRATEGIES, file)
     found: dict[str, Any] = {}
     if strategy != "FULL_SHARD":
         found["sharding_strategy"] = strategy

@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.plan import WRAPS, Plan
+from memcalc.records.plan import STRATEGIES, WRAPS, Plan
 
 if TYPE_CHECKING:
     import torch
@@ -96,6 +96,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     gathered up to a size, which a model of few layers does not reach."""
     dimensions: int = 1
     """Sizes that its name is followed by."""
+    check: Callable[[dict[str, Any]], None] | None = None
+    """Raises ``UsageError`` where arguments of the wrapper do not go together."""
     handed_over: Callable[[torch.nn.Module, Rank], torch.nn.Module] | None = None
     """In place of ``place`` under a loop that wraps by accelerate: gives the model to it as its
     users do. ``None``: such loops are not answered with it."""
@@ -175,10 +177,18 @@ def _refused(name: str, value: Any) -> str | None:
         return "a number above 0"
     if name == "offload" and value != "cpu":
         return "cpu"
-    if name == "sharding_strategy" and "HYBRID" in str(value).upper():
-        # It shards among the GPUs of a machine, and how many those are nobody has said.
-        return "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD; replicas of shards are --parallel hsdp=2x4"
+    if name == "sharding_strategy" and str(value).upper().removeprefix("_") not in STRATEGIES:
+        return f"one of {', '.join(STRATEGIES)}"
+    if name == "device_mesh" and _mesh(value) is None:
+        return "replicas by shards, such as 2x8"
     return None
+
+
+def _mesh(value: Any) -> tuple[int, ...] | None:
+    """Replicas by shards, as in ``2x8``."""
+    words = str(value).split("x")
+    known = len(words) == 2 and all(word.isascii() and word.isdigit() for word in words)
+    return tuple(map(int, words)) if known and len(str(value)) < 16 else None
 
 
 def of(plan: Plan) -> Layout:
@@ -198,6 +208,8 @@ def of(plan: Plan) -> Layout:
         wanted = _refused(name, value)
         if wanted is not None:
             raise UsageError(f"--parallel-arg {name}={value} is not {wanted}.")
+    if layout.check is not None:
+        layout.check(dict(plan.parallel_args))
     if plan.loop != "plain" and layout.handed_over is not None:
         return replace(layout, place=layout.handed_over)
     return layout
@@ -239,7 +251,14 @@ def spread(plan: Plan) -> Spread:
             f"--parallel {text!r} is not judged yet: two that go together are tp and fsdp2, "
             "written tp=2,fsdp2=4."
         )
-    return Spread(layout=parts[0][0], sizes=_sizes(plan, text, parts))
+    sizes = _sizes(plan, text, parts)
+    mesh = _mesh(dict(plan.parallel_args).get("device_mesh"))
+    if mesh is not None and math.prod(mesh) != math.prod(sizes):
+        raise UsageError(
+            f"--parallel-arg device_mesh={mesh[0]}x{mesh[1]} makes {math.prod(mesh)} devices, and "
+            f"there are {math.prod(sizes)}: their product must be the number of devices."
+        )
+    return Spread(layout=parts[0][0], sizes=mesh or sizes)
 
 
 def _part(word: str) -> tuple[str, tuple[int, ...]]:

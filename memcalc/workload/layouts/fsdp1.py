@@ -10,16 +10,22 @@ from memcalc.workload.layouts import Layout, Rank, ddp, wrapped_by
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Wrap each block and the root; memory is made block by block as they are wrapped."""
+    """Wrap each block and the root, which take the model from the host as they are wrapped."""
     from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 
+    from memcalc.workload.blocks import to_empty
+
     options = rank.options
-    return FullyShardedDataParallel(
+    to_empty(model, "cpu", rank.fill)
+    tied = _tied(model)
+    wrapped = FullyShardedDataParallel(
         model,
+        device_mesh=_mesh(rank),
         auto_wrap_policy=_policy(model, options),
         mixed_precision=_mixed(options),
         device_id=rank.device,
@@ -28,8 +34,46 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
         backward_prefetch=_prefetch(str(options.get("backward_prefetch", "BACKWARD_PRE"))),
         forward_prefetch=bool(options.get("forward_prefetch", False)),
         cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
-        param_init_fn=functools.partial(_made, rank),
     )
+    _check_tied(wrapped, tied)
+    return wrapped
+
+
+def _tied(model: torch.nn.Module) -> list[list[torch.nn.Module]]:
+    """Modules that share a parameter."""
+    owners: dict[int, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(module)
+    return [modules for modules in owners.values() if len(modules) > 1]
+
+
+def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> None:
+    """Each flat parameter is its unit's own: FSDP gathers a shared one for one of two units.
+
+    Raises:
+        UsageError: modules that share a parameter are in several units.
+    """
+    units: dict[torch.nn.Module, torch.nn.Module] = {}
+    for unit in wrapped.modules():
+        if isinstance(unit, type(wrapped)):
+            # Those inside come later.
+            units.update(dict.fromkeys(unit.modules(), unit))
+    if any(len({units[module] for module in modules}) > 1 for modules in tied):
+        raise UsageError(
+            "Weights that are tied come to lie in two units of FullyShardedDataParallel, where "
+            "PyTorch itself fails: wrap the layers alone (auto_wrap_policy=TRANSFORMER_BASED_WRAP) "
+            "or nothing (NO_WRAP)."
+        )
+
+
+def _mesh(rank: Rank) -> DeviceMesh | None:
+    """Replicas by shards, where shards are not over all processes."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    if len(rank.sizes) == 1:
+        return None
+    return init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=("replicate", "shard"))
 
 
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
@@ -55,12 +99,6 @@ def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
     )
 
 
-def _made(rank: Rank, module: torch.nn.Module) -> None:
-    if [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
-        module.to_empty(device=rank.device, recurse=False)
-        rank.fill(module)
-
-
 def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
     from torch.distributed.fsdp import MixedPrecision
 
@@ -74,13 +112,31 @@ def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
 
 
 def _strategy(name: str) -> ShardingStrategy:
+    """By accelerate's name; what it calls HYBRID_SHARD_ZERO2 is private to PyTorch."""
     from torch.distributed.fsdp import ShardingStrategy
 
-    try:
-        return ShardingStrategy[name.upper()]
-    except KeyError:
-        known = ", ".join(one.name for one in ShardingStrategy if "HYBRID" not in one.name)
-        raise UsageError(f"{name!r} is not a sharding_strategy: choose one of {known}.") from None
+    known = {one.name.removeprefix("_"): one for one in ShardingStrategy}
+    return known[name.upper().removeprefix("_")]
+
+
+def check(options: dict[str, Any]) -> None:
+    """Shards within machines need to know how many GPUs those have.
+
+    Raises:
+        UsageError: nobody says it, or somebody says it of shards over all.
+    """
+    strategy = str(options.get("sharding_strategy", "FULL_SHARD"))
+    hybrid = "HYBRID" in strategy.upper()
+    if hybrid and "device_mesh" not in options:
+        raise UsageError(
+            f"sharding_strategy {strategy} shards among the GPUs of a machine: say how many "
+            "machines by how many GPUs, as in --parallel-arg device_mesh=2x8."
+        )
+    if "device_mesh" in options and not hybrid:
+        raise UsageError(
+            f"--parallel-arg device_mesh is of sharding_strategy=HYBRID_SHARD, and {strategy} "
+            "shards over all GPUs: leave it out."
+        )
 
 
 def _prefetch(name: str) -> BackwardPrefetch | None:
@@ -105,10 +161,11 @@ LAYOUT = Layout(
     summary="shards by FullyShardedDataParallel",
     place=place,
     options=(
-        *("auto_wrap_policy", "backward_prefetch", "forward_prefetch", "min_num_params"),
-        *("offload", "param_dtype", "reduce_dtype", "sharding_strategy"),
+        *("auto_wrap_policy", "backward_prefetch", "device_mesh", "forward_prefetch"),
+        *("min_num_params", "offload", "param_dtype", "reduce_dtype", "sharding_strategy"),
         *("transformer_layer_cls_to_wrap", "use_orig_params"),
     ),
+    check=check,
     quiet=ddp.quiet,
     clip=clip,
 )

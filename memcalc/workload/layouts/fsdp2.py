@@ -21,12 +21,10 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Shard the model over all ranks and give it memory."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from memcalc.workload.blocks import to_empty
-
     loaded = is_loaded(model)
     shard(model, init_device_mesh(rank.device.type, rank.sizes), rank.options)
     if not loaded:
-        to_empty(model, resting_place(rank), rank.fill)
+        materialize(model, rank)
     return model
 
 
@@ -67,6 +65,17 @@ def shard(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
     for block in blocks(model, str(options.get("transformer_layer_cls_to_wrap", ""))):
         fully_shard(block, **said)
     fully_shard(model, **said)
+
+
+def materialize(model: torch.nn.Module, rank: Rank) -> None:
+    """Give a sharded model memory; buffers are no part of shards, and always on the device."""
+    from memcalc.workload.blocks import to_empty
+
+    to_empty(model, resting_place(rank), rank.fill)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(rank.device)
 
 
 def resting_place(rank: Rank) -> Any:

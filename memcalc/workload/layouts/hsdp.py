@@ -14,13 +14,11 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Shard the model over the inner dimension of the mesh."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from memcalc.workload.blocks import to_empty
-
     mesh = init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=("replicate", "shard"))
     loaded = fsdp2.is_loaded(model)
     fsdp2.shard(model, mesh, rank.options)
     if not loaded:
-        to_empty(model, fsdp2.resting_place(rank), rank.fill)
+        fsdp2.materialize(model, rank)
     return model
 
 

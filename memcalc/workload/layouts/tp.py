@@ -26,14 +26,12 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     """Divide each block over the inner dimension of the mesh, then shard over the outer one."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    from memcalc.workload.blocks import to_empty
-
     names = ("dp", "tp")[-len(rank.sizes) :]
     mesh = init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=names)
     _divide(model, mesh["tp"], bool(rank.options.get("sequence_parallel", False)))
     if len(rank.sizes) > 1:
         fsdp2.shard(model, mesh["dp"], rank.options)
-    to_empty(model, fsdp2.resting_place(rank), rank.fill)
+    fsdp2.materialize(model, rank)
     return model
 
 
