@@ -24,7 +24,7 @@ _SWITCHES = (
 _NUMBERS_3 = (
     *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
     *("stage3_module_granularity_threshold", "stage3_param_persistence_threshold"),
-    "stage3_prefetch_bucket_size",
+    *("stage3_prefetch_bucket_size", "zero_hpz_partition_size"),
 )
 _FILLED = (
     "reduce_bucket_size",
@@ -45,7 +45,6 @@ _ZERO_READ = frozenset(
     (*_NUMBERS, *_SWITCHES, *_NUMBERS_3, "stage", "cpu_offload", "cpu_offload_param")
 ) | {"offload_optimizer", "offload_param"}
 _ZERO_REFUSED = {
-    "zero_hpz_partition_size": "a second copy of weights in each node",
     "zero_quantized_weights": "quantised weights",
     "zero_quantized_nontrainable_weights": "quantised weights",
     "zero_quantized_gradients": "quantised gradients",
@@ -147,7 +146,7 @@ def _stage(zero: Mapping[str, Any], file: str) -> int:
 def _arguments(zero: Mapping[str, Any], stage: int, file: str) -> dict[str, Any]:
     """Arguments of the layout; what only stage 3 looks at is left out of others."""
     for key, name in _ZERO_REFUSED.items():
-        if zero.get(key) not in (None, False, 0, 1, -1, {}):
+        if zero.get(key) not in (None, False, 0, -1, {}):
             raise UsageError(
                 f"{file}: {name} (zero_optimization.{key}) is not judged against DeepSpeed's own "
                 "code yet, so memcalc does not answer for it."

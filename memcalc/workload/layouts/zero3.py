@@ -19,7 +19,7 @@ LAYOUT = Layout(
         *zero2.OPTIONS,
         *("offload_param", "stage3_max_live_parameters", "stage3_max_reuse_distance"),
         *("stage3_module_granularity_threshold", "stage3_param_persistence_threshold"),
-        "stage3_prefetch_bucket_size",
+        *("stage3_prefetch_bucket_size", "zero_hpz_partition_size"),
     ),
     loop="deepspeed",
     package="deepspeed",
