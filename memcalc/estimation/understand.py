@@ -15,7 +15,7 @@ from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.texts import adapter
-from memcalc.workload import layouts, loops, tasks
+from memcalc.workload import layouts, liger, loops, tasks
 
 
 def check(plan: Plan) -> models.ModelSource:
@@ -163,16 +163,13 @@ def _check_liger(source: models.ModelSource) -> None:
             f"liger is for models of transformers, and {source.name} is a callable: leave it out."
         )
         raise SettingError("liger", told)
-    missing = [name for name in _OF_LIGER if importlib.util.find_spec(name) is None]
+    missing = [name for name in liger.PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise SettingError(
             "liger",
             f"--liger runs Liger's own code, which needs {missing[0]}: pip install "
             "'torch-memcalc[liger]' on Linux, which Triton is made for.",
         )
-
-
-_OF_LIGER = ("triton", "liger_kernel")
 
 
 def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:

@@ -8,14 +8,34 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import Any
-
-import torch
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
 from memcalc.imports import line
 
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = ("triton", "liger_kernel")
+"""What it runs by."""
 _LOGGER = "liger_kernel.transformers.monkey_patch"
+_TABLE = "MODEL_TYPE_TO_APPLY_LIGER_FN = {"
+
+
+def knows(architecture: str | None) -> bool:
+    """Liger is installed, and has kernels for a type of model; its table is read, and not run."""
+    if architecture is None or any(find_spec(name) is None for name in PACKAGES):
+        return False
+    found = find_spec(PACKAGES[-1])
+    for folder in (found and found.submodule_search_locations) or ():
+        try:
+            code = Path(folder, *_LOGGER.split(".")[1:]).with_suffix(".py").read_text("utf-8")
+        except OSError:
+            continue
+        return f'"{architecture}":' in code.partition(_TABLE)[2].partition("\n}")[0]
+    return False
 
 
 def apply(model: torch.nn.Module) -> None:

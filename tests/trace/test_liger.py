@@ -72,6 +72,13 @@ def test_what_liger_has_no_kernels_for_is_refused_in_its_own_words(forked, tmp_p
     assert "no Liger kernels supported for model type: gpt2" in forked(said, path)
 
 
+def test_it_is_offered_for_what_liger_has_kernels_for():
+    pytest.importorskip("liger_kernel")
+    from memcalc.workload.liger import knows
+
+    assert [knows(name) for name in ("llama", "qwen3", "gpt2", None)] == [True, True, False, False]
+
+
 def test_a_model_without_an_output_head_is_refused(forked, tmp_path):
     pytest.importorskip("liger_kernel")
     refused = forked(_said_of_a_classifier, config(tmp_path))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 from msgspec.structs import replace
 
 from memcalc import registry
+from memcalc.catalog import models
 from memcalc.records.plan import Plan
 from memcalc.remedies.records import Change, Remedy
 from memcalc.workload import layouts, loops
+from memcalc.workload.liger import knows
 from memcalc.workload.tasks import Task
 
 CHUNKS = 8
@@ -113,7 +114,7 @@ def chunked_loss(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 def liger(plan: Plan, task: Task) -> Iterator[Remedy]:
     """Kernels that are fused, and make no logits; where its package is, for it is run."""
-    if plan.liger or find_spec("liger_kernel") is None or find_spec("triton") is None:
+    if plan.liger or not knows(models.find(plan.model).model_type):
         return
     yield Remedy(
         key="Liger",
