@@ -69,6 +69,12 @@ def scheme_of(settings: Mapping[str, Any]) -> str | None:
     )
 
 
+def scheme_in(config: Mapping[str, Any] | None) -> str | None:
+    """The same of a model's config; ``None`` also where it is not quantised."""
+    settings = _settings(config or {})
+    return scheme_of(settings) if settings is not None else None
+
+
 def _of_torchao(settings: Mapping[str, Any]) -> str | None:
     kind = settings.get("quant_type")
     made = kind.get("default") if isinstance(kind, Mapping) else None
@@ -150,8 +156,7 @@ def refusal(
 
 def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What an answer about a checkpoint that is quantised already has to say."""
-    settings = _settings(config or {})
-    known = scheme_of(settings) if settings is not None else None
+    settings, known = _settings(config or {}), scheme_in(config)
     if known is not None:
         return (f"the checkpoint is in {known} already, and is loaded here as one that is not yet",)
     if settings is None or _method(settings) not in _DEQUANTISED:

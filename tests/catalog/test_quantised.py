@@ -32,8 +32,6 @@ def model(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (NF4, "--quant nf4-dq"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "--quant int8"),
         ({"quant_method": "gptq", "bits": 4}, "gptqmodel"),
         ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
         ({"quant_method": "compressed-tensors"}, "CompressedTensorsConfig(dequantize=True)"),
@@ -204,3 +202,17 @@ def test_a_preset_of_a_plan_that_infers_leaves_training_out(asked):
     assert (plan.quant, plan.precision, plan.checkpointing) == ("nf4-dq", "bf16", False)
     assert plan.lora
     assert make({"model": "gpt2", "preset": "qlora", "inference": False}).checkpointing
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme"),
+    [(NF4, "nf4-dq"), ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8")],
+)
+def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is_without_a_word(model, settings, scheme):
+    quantised_one = model(settings)
+    assert make({"model": quantised_one}).quant == scheme
+    # A preset gives way to the checkpoint; what is typed does not.
+    assert make({"model": quantised_one, "preset": "qlora"}).quant == scheme
+    with pytest.raises(UsageError, match=f"already: give --quant {scheme}"):
+        check(make({"model": quantised_one, "quant": "fp4"}))
+    assert make({"model": "smollm2-135m"}).quant is None
