@@ -17,7 +17,7 @@ from memcalc.errors import UsageError
 MOST = 256 << 20
 """Bytes of a file of results; a campaign of a thousand measured runs takes a tenth of it."""
 _PIECE = 1 << 20
-_LARGEST = (1 << 63) - 1
+_LEAST, _LARGEST = -(1 << 63), (1 << 63) - 1
 """No size, count or time of a machine is larger."""
 _MANY_DIGITS = re.compile(rb"\d{19}")
 _MOST_NODES = 100_000
@@ -138,5 +138,5 @@ def _check_numbers(value: Any) -> None:
             waiting += item.values()
         elif isinstance(item, list):
             waiting += item
-        elif isinstance(item, int) and abs(item) > _LARGEST:
+        elif isinstance(item, int) and not _LEAST <= item <= _LARGEST:
             raise ValueError("a number in it is larger than any machine's")

@@ -11,6 +11,7 @@ from memcalc.records.trace import Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Table
 from memcalc.units import format_bytes, unit_for
+from memcalc.workload import layouts
 
 _NOTES = {
     Component.ACTIVATIONS: "saved for backward",
@@ -138,7 +139,8 @@ def _rule(prediction: Prediction) -> str:
     plan = prediction.plan
     # What DDP holds each GPU holds; any other layout divides it.
     divided = plan.devices > 1 and plan.parallel not in (None, "ddp")
-    return f" (rule: {found[0]:g}{f' over {plan.devices} GPUs' if divided else ''})"
+    over = f" over {layouts.spread(plan).shards} GPUs" if divided else ""
+    return f" (rule: {found[0]:g}{over})"
 
 
 def _sentences(prediction: Prediction) -> Iterator[Line]:

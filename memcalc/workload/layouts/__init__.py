@@ -120,6 +120,12 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         return math.prod(self.sizes)
 
     @property
+    def shards(self) -> int:
+        """Ranks among which one copy of what is divided lies; each copy of hsdp has as many."""
+        copies = len(self.sizes) > 1 and self.layout != "tp"
+        return self.sizes[-1] if copies else self.world
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """Processes in each group that communicates, one group a dimension of the mesh."""
         return tuple(size for size in self.sizes if size > 1)
