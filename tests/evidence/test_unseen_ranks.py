@@ -25,6 +25,7 @@ PLANS = plans_of(RECORDING)
 IN_SHARDS = next(i for i, p in enumerate(PLANS) if p.optim == "adamw_8bit")
 
 
+@pytest.mark.nightly
 def test_states_in_8_bit_are_sharded_as_their_optimizer_is():
     (row,) = accuracy["compare"](RECORDING, first=IN_SHARDS, every=1 << 20)
     assert PLANS[IN_SHARDS].parallel == "zero1"

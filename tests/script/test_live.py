@@ -57,6 +57,7 @@ def test_a_block_runs_on_a_gpu_that_is_gone_afterwards():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 def test_a_block_entered_after_a_backward_has_its_gpu_served():
     done = cold(
         """

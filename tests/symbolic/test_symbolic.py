@@ -44,7 +44,7 @@ DEEP = {"n_layers": 4, "num_layers": 2, "num_decoder_layers": 2, "num_hidden_lay
 
 
 _BY_DAY = [
-    pytest.param(index, id=f"{name} {plan}", marks=[] if index % 4 == 0 else [pytest.mark.nightly])
+    pytest.param(index, id=f"{name} {plan}", marks=[] if index == 0 else [pytest.mark.nightly])
     for index, (name, plan, _) in enumerate(CASES)
 ]
 

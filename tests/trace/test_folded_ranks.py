@@ -22,6 +22,7 @@ def test_sixteen_layers_under_fsdp2_are_traced_through_a_few(tmp_path, checkpoin
     assert any("repeated layers" in said for said in found.assumptions)
 
 
+@pytest.mark.nightly
 def test_adapters_are_divided_with_their_layers_for_the_first_rank_and_the_last(tmp_path):
     config = {**models.find("meta-llama/Llama-3.2-1B").config, **SMALL, "head_dim": 8}
     path = tmp_path / "adapted.json"

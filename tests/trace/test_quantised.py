@@ -185,6 +185,7 @@ def test_loading_and_preparing_have_peaks_of_their_own(tmp_path, forked):
     assert bare["prepare"] < prepared["prepare"]
 
 
+@pytest.mark.nightly
 def test_ddp_wraps_a_base_that_is_loaded_and_prepared_already(tmp_path, forked):
     plan = {"model": _config(tmp_path), "quant": "nf4", "precision": "bf16", "batch": 1, "seq": 16}
     alone, _ = forked(phases_of, plan)
