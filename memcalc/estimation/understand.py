@@ -15,7 +15,7 @@ from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.texts import adapter
-from memcalc.workload import layouts, liger, loops, tasks
+from memcalc.workload import cache_packages, layouts, liger, loops, tasks
 
 
 def check(plan: Plan) -> models.ModelSource:
@@ -63,6 +63,8 @@ def check_names(plan: Plan) -> None:
     with _blamed_on("optim"):
         registry.check_precision(registry.of(plan), plan)
     _check_layout(plan)
+    with _blamed_on("cache"):
+        cache_packages.check(plan.cache)
     with _blamed_on("gpu"):
         if plan.gpu is not None:
             gpus.find(plan.gpu)

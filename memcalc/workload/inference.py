@@ -7,7 +7,6 @@ pass (prefill) gives the first, and N - 1 passes of one token each (decode) the 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.imports import line
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
+from memcalc.workload import cache_packages
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Turns, Watch, as_found
 from memcalc.workload.precision import Precision
@@ -27,11 +27,6 @@ _CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "st
 _KINDS = ("static", "offloaded", "quantized")
 """Caches that ``generate`` is asked for; the others it has by itself."""
 _SLIDING = ("sliding_attention", "chunked_attention")
-_BACKENDS = {
-    "quantized": ("optimum.quanto", "optimum-quanto"),
-    "quantized-hqq": ("hqq", "hqq"),
-}
-"""Module and package that quantise keys and values; what PyTorch does itself is not here."""
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,12 +155,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
         )
     if plan.cache.startswith("offloaded"):
         _check_offloaded(model, plan)
-    module, package = _BACKENDS.get(plan.cache, ("", ""))
-    if module and not _installed(module):
-        raise UsageError(
-            f"The cache {plan.cache} needs {package}, which is not installed: type pip install "
-            f"{package}, or name another --cache; quantized-fp8 needs nothing."
-        )
+    cache_packages.check(plan.cache)
 
 
 def _check_offloaded(model: Any, plan: Plan) -> None:
@@ -187,13 +177,6 @@ def _slides(model: Any) -> bool:
     if types is not None:
         return any(kind in _SLIDING for kind in types)
     return getattr(config, "sliding_window", None) is not None
-
-
-def _installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:
-        return False
 
 
 def caches_of(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:

@@ -1,0 +1,34 @@
+"""The packages that quantise keys and values, looked for before anything is built."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from memcalc.errors import UsageError
+
+_PACKAGES = {
+    "quantized": ("optimum.quanto", "optimum-quanto"),
+    "quantized-hqq": ("hqq", "hqq"),
+}
+"""Module and package by ``Plan.cache``; what PyTorch does itself is not here."""
+
+
+def check(cache: str) -> None:
+    """See that a cache's package is here.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    module, package = _PACKAGES.get(cache, ("", ""))
+    if module and not _installed(module):
+        raise UsageError(
+            f"The cache {cache} needs {package}, which is not installed: type pip install "
+            f"{package}, or name another --cache; quantized-fp8 needs nothing."
+        )
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
