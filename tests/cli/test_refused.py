@@ -143,7 +143,6 @@ def test_nothing_is_set_beside_a_saved_answer(capsys, tmp_path, verb):
     ("words", "package"),
     [
         ("estimate gpt2 --generate 8 --cache quantized-hqq", "hqq"),
-        ("estimate Qwen/Qwen2.5-0.5B --liger", "liger_kernel"),
         ("explain gpt2 --plot", "plotext"),
         ("report gpt2 -o gpt2.png", "matplotlib"),
         ("report gpt2 -o gpt2.html", "matplotlib"),
