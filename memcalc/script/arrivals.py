@@ -87,8 +87,7 @@ def install(patches: Patches) -> None:
         ("broadcast_object_list", broadcast),
         ("scatter_object_list", scatter),
     ):
-        patches.wrap(distributed_c10d, name, around)
-        patches.set(dist, name, getattr(distributed_c10d, name))
+        patches.wrap(distributed_c10d, name, around, also=(dist,))
 
 
 def arrived(values: Values, func: Any, args: tuple[Any, ...]) -> None:

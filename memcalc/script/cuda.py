@@ -12,6 +12,7 @@ import torch
 
 from memcalc.errors import EstimateError
 from memcalc.script.gpu import GpuMemory
+from memcalc.script.inert import Inert
 from memcalc.script.patches import Patches
 from memcalc.script.streams import (
     CudaGenerator,
@@ -26,15 +27,6 @@ from memcalc.trace.properties import Properties
 
 _VERSION = (13, 0)
 """Of CUDA, where the build of PyTorch has none."""
-
-
-class _Ranges:
-    """Stands for NVTX, which names ranges of time for a profiler that is not there."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: 0
 
 
 class _Runtime:
@@ -95,7 +87,8 @@ def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     if torch.version.cuda is None:
         patches.set(torch.version, "cuda", ".".join(map(str, _VERSION)))
-    patches.set(cuda.nvtx, "_nvtx", _Ranges())
+    # It names ranges of time for a profiler that is not there.
+    patches.set(cuda.nvtx, "_nvtx", Inert())
     common = torch.cuda.amp.common
     patches.set(common, "amp_definitely_not_available", lambda: False)
     _install_accelerator(patches)

@@ -7,21 +7,13 @@ from types import ModuleType
 from typing import Any
 
 from memcalc.errors import EstimateError
+from memcalc.script.inert import Inert
 from memcalc.script.patches import Patches
 
 _IN_PLACE = frozenset(
     "cpu_adagrad cpu_adam cpu_lion fused_adam fused_lamb fused_lion utils".split()
 )
 """Those that write into what they are given, and make nothing."""
-
-
-class _Kernels:
-    """A compiled extension whose functions do nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return lambda *args, **kwargs: 0
 
 
 def without_kernels(patches: Patches, say: Callable[[str], object]) -> None:
@@ -39,7 +31,7 @@ def without_kernels(patches: Patches, say: Callable[[str], object]) -> None:
                 "know what it takes of the GPU. Leave it out of the configuration."
             )
         say("DeepSpeed's compiled optimizers run without their kernels, which take no memory")
-        return _Kernels()
+        return Inert()
 
     def operators(module: ModuleType) -> None:
         patches.wrap(module.OpBuilder, "load", load)

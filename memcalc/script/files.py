@@ -19,6 +19,8 @@ from memcalc.script.patches import Patches
 
 _MARK = b"saved in a simulated run, number %08d"
 _LONG = len(_MARK % 0)
+NOT_WRITTEN = "checkpoints are not written"
+"""What an answer says of all that is saved."""
 
 
 class UnwrittenFiles:

@@ -42,8 +42,15 @@ class Patches:
             for alias in [key for key, held in list(own.items()) if held is original]:
                 self.set(other, alias, value)
 
-    def wrap(self, owner: Any, name: str, around: Around) -> None:
-        """Replace a function by one that calls ``around(original, *args, **kwargs)``."""
+    def wrap(self, owner: Any, name: str, around: Around, also: Sequence[ModuleType] = ()) -> None:
+        """Replace a function by one that calls ``around(original, *args, **kwargs)``.
+
+        Args:
+            owner: of the function, such as a class or a module.
+            name: of the function.
+            around: what is called.
+            also: modules that have it under the same name, where they do.
+        """
         original = vars(owner).get(name, _MISSING)
         if original is _MISSING:
             original = getattr(owner, name)
@@ -55,6 +62,9 @@ class Patches:
             return around(function, *args, **kwargs)
 
         self.set(owner, name, inner if kind is None else kind(inner))
+        for module in also:
+            if hasattr(module, name):
+                self.set(module, name, inner)
 
     def when_imported(self, name: str, act: Callable[[ModuleType], None]) -> None:
         """Act on a module once it has been imported, or now if it has been."""

@@ -98,10 +98,7 @@ def install(
         ("new_group", group),
         ("barrier", barrier),
     ):
-        patches.wrap(distributed_c10d, name, around)
-        for module in (dist, device_mesh):
-            if hasattr(module, name):
-                patches.set(module, name, getattr(distributed_c10d, name))
+        patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
     for module in (dist, distributed_c10d):
         patches.set(module, "is_nccl_available", lambda: True)
 
@@ -146,8 +143,7 @@ def _spawn_here(patches: Patches, say: Callable[[str], None]) -> None:
 
     module = sys.modules["torch.multiprocessing.spawn"]
     for name in ("start_processes", "spawn"):
-        patches.wrap(module, name, start)
-        patches.set(torch.multiprocessing, name, getattr(module, name))
+        patches.wrap(module, name, start, also=(torch.multiprocessing,))
 
 
 def _leave() -> None:

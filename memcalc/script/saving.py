@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.script import place
-from memcalc.script.files import UnwrittenFiles
+from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
 from memcalc.script.parameters import on_host
 from memcalc.script.patches import Patches
 from memcalc.trace.torch_private import storage_key, without_dispatch
@@ -84,7 +84,7 @@ class _Checkpoints:
 
     def _put(self, file: Any, content: Any) -> None:
         self._files.put(file, content)
-        self._say(place.named("checkpoints are not written"))
+        self._say(place.named(NOT_WRITTEN))
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any

@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from memcalc.script import place
+from memcalc.script.files import NOT_WRITTEN
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 
@@ -23,7 +24,7 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
     """
 
     def not_written(original: Any, *args: Any, **kwargs: Any) -> None:
-        say(place.named("checkpoints are not written"))
+        say(place.named(NOT_WRITTEN))
 
     def saved_elsewhere(
         original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any
