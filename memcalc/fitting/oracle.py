@@ -33,7 +33,8 @@ from memcalc.records.trace import Trace
 from memcalc.records.walk import changes
 from memcalc.symbolic.evaluate import Evaluator, EventStream
 from memcalc.symbolic.records import Point
-from memcalc.trace.decoding import TRACED, NotSteadyError
+from memcalc.trace.decoding import TRACED
+from memcalc.trace.passes import NotSteadyError
 
 
 class Oracle:

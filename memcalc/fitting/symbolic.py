@@ -18,8 +18,8 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.symbolic.evaluate import Evaluator
 from memcalc.symbolic.records import Point, SymbolicTrace
-from memcalc.trace.decoding import NotSteadyError
 from memcalc.trace.folding.tagged import same
+from memcalc.trace.passes import NotSteadyError
 
 _MOST = 6
 """A program whose decisions change more often than this with its sizes is traced instead."""

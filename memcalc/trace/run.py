@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import accumulate
 
 from msgspec.structs import replace
@@ -13,21 +14,17 @@ from memcalc.kernels.target import Target
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Bound, Trace
 from memcalc.records.walk import changes
-from memcalc.trace.decoding import (
-    TRACED,
-    Decoding,
-    NotSteadyError,
-    WrittenCalls,
-    continued,
-    said_of_passes,
-)
+from memcalc.trace.decoding import TRACED, Continued, Decoding, Run, continued
 from memcalc.trace.folding.accumulation import LEAST, trace_accumulated
 from memcalc.trace.folding.fold import trace_folded
 from memcalc.trace.folding.tagged import TaggedTrace
+from memcalc.trace.passes import NotSteadyError, WrittenCalls
 from memcalc.trace.placing import fold_length, ranks
+from memcalc.trace.rounds import Rounds
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.tracer import as_trace, tracer
 from memcalc.workload import layouts, loops
+from memcalc.workload.cache_packages import gathered
 from memcalc.workload.program import Program
 from memcalc.workload.quantised import described
 
@@ -56,10 +53,10 @@ def trace(
     if tokens is not None and tokens > (TRACED if movable(program) else _WHOLE):
         kind = program.plan.program
         try:
+            if program.plan.gathers and tokens <= _MOST_WHOLE:
+                raise NotSteadyError("the cache quantises what it has gathered so far now and then")
             if kind in _unsteady and tokens <= _MOST_WHOLE:
                 raise NotSteadyError(_unsteady[kind])
-            if program.plan.gathers:
-                raise NotSteadyError("the cache quantises what it has gathered so far now and then")
             return _decoded(program, tokens, target, notes, breadcrumbs)
         except NotSteadyError as error:
             _unsteady[kind] = str(error)
@@ -123,19 +120,20 @@ def _decoded(
     said: dict[str, None] = {}
     calls = WrittenCalls()
 
-    def run(shift: int) -> TaggedTrace:
-        later = program.later(shift, TRACED)
-        once = tracer(later, target, said, breadcrumbs=breadcrumbs, kernels=calls)
+    def run(shift: int, until: int) -> TaggedTrace:
+        once = tracer(
+            program.later(shift, until), target, said, kernels=calls, breadcrumbs=breadcrumbs
+        )
         tagged, folded = trace_folded(program.model, once, fold_length(program))
         if folded:
             said[_CONTINUED] = None
         return tagged
 
-    decoding = Decoding(run, calls, tokens, movable=movable(program))
-    found = continued(decoding, tokens, target, calls)
+    decoding, found = _repeated(program, tokens, target, run, calls)
+    said[decoding.said] = None
     if found.tagged.inventory is not None:
         said[described(found.tagged.inventory)] = None
-    said[said_of_passes(movable=movable(program))] = None
+    said[decoding.said] = None
     assumptions = dict.fromkeys((*notes, *program.assumptions, *said))
     return replace(
         as_trace(found.tagged, program, tuple(assumptions)),
@@ -145,17 +143,48 @@ def _decoded(
     )
 
 
+def _repeated(
+    program: Program, tokens: int, target: Target, run: Run, calls: WrittenCalls
+) -> tuple[Decoding, Continued]:
+    """The decode as its passes repeat: one by one, or in rounds.
+
+    Raises:
+        NotSteadyError: they do not.
+    """
+    kind = program.plan.program
+    if program.plan.gathers:
+        if program.plan.beams > 1:
+            raise NotSteadyError("a beam search over a cache that quantises is not continued")
+        decoding: Decoding = Rounds(run, calls, tokens, period=gathered(program.plan.cache))
+        return decoding, continued(decoding, tokens, target, calls)
+    one_by_one = Decoding(run, calls, tokens, movable=movable(program))
+    if kind in _in_rounds or one_by_one.changes_soon():
+        decoding = Rounds(run, calls, tokens, period=_ALIGNED)
+        with contextlib.suppress(NotSteadyError):
+            found = continued(decoding, tokens, target, calls)
+            _in_rounds.add(kind)
+            return decoding, found
+    return one_by_one, continued(one_by_one, tokens, target, calls)
+
+
 def movable(program: Program) -> bool:
     """Whether a pass is the same after a longer prompt as after so many generated tokens.
 
-    A beam search has no such prompt: it keeps a table of what it has generated. Nor has a cache
-    that quantises what it has gathered: of a prompt it quantises all.
+    A beam search has no such prompt: it keeps a table of what it has generated. A cache that
+    quantises what it has gathered has one now and then: of a prompt it quantises all.
     """
     return program.plan.beams == 1 and not program.plan.gathers
 
 
 _unsteady: dict[Plan, str] = {}
 """Programs whose passes did not repeat, and why: at other sizes nobody looks for it again."""
+_in_rounds: set[Plan] = set()
+"""Programs whose passes come in rounds: at other sizes nobody looks for it again."""
+_ALIGNED = 8
+"""Passes in a round where a mask or a bias is padded: rows of those that memory-efficient attention
+takes begin at multiples of so many numbers.
+
+Source: PyTorch, ``pad_bias`` in native/transformers/attention.cpp."""
 _WHOLE = 128
 """Tokens up to which a decode that cannot be traced at its end is traced whole."""
 

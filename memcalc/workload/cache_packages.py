@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 
 from memcalc.errors import UsageError
 
@@ -25,6 +26,18 @@ def check(cache: str) -> None:
             f"The cache {cache} needs {package}, which is not installed: type pip install "
             f"{package}, or name another --cache; quantized-fp8 needs nothing."
         )
+
+
+def gathered(cache: str) -> int:
+    """How many tokens a cache gathers before it quantises them together.
+
+    Source: transformers 5.23, cache_utils.py, ``QuantizedLayer``.
+    """
+    from transformers import cache_utils
+
+    layer = {"quantized": "QuantoQuantizedLayer", "quantized-hqq": "HQQQuantizedLayer"}[cache]
+    taken = inspect.signature(getattr(cache_utils, layer)).parameters
+    return int(taken["residual_length"].default)
 
 
 def _installed(module: str) -> bool:

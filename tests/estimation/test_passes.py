@@ -11,7 +11,19 @@ from memcalc.estimation.decoding import native, small
 from memcalc.estimation.decoding.replay import Decode
 from memcalc.files import compiled
 from memcalc.kernels.target import Target
-from memcalc.records.decoding import BORN, DIES, LEFT, Call, Curve, Piece, roles
+from memcalc.records.decoding import (
+    BORN,
+    DIES,
+    EMPTIES,
+    LEFT,
+    Call,
+    Curve,
+    Cycle,
+    Piece,
+    Rise,
+    aged,
+    roles,
+)
 from memcalc.records.trace import Component, Phase, Storage
 from memcalc.symbolic.records import Kind, code
 from memcalc.units import MIB
@@ -73,7 +85,8 @@ def decode(drawn, passes, in_order):
         calls=(),
         left=tuple(role for role in roles(made) if role[0].startswith("cache")),
     )
-    before = tuple(n if s.module.startswith("cache") else -1 for n, s in enumerate(made))
+    named = zip(roles(made), range(len(made)), strict=True)
+    before = tuple((role, n) for role, n in named if role[0].startswith("cache"))
     pieces = whole, replace(whole, first=4 + passes // 2, last=3 + passes)
     return Curve(pieces=pieces, first=4, last=3 + passes, shown=0, before=before)
 
@@ -107,7 +120,7 @@ def both(curve, prefix, allocator, device):
 )
 def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order, room, conf):
     curve = decode(drawn, passes, in_order)
-    born = [on_its_stream(curve, n) for n in curve.before if n >= 0]
+    born = [on_its_stream(curve, n) for _, n in curve.before]
     others = [(1000 + n, size) for n, size in enumerate(weights)]
     gone = [(key, 0) for key, _ in others[::2]]
     prefix = [(Op.MARK, (0, Phase.PREFILL)), *others, *born, *gone]
@@ -133,13 +146,127 @@ def test_compiled_passes_take_what_python_says(drawn, weights, passes, in_order,
 )
 def test_segments_of_small_blocks_are_those_of_python(drawn, passes, most, in_order, conf):
     curve = decode(drawn, passes, in_order)
-    born = [on_its_stream(curve, n) for n in curve.before if n >= 0]
+    born = [on_its_stream(curve, n) for _, n in curve.before]
     asked = curve, [(1000, 300), *born, (1000, 0)], parse_alloc_conf(conf), TARGET
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(small, "_MOST_SMALL", most)
         compiled_ = small.small_segments(*asked)
         patch.setattr(native, "loaded", lambda _: None)
         assert small.small_segments(*asked) == compiled_
+
+
+def rounds(drawn, period, times, quantised, tail):
+    """Passes as of ``decode``, of which every so many make something that lasts until the next.
+
+    What such a pass makes is larger each time, and it empties the allocator's cache.
+    """
+    plain = decode(drawn, period - 1, False)
+    ordinary = replace(plain.pieces[0], last=plain.first + period - 2)
+    size, rise = quantised
+    lasting = storage("quantised", size)
+    number = 3 * len(ordinary.storages)
+    names = roles([lasting])
+    folding = replace(
+        ordinary,
+        first=ordinary.last + 1,
+        last=ordinary.last + 1,
+        storages=(*ordinary.storages, lasting),
+        growth=(*ordinary.growth, 0),
+        items=(number + BORN, *ordinary.items, 3 * len(ordinary.left) + LEFT, EMPTIES),
+        left=(*ordinary.left, aged(names[0])),
+    )
+    more = (*(g * period for g in ordinary.growth), rise)
+    cycle = Cycle(
+        pieces=(ordinary, folding),
+        rises=(Rise(more[:-1], ()), Rise(more, ())),
+        period=period,
+        times=times,
+    )
+    later = replace(
+        cycle.piece(0, times), last=ordinary.first + times * period + min(tail, period) - 1
+    )
+    return replace(
+        plain,
+        cycle=cycle,
+        pieces=(later,),
+        last=later.last,
+        before=(*plain.before, (aged(names[0]), len(ordinary.storages))),
+    )
+
+
+def born_before(curve):
+    known = curve.cycle.pieces[1].storages
+    return [
+        (n, known[n].bytes, *([known[n].stream] if known[n].stream else []))
+        for _, n in curve.before
+    ]
+
+
+drawn_rounds = {
+    "drawn": st.lists(layers, min_size=1, max_size=4),
+    "period": st.integers(2, 9),
+    "times": st.integers(1, 6),
+    "quantised": st.tuples(bytes_of, st.integers(0, MIB)),
+    "tail": st.integers(1, 9),
+}
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(**drawn_rounds, room=st.integers(20, 600), conf=st.sampled_from(CONFS))
+def test_passes_that_come_in_rounds_are_the_same_in_both(
+    drawn, period, times, quantised, tail, room, conf
+):
+    curve = rounds(drawn, period, times, quantised, tail)
+    prefix = [(Op.MARK, (0, Phase.PREFILL)), *born_before(curve)]
+    one, other = both(curve, prefix, parse_alloc_conf(conf), room * MIB)
+    assert one == other
+
+
+@needs_compiler
+@settings(max_examples=40, deadline=None)
+@given(**drawn_rounds, most=st.sampled_from([10, 200, 10_000]))
+def test_small_segments_of_passes_in_rounds_are_those_of_python(
+    drawn, period, times, quantised, tail, most
+):
+    curve = rounds(drawn, period, times, quantised, tail)
+    asked = curve, born_before(curve), parse_alloc_conf(""), TARGET
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(small, "_MOST_SMALL", most)
+        compiled_ = small.small_segments(*asked)
+        patch.setattr(native, "loaded", lambda _: None)
+        assert small.small_segments(*asked) == compiled_
+
+
+@settings(max_examples=30, deadline=None)
+@given(**drawn_rounds)
+def test_what_passes_in_rounds_hold_is_what_their_events_say(drawn, period, times, quantised, tail):
+    curve = rounds(drawn, period, times, quantised, tail)
+    prefix = [(Op.MARK, (0, Phase.PREFILL)), *born_before(curve)]
+    whole, most = dict(born_before_sizes(curve)), 0
+    for piece in curve.passes():
+        for step in range(piece.first, piece.last + 1):
+            made = {}
+            for item in piece.items:
+                number, what = divmod(item, 3)
+                if item == EMPTIES:
+                    continue
+                if what == BORN:
+                    made[number] = piece.size(number, step)
+                elif what == DIES:
+                    del made[number]
+                else:
+                    del whole[piece.left[number]]
+                most = max(most, sum(made.values()) + sum(whole.values()))
+            whole = {aged(role): size for role, size in whole.items()}
+            whole.update((piece.roles[number], size) for number, size in made.items())
+    played = Decode(curve, prefix, parse_alloc_conf(""), TARGET).replayed(1 << 40, 1 << 40)
+    assert played.intervals[-1].peaks.requested == most
+
+
+def born_before_sizes(curve):
+    sizes = curve.cycle.pieces[1].storages
+    return [(role, sizes[n].bytes) for role, n in curve.before]
 
 
 @needs_compiler

@@ -26,6 +26,16 @@ BART = {
     "decoder_ffn_dim": 128,
     "vocab_size": 50265,
 }
+T5 = {
+    "model_type": "t5",
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 500,
+    "decoder_start_token_id": 0,
+}
 CASES = [
     (LLAMA, {"batch": 16, "seq": 300, "generate": 40}),
     (LLAMA, {"batch": 2, "seq": 30, "generate": 40, "cache": "static", "attention": "eager"}),
@@ -34,6 +44,9 @@ CASES = [
     (LLAMA, {"batch": 16, "seq": 300, "generate": 40, "cache": "offloaded"}),
     # It forces its last token, which takes the scores once more.
     (BART, {"batch": 16, "seq": 30, "generate": 40}),
+    # Their bias, and their mask, are padded to multiples of 8.
+    (T5, {"batch": 16, "seq": 101, "generate": 70}),
+    (LLAMA, {"batch": 4, "seq": 101, "generate": 70, "padding": True}),
 ]
 
 

@@ -16,8 +16,9 @@ from memcalc.kernels.formulas import bounds, uncounted
 from memcalc.records.trace import Trace
 from memcalc.symbolic.evaluate import Evaluator
 from memcalc.symbolic.records import Point
-from memcalc.trace.decoding import TRACED, Decoding, WrittenCalls, continued, said_of_passes
+from memcalc.trace.decoding import TRACED, Decoding, continued, said_of_passes
 from memcalc.trace.folding.tagged import TaggedTrace
+from memcalc.trace.passes import WrittenCalls
 
 Find = Callable[[Point], Evaluator]
 """Gives formulas that hold at a point."""
@@ -45,7 +46,7 @@ def trace_of(question: Asked, point: Point, find: Find) -> Trace:
     assert point.seq is not None
     first, calls = find(point), WrittenCalls()
 
-    def run(shift: int) -> TaggedTrace:
+    def run(shift: int, _until: int) -> TaggedTrace:
         at = Point(batch=point.batch, seq=(point.seq or 0) + shift)
         evaluator = find(at)
         storages = evaluator.storages(at, calls.number)

@@ -18,7 +18,7 @@ from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.counter import Levels
 from memcalc.estimation.decoding.walk import CALLED, RISE, Sizes
 from memcalc.files import compiled
-from memcalc.records.decoding import BORN, DIES, LEFT, Role
+from memcalc.records.decoding import BORN, DIES, EMPTIES, LEFT, Role, aged
 
 SOURCE = Path(__file__).with_name("passes.c")
 _NOTHING, _SMALL = -2, -1
@@ -124,6 +124,7 @@ class Passes:
         library: ctypes.CDLL,
         allocator: CachingAllocator,
         left: Mapping[Role, Any],
+        lasting: frozenset[Role],
         *,
         small: bool = False,
     ) -> None:
@@ -132,11 +133,12 @@ class Passes:
         Args:
             library: the compiled code.
             allocator: after all that comes before the passes.
-            left: what the pass before them has left: blocks, or bytes of small ones.
+            left: what passes before them have left: blocks, or bytes of small ones.
+            lasting: names of what dies after the pass that follows its own.
             small: the pool of small blocks is replayed; else that of large ones, and small ones are
                 summed.
         """
-        self._library, self._allocator = library, allocator
+        self._library, self._allocator, self._lasting = library, allocator, lasting
         self._figures = (_figures_of_small if small else _figures)(allocator)
         self._pool = ctypes.c_void_p(library.memcalc_open(ctypes.byref(self._figures)))
         numbers = {
@@ -160,15 +162,15 @@ class Passes:
 
     def forget(self, sizes: Sizes) -> None:
         """Free what was left that passes of this piece know nothing of."""
-        known = {*sizes.roles, *sizes.piece.left}
+        known = {*sizes.roles, *sizes.piece.left, *self._lasting}
         for role in [role for role in self._left if role not in known]:
             self._library.memcalc_end(self._pool, ctypes.c_int64(self._left.pop(role)[0]))
         self._library.memcalc_read(self._pool, ctypes.byref(self._figures))
 
     @property
-    def reserved(self) -> int:
-        """Bytes of segments: of small ones, those that passes took; else all there are."""
-        return int(self._figures.reserved)
+    def most_reserved(self) -> int:
+        """Bytes of segments, at most: of small ones, those that passes took; else all there are."""
+        return int(self._figures.peak_reserved)
 
     def play(
         self, sizes: Sizes, plan: Sequence[tuple[Any, ...]], step: int, words: array[int], more: int
@@ -186,24 +188,29 @@ class Passes:
             How many found room; where that is fewer, ``failed`` says why.
         """
         roles, left = sizes.roles, sizes.piece.left
-        by_role = {role: number for number, role in enumerate(dict.fromkeys((*roles, *left)))}
+        named = (*roles, *left, *self._left)
+        # Of two that come to bear one name the younger has it.
+        older = (aged(role) for role in named if aged(role) in self._lasting)
+        by_role = {role: number for number, role in enumerate(dict.fromkeys((*older, *named)))}
         code, slots = _coded(sizes, plan, step, by_role)
+        later = array("q", (by_role.get(aged(role), -1) for role in by_role))
+        later.extend([-1] * (slots - len(by_role)))
         held = (_Held * slots)(*(_Held(_NOTHING, 0, 0) for _ in range(slots)))
         for role, what in self._left.items():
-            if role in by_role:
-                held[by_role[role]] = _Held(*what)
+            held[by_role[role]] = _Held(*what)
         played = self._library.memcalc_play(
             self._pool,
             _numbers(code),
             ctypes.c_int64(len(code) // 5),
             held,
+            _numbers(later),
             ctypes.c_int64(slots),
             _numbers(words),
             *map(ctypes.c_int64, (len(words) // more, step - sizes.piece.at, more)),
         )
         self._left = {
             role: (one.block, one.requested, one.rounded)
-            for role, one in zip(roles, held, strict=False)
+            for role, one in zip(by_role, held, strict=False)
             if one.block != _NOTHING
         }
         self._library.memcalc_read(self._pool, ctypes.byref(self._figures))
@@ -278,6 +285,8 @@ def _coded(
             code.extend((what, slots[key], *last, sizes.stream(key)))
         elif what == DIES:
             code.extend((what, slots[key], 0, 0, 0))
+        elif what == EMPTIES:
+            code.extend((what, 0, 0, 0, 0))
         else:
             code.extend((LEFT, by_role[sizes.piece.left[key]], 0, 0, 0))
     return code, count

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BORN, DIES, LEFT, RISE = 8, CALLED = 9 };
+enum { EMPTIES = -3, BORN = 0, DIES, LEFT, RISE = 8, CALLED = 9 };
 enum { SMALL_REQUEST = 1 << 20, MIN_OWN_SEGMENT = 10 << 20, SEGMENT_ROUNDING = 2 << 20 };
 enum { MIN_BLOCK = 512, DEVICE_PAGE = 2 << 20, SMALL_SEGMENT = 2 << 20 };
 enum { NOTHING = -2, SMALL = -1 };
@@ -422,11 +422,13 @@ int64_t memcalc_block(Pool *p, int64_t stream, int64_t address, int64_t size, in
 
 /* Plays passes; returns how many were played to their end.
  *
- * plan: operations of five numbers, of which the last is a stream. left: what the pass before has left, by slot; afterwards what
- * the last pass has. words: what kernels take, so many in each pass. since: passes since the one
- * whose sizes are written in the plan. */
-int64_t memcalc_play(Pool *p, const int64_t *plan, int64_t length, Held *left, int64_t slots,
-                     const int64_t *words, int64_t width, int64_t since, int64_t passes) {
+ * plan: operations of five numbers, of which the last is a stream. left: what passes before have
+ * left, by slot; afterwards what there is then. later: the slot of what a pass neither makes nor
+ * frees, where a later one does; else -1. words: what kernels take, so many in each pass. since:
+ * passes since the one whose sizes are written in the plan. */
+int64_t memcalc_play(Pool *p, const int64_t *plan, int64_t length, Held *left,
+                     const int64_t *later, int64_t slots, const int64_t *words, int64_t width,
+                     int64_t since, int64_t passes) {
     Held *made = malloc((slots ? slots : 1) * sizeof(Held));
     int64_t pass = 0;
     if (!made) abort();
@@ -442,12 +444,18 @@ int64_t memcalc_play(Pool *p, const int64_t *plan, int64_t length, Held *left, i
                 if (!born(p, &made[op[1]], op[4], words[op[2]])) goto done;
                 break;
             case DIES: end(p, &made[op[1]]); break;
+            case EMPTIES: release_cached(p); break;
             default: end(p, &left[op[1]]);
             }
         }
-        /* Where passes between were left out, what none of these frees is gone as well. */
-        if (p->figures.is_small)
-            for (int64_t slot = 0; slot < slots; slot++) end(p, &left[slot]);
+        for (int64_t slot = 0; slot < slots; slot++) {
+            if (left[slot].block == NOTHING) continue;
+            int64_t to = later[slot];
+            /* Where passes between were left out, what none of these frees is gone as well. */
+            if (p->figures.is_small && (to < 0 || made[to].block != NOTHING))
+                end(p, to < 0 ? &left[slot] : &made[to]);
+            if (to >= 0) made[to] = left[slot];
+        }
         memcpy(left, made, slots * sizeof(Held));
     }
 done:

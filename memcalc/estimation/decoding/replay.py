@@ -25,7 +25,7 @@ from memcalc.estimation.decoding import native
 from memcalc.estimation.decoding.small import small_segments
 from memcalc.estimation.decoding.walk import CALLED, RISE, Sizes, plan_of, unchanged
 from memcalc.kernels.target import Target
-from memcalc.records.decoding import BORN, DIES, Curve, Role
+from memcalc.records.decoding import BORN, DIES, EMPTIES, Curve, Role, aged
 from memcalc.records.trace import Phase, Trace
 
 Held = Block | tuple[int, int]
@@ -81,12 +81,11 @@ class Decode:
 def _left(curve: Curve, player: Player) -> dict[Role, Held]:
     """What the pass before the first has left."""
     left: dict[Role, Held] = {}
-    names = curve.pieces[0].roles
-    for number, storage in enumerate(curve.before):
+    for role, storage in curve.before:
         block = player.live.get(storage)
         if block is not None:
             small = block.pool.is_small
-            left[names[number]] = (block.requested, block.size) if small else block
+            left[role] = (block.requested, block.size) if small else block
     return left
 
 
@@ -103,10 +102,10 @@ def _compiled(
     library: ctypes.CDLL,
 ) -> Replay:
     settings = player.allocator.settings
-    passes = native.Passes(library, player.allocator, left)
+    passes = native.Passes(library, player.allocator, left, curve.lasting)
     failure, step = None, curve.first
     try:
-        for piece in curve.pieces:
+        for piece in curve.passes():
             sizes = Sizes(piece, target)
             while step <= piece.last and failure is None:
                 words, more = sizes.rows(step, min(unchanged(piece, step), step + _AT_ONCE - 1))
@@ -156,13 +155,14 @@ class _Passes:
         self._requested = stats.small.requested
         self._rounded = stats.small.bytes
         self._left = left
+        self._lasting = curve.lasting
         self._peaks = [0, 0]
 
     def run(self) -> Failure | None:
         """Play all of them, or up to the one that finds no room."""
         step = self._curve.first
         try:
-            for piece in self._curve.pieces:
+            for piece in self._curve.passes():
                 sizes = Sizes(piece, self._target)
                 plan: list[tuple[Any, ...]] = []
                 until, last = -1, None
@@ -223,9 +223,12 @@ class _Passes:
                         room = min(room, max(spare, 0) // more if source else 0)
             elif what == DIES:
                 self._end(made.pop(key))
+            elif what == EMPTIES:
+                allocator.empty_cache()
             else:
                 self._end(self._left.pop(piece.left[key], None))
-        self._left = {sizes.roles[n]: held for n, held in made.items() if isinstance(n, int)}
+        self._left = _lasting(self._left, self._lasting)
+        self._left.update((sizes.roles[n], h) for n, h in made.items() if isinstance(n, int))
         if taken != (allocator.device_allocs, allocator.device_frees) or least <= most:
             # Segments come or go; or what is left over of one, and shrinks, may serve a request.
             room = 0
@@ -261,6 +264,11 @@ class _Passes:
             self._left[role] = self._born(requested + more, stream)
 
 
+def _lasting(left: dict[Role, Held], lasting: frozenset[Role]) -> dict[Role, Held]:
+    """What of that a later pass frees, by the names it has from now on."""
+    return {aged(role): held for role, held in left.items() if aged(role) in lasting}
+
+
 def _source(block: Block) -> tuple[int, int]:
     """The segment that a block is in alone, and what is left over behind it; 0: it is not alone."""
     rest = block.next
@@ -274,4 +282,5 @@ def as_prefix(trace: Trace) -> Trace:
     assert trace.curve is not None
     end = len(trace.events) - trace.curve.shown
     marks = tuple(mark for mark in trace.marks if mark.index < end)
-    return replace(trace, events=trace.events[:end], marks=marks)
+    asides = tuple(aside for aside in trace.asides if aside.index < end)
+    return replace(trace, events=trace.events[:end], marks=marks, asides=asides)

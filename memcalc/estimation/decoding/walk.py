@@ -10,7 +10,7 @@ from memcalc.allocator.constants import SMALL_REQUEST
 from memcalc.allocator.settings import AllocatorSettings, round_size
 from memcalc.kernels.formulas import KernelCall, scratch
 from memcalc.kernels.target import Target
-from memcalc.records.decoding import BORN, DIES, Piece
+from memcalc.records.decoding import BORN, DIES, EMPTIES, Piece
 from memcalc.symbolic.records import SYMBOLIC, Kind, entry
 
 
@@ -106,6 +106,9 @@ class Walk:
         """(what, key, bytes) of each: a storage's number, or a pair for a kernel's scratch."""
         piece = self._sizes.piece
         for item in piece.items:
+            if item == EMPTIES:
+                yield EMPTIES, None, 0
+                continue
             number, what = divmod(item, 3)
             if what not in (BORN, DIES) or piece.storages[number].bytes < SYMBOLIC:
                 size = piece.size(number, step) if what == BORN else 0
@@ -149,7 +152,8 @@ def unchanged(piece: Piece, step: int) -> int:
 
 
 Op = tuple[Any, ...]
-"""(BORN, key, growth, bytes in the pass ``at``), (CALLED, key, call, 0) or (DIES or LEFT, key)."""
+"""(BORN, key, growth, bytes in the pass ``at``), (CALLED, key, call, 0), (DIES or LEFT, key), or
+(EMPTIES, None)."""
 
 
 def operations(sizes: Sizes, step: int) -> Iterator[tuple[Op, int]]:
