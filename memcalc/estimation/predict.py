@@ -103,6 +103,7 @@ def _described(
         method="trace",
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
+        sent=trace.sent,
         unknown={"flops": _uncounted_flops(trace)} if trace.flops is None else {},
         assumptions=(*((within.ALIKE,) if trace.bounds else ()), *said, *trace.assumptions),
         versions=trace.versions,

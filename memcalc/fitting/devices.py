@@ -6,18 +6,16 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.errors import MemcalcError
+from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.fitting.records import DevicesFit
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import FitVerdict
 from memcalc.units import format_bytes
-from memcalc.workload import layouts
-from memcalc.workload.layouts import Traffic
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
-LAYOUTS = ("ddp", "zero1", "fsdp2")
-"""What any model can be spread by, the least traffic first."""
+_WITHIN_MACHINE = 8
+"""Products are not divided over more GPUs: machines that join more by NVLink are few."""
 _WHOLE = ("ddp", "zero1")
 """Those that keep all weights on each GPU, and buckets as large as all gradients."""
 
@@ -48,16 +46,24 @@ def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
     (answer,) = tracer.answers([plan])
     if isinstance(answer, MemcalcError) or answer.fit is None or plan.scheme is not None:
         return ""
-    step = _traffic(plan, answer)
-    least = step.weights + step.gradients
+    width = 2 if plan.precision in ("bf16", "fp16") else 4
+    least = (answer.parameters + answer.trainable) * width
     if least <= answer.fit.limit:
         return ""
     return f"does not fit: weights and buckets alone are {format_bytes(least)}"
 
 
-def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
+def _layouts(count: int) -> tuple[str, ...]:
+    """What a model may be spread by over so many GPUs."""
     # DDP holds the same on any number of GPUs: where two are too few, more are.
-    names: tuple[str, ...] = LAYOUTS if count == 2 else LAYOUTS[1:]
+    whole = _WHOLE if count == 2 else _WHOLE[1:]
+    copies = (f"hsdp=2x{count // 2}",) if count > 2 else ()
+    divided = (f"tp={count}",) if count <= _WITHIN_MACHINE else ()
+    return (*whole, *copies, *divided, "fsdp2")
+
+
+def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
+    names = _layouts(count)
     if count > 1 and excluded:
         whole = [name for name in names if name in _WHOLE]
         yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in whole)
@@ -68,30 +74,19 @@ def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[Dev
         for name, count in spreads
     ]
     for there, answer in zip(plans, tracer.answers(plans), strict=True):
+        if isinstance(answer, UsageError) and count > 1:
+            # It is not for this model: its layers, or their heads, cannot be divided so.
+            continue
         if isinstance(answer, MemcalcError):
             yield DevicesFit(devices=count, parallel=there.parallel, reason=str(answer))
         else:
-            sent, source = _sent(there, answer)
             yield DevicesFit(
-                devices=count, parallel=there.parallel, fit=answer.fit, sent=sent, source=source
+                devices=count,
+                parallel=there.parallel,
+                fit=answer.fit,
+                sent=answer.traffic,
+                messages=answer.sent,
             )
-
-
-def _sent(plan: Plan, answer: Prediction) -> tuple[int, str]:
-    layout = layouts.of(plan)
-    if layout.traffic is None:
-        return 0, ""
-    return layout.traffic(_traffic(plan, answer)), layout.traffic_source
-
-
-def _traffic(plan: Plan, answer: Prediction) -> Traffic:
-    width = 2 if plan.precision in ("bf16", "fp16") else 4
-    return Traffic(
-        world=plan.devices,
-        weights=answer.parameters * width,
-        gradients=answer.trainable * width,
-        micro_batches=plan.grad_accum,
-    )
 
 
 def _fits(row: DevicesFit) -> bool:

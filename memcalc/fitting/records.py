@@ -6,6 +6,7 @@ import msgspec
 
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.records.trace import Sent
 from memcalc.remedies.records import Figures, Option, Search
 
 
@@ -77,8 +78,8 @@ class DevicesFit(msgspec.Struct, frozen=True, kw_only=True):
     fit: Fit | None = None
     sent: int = 0
     """Bytes that each GPU sends in an optimizer step."""
-    source: str = ""
-    """Of that figure."""
+    messages: tuple[Sent, ...] = ()
+    """They by collective."""
     reason: str = ""
 
 

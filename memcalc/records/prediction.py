@@ -11,7 +11,7 @@ from memcalc.records import display
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.serving import Serving
-from memcalc.records.trace import Component, Phase
+from memcalc.records.trace import Component, Phase, Sent
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")
 """The ladder of memory, lowest first: what tensors ask for, the blocks that hold it, what PyTorch's
@@ -178,6 +178,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     flops: int | None = None
     """Floating-point operations of a step's products, convolutions and attention; ``None``: not
     counted."""
+    sent: tuple[Sent, ...] = ()
+    """Over several GPUs: what this one sends in an optimizer step, by collective."""
     context: Span | None = None
     allocator: Span | None = None
     """What is reserved, where workspaces are known only within limits; ``None``: it is known."""
@@ -194,6 +196,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     not of a run."""
     config: str | None = None
     """Digest of the model's config.json; ``None``: it has none, or an older memcalc wrote this."""
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that this GPU sends in an optimizer step."""
+        return sum(one.bytes for one in self.sent)
 
     def _repr_html_(self) -> str | None:
         return display.html(self)

@@ -38,6 +38,19 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     most: int
 
 
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process sends in an optimizer step by one collective, in groups of one size."""
+
+    collective: str
+    """``all-reduce``, ``all-gather``, ``reduce-scatter``..."""
+    ranks: int
+    """Processes of the group."""
+    calls: int
+    bytes: int
+
+
+SENT_SOURCE = "NVIDIA/nccl-tests, doc/PERFORMANCE.md"
+"""Of how much a collective sends."""
 UNCOUNTED_FLOPS = "floating-point operations are not known"
 """How the assumption begins that says which operators PyTorch cannot count."""
 
@@ -54,6 +67,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     seq: int | None = None
     flops: int | None = None
     """Floating-point operations of products, convolutions and attention in the last step."""
+    sent: tuple[Sent, ...] = ()
+    """Over several GPUs: what this process sends in the last step."""
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
     whole: bool = False

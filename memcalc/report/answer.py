@@ -156,6 +156,8 @@ def _sentences(prediction: Prediction) -> Iterator[Line]:
         yield Line(f"process used: {rows.process_words(prediction)}")
     for name, reason in _unknown(prediction):
         yield Line(f"{name}: n/a ({reason})")
+    if prediction.sent:
+        yield Line(f"sent a step: {rows.sent_words(prediction.sent)}")
     for note in prediction.optimizer_state.notes:
         yield Line(f"optimizer state: {note}")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
+from memcalc.explanation.command import options
 from memcalc.files.artifact import document, encode
 from memcalc.fitting.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.records.prediction import Fit, FitVerdict
+from memcalc.records.trace import SENT_SOURCE
 from memcalc.remedies.records import Option
 from memcalc.report.blocks import Block, Kind, Line, Table
 from memcalc.report.explained import search_lines
-from memcalc.report.rows import described, fit_words
+from memcalc.report.rows import described, fit_words, sent_words
 from memcalc.units import GIB, format_bytes
 
 _MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
@@ -33,7 +37,22 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         *tables(answer, verbose=verbose),
         *_search(answer),
         *(Line(note, Kind.NOTE) for note in notes(answer)),
+        *_next(answer),
     ]
+
+
+def _next(answer: FitAnswer) -> Iterator[Line]:
+    """What to type where nothing that was asked fits."""
+    plan, here = answer.plan, answer.here
+    if here is None or here.fit.verdict is not FitVerdict.DOES_NOT_FIT or plan.infers:
+        return
+    if answer.devices or answer.settings or any(limit.best for limit in answer.limits):
+        return
+    yield Line("next: which ways to train it fit, and over how many GPUs this one does")
+    yield Line(f"  memcalc suggest {options(plan)}", Kind.COMMAND)
+    # How many are asked for, so not how many there are.
+    alone = replace(plan, devices=1, parallel=None, parallel_args=(), rank=None)
+    yield Line(f"  memcalc fit {options(alone)} --count", Kind.COMMAND)
 
 
 def as_json(answer: FitAnswer) -> str:
@@ -209,9 +228,13 @@ def notes(answer: FitAnswer) -> list[str]:
     if answer.context is not None:
         low, high = format_bytes(answer.context.low), format_bytes(answer.context.high)
         said.append(f"context: {low} to {high} ({answer.context.source})")
-    sources = dict.fromkeys(f"{row.parallel}: {row.source}" for row in answer.devices if row.source)
-    if sources:
-        said.append("sent a step, by each GPU in a ring: " + "; ".join(sources))
+    sent = [
+        f"{row.parallel} over {row.devices}: {sent_words(row.messages)}"
+        for row in answer.devices
+        if row.messages and row.devices == answer.devices[-1].devices
+    ]
+    if sent:
+        said.append(f"sent a step, by each GPU in a ring ({SENT_SOURCE}): {'; '.join(sent)}")
     if answer.assumptions:
         said.append("assumed: " + "; ".join(answer.assumptions))
     if answer.uncounted:

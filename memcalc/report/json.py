@@ -65,6 +65,7 @@ def _body(prediction: Prediction) -> dict[str, Any]:
         "allocator": encode(prediction.allocator),
         "fit": encode(prediction.fit),
         "serving": encode(prediction.serving),
+        "sent": encode(prediction.sent),
         "lengths": encode(prediction.varied),
         "rules_of_thumb": encode(prediction.rules_of_thumb),
         "method": prediction.method,

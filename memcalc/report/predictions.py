@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
+from memcalc.records.trace import SENT_SOURCE
 from memcalc.report import answer, lengths, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.units import Unit, format_mib, unit_for
@@ -51,6 +52,8 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     if not prediction.plan.infers:
         yield Line(f"optimizer state: {rows.state_words(prediction)}")
     yield from (Line(f"  {note}") for note in prediction.optimizer_state.notes)
+    if prediction.sent:
+        yield Line(f"sent a step: {rows.sent_words(prediction.sent)}; in a ring: {SENT_SOURCE}")
     for rule in prediction.rules_of_thumb:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)

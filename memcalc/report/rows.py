@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from memcalc.errors import UsageError
 from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction, Span
-from memcalc.records.trace import Component
+from memcalc.records.trace import Component, Sent
 from memcalc.units import GIB, MIB, format_bytes, format_mib
 from memcalc.workload import loops
 
@@ -182,6 +182,17 @@ def state_words(prediction: Prediction) -> str:
         ", ".join(text for text, place in zip(places, Place, strict=True) if state.total(place))
         or "no state"
     )
+
+
+def sent_words(sent: Sequence[Sent]) -> str:
+    """What a GPU sends in a step, by collective."""
+    several = len({one.ranks for one in sent}) > 1
+    kinds = ", ".join(
+        f"{one.collective}{f' among {one.ranks}' if several else ''} "
+        f"{format_bytes(one.bytes)} in {one.calls}"
+        for one in sorted(sent, key=lambda one: -one.bytes)
+    )
+    return f"{format_bytes(sum(one.bytes for one in sent))} ({kinds})"
 
 
 def verdict(prediction: Prediction) -> str | None:

@@ -17,43 +17,9 @@ from memcalc.trace.values import Values
 
 _TO_LISTS = torch.ops.c10d.allgather_.default
 _TO_ONE = torch.ops.c10d._allgather_base_.default
-_WAITS = torch.ops._c10d_functional.wait_tensor.default
 GATHERS = frozenset((_TO_LISTS, _TO_ONE))
 """Operators that give each process what all have sent. Of others, such as a broadcast or a sum,
 tensors keep what this process put there."""
-
-
-_named: Any = vars(distributed_c10d)["_resolve_process_group"]
-_REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")
-"""What is a text among arguments, beside the name of a group."""
-_NAMESPACES = ("c10d", "_c10d_functional")
-
-
-class Groups:
-    """How many processes are in each group that has sent something."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[str, int] = {}
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of each group of several processes, in the order of their first messages."""
-        return tuple(size for size in self._sizes.values() if size > 1)
-
-    def see(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Note whose operator this is, if it is one of a group."""
-        if func.namespace not in _NAMESPACES or func is _WAITS:
-            return
-        for arg in args:
-            if isinstance(arg, torch.ScriptObject) and _kind(arg) == "ProcessGroup":
-                group = dist.ProcessGroup.unbox(arg)
-                self._sizes[group.group_name] = group.size()
-            elif isinstance(arg, str) and arg not in _REDUCTIONS:
-                self._sizes[arg] = _named(arg).size()
-
-
-def _kind(boxed: Any) -> str:
-    return str(boxed._type().name())
 
 
 def install(patches: Patches) -> None:

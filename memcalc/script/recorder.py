@@ -55,7 +55,6 @@ class ScriptRecorder(TraceRecorder):
         self._one_at_a_time = threading.RLock()
         self.real_weights = False
         """Weights on the host hold their numbers."""
-        self.groups = arrivals.Groups()
         self.draws = Draws(self.assume)
         self._reads: dict[str, None] = {}
         self._weights_read: dict[str, None] = {}
@@ -107,7 +106,6 @@ class ScriptRecorder(TraceRecorder):
         if kwargs.get("device") is not None:
             self._check(torch.device(kwargs["device"]))
         out = super()._run(operator, key, types, args, kwargs)
-        self.groups.see(func, args)
         if func in arrivals.GATHERS:
             arrivals.arrived(self._values, func, args)
         return out

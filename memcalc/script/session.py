@@ -213,6 +213,7 @@ class Session:
             inventory=self.labels.inventory(name),
             steps=last + 1,
             flops=raw.flops or None,
+            sent=recorder.traffic.of_step(last),
             assumptions=(
                 *recorder.assumptions,
                 *recorder.said_of_reads(),
@@ -223,7 +224,7 @@ class Session:
             bounds=self._kernels.bounds,
             whole=True,
             asides=tuple(self.memory.asides),
-            groups=recorder.groups.sizes,
+            groups=recorder.traffic.groups,
             versions={"torch": str(torch.__version__)},
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels.scratch import Allocations
-from memcalc.records.trace import Aside, Component, Mark, Phase, Storage
+from memcalc.records.trace import Aside, Component, Mark, Phase, Sent, Storage
 from memcalc.trace import device
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 from memcalc.trace.streams import BackwardStreams
@@ -306,8 +306,8 @@ class Ledger:
             bucket = self.wrapped and not entry.module and entry.op in _PLAIN
             entry.component = Component.COMMUNICATION if bucket else component
 
-    def tagged_trace(self, flops: int | None) -> TaggedTrace:
-        """Everything seen so far, beside the operations that were counted."""
+    def tagged_trace(self, flops: int | None, sent: tuple[Sent, ...] = ()) -> TaggedTrace:
+        """Everything seen so far, beside the operations and the messages that were counted."""
         event_tags = self._settled_tags()
         return TaggedTrace(
             storages=[
@@ -327,6 +327,7 @@ class Ledger:
             ],
             storage_tags=[entry.tag for entry in self.entries],
             flops=flops,
+            sent=sent,
             events=list(self.events),
             event_tags=event_tags,
             marks=list(self.marks),

@@ -63,6 +63,7 @@ from memcalc.trace.torch_private import (
     storage_key,
     without_modes,
 )
+from memcalc.trace.traffic import Traffic, is_sent
 from memcalc.trace.values import Values, decides, may_note
 from memcalc.trace.writer import Writer
 
@@ -122,6 +123,7 @@ class TraceRecorder(TorchDispatchMode):
         """It tries its engines first."""
         self.operations = Operations()
         """Floating-point ones."""
+        self.traffic = Traffic()
         self._breadcrumbs = breadcrumbs
         self._values = Values()
         self.modules = Modules(self.ledger)
@@ -190,6 +192,7 @@ class TraceRecorder(TorchDispatchMode):
             or func in OVERRIDES
             or func in self._instead
             or func in IN_PLACE
+            or is_sent(func)
             or self._symbols is not None
         )
 
@@ -257,6 +260,7 @@ class TraceRecorder(TorchDispatchMode):
             return self._by_values(func, args, kwargs)
         self._values.remember(func, args, kwargs, out)
         operations = self.operations.count(self.position.step, func, args, kwargs, out)
+        self.traffic.count(self.position.step, func, args)
         reader = READERS.get(name)
         call = None
         if reader is not None and self._kernel_memory is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -387,10 +388,26 @@ def planning_wrapped(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
         yield
 
 
-def forget_plans() -> None:
-    """What DTensor keeps of its planning names groups of processes, which end with their run."""
-    if "torch.distributed.tensor" in sys.modules:
-        _ask("torch.distributed.tensor.debug:_clear_sharding_prop_cache")()
+_runs = itertools.count(1)
+
+
+@contextmanager
+def meshes_of_one_run() -> Iterator[None]:
+    """No mesh of another run is equal to one of this run.
+
+    What DTensor plans for a mesh it keeps for all that are equal to it, in each thread of autograd
+    apart; a plan names the mesh's groups of processes, which end with their run.
+    """
+    owner = _ask("torch.distributed.device_mesh:DeviceMesh")
+    make, run = owner.__init__, -next(_runs)
+
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        # One of the things by which meshes are compared; a thread's number is positive.
+        self._thread_id = run
+
+    with replaced(owner, "__init__", made):
+        yield
 
 
 _OF_MESHES = ("__init__", "__getitem__")

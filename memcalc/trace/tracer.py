@@ -80,8 +80,9 @@ def tracer(
             ),
         ):
             (infer if program.plan.infers else train)(ready, named, recorder)
+            last = steps_of(program) - 1
             tagged = recorder.ledger.tagged_trace(
-                recorder.operations.of_step(steps_of(program) - 1)
+                recorder.operations.of_step(last), recorder.traffic.of_step(last)
             )
             if program.plan.scheme is not None:
                 tagged = replace(tagged, inventory=ready.inventory)
@@ -142,6 +143,7 @@ def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]
         steps=steps_of(program),
         seq=program.seq,
         flops=tagged.flops,
+        sent=tagged.sent,
         whole=program.plan.infers,
         assumptions=assumptions,
         versions={"torch": str(torch.__version__)},

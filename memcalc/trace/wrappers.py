@@ -25,10 +25,10 @@ def process_group(rank: int, world: int) -> Iterator[None]:
     backend = "fake" if device.NAME == "cpu" else f"cpu:fake,{device.NAME}:fake"
     dist.init_process_group(backend, store=torch_private.fake_store(), rank=rank, world_size=world)
     try:
-        yield
+        with torch_private.meshes_of_one_run():
+            yield
     finally:
         dist.destroy_process_group()
-        torch_private.forget_plans()
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         stack.enter_context(dtensor.alike_planned_once())
         stack.enter_context(torch_private.ranks_trusted(record))
         stack.enter_context(torch_private.shards_padded_once())
-        stack.enter_context(_averaged())
+        stack.enter_context(_averaged(recorder))
         if device.NAME == "cpu":
             # Ranks are numbers on the host, and so the simulated device holds none.
             stack.enter_context(torch_private.meshes_wrapped(_for_real))
@@ -93,7 +93,7 @@ def _for_real(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _averaged() -> Iterator[None]:
+def _averaged(recorder: TraceRecorder) -> Iterator[None]:
     """DDP takes its buckets as they are for what an all-reduce gives.
 
     The work of the ``fake`` group has no tensor as its result, which DDP's own would take
@@ -104,7 +104,8 @@ def _averaged() -> Iterator[None]:
 
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
-        self.register_comm_hook(None, _received)
+        ranks = dist.get_world_size(self.process_group)
+        self.register_comm_hook((recorder, ranks), _received)
 
     with (
         torch_private.replaced(wrapper, "__init__", make),
@@ -115,8 +116,10 @@ def _averaged() -> Iterator[None]:
 
 
 def _received(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations in strings
+    buffer, (recorder, ranks) = bucket.buffer(), state
+    recorder.traffic.all_reduced(recorder.position.step, buffer, ranks)
     future: Any = torch.futures.Future()
-    future.set_result(bucket.buffer())
+    future.set_result(buffer)
     return future
 
 

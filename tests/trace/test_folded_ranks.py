@@ -20,6 +20,14 @@ def test_sixteen_layers_under_fsdp2_are_traced_through_a_few(tmp_path, checkpoin
         str(path), batch=1, seq=32, devices=8, parallel="fsdp2", checkpointing=checkpointing
     )
     assert any("repeated layers" in said for said in found.assumptions)
+    # Each layer is gathered forwards and backwards, what stays of the model once; in a ring of
+    # eight each GPU sends seven parts of eight.
+    sent = {one.collective: (one.calls, one.bytes) for one in found.sent}
+    rest = (SMALL["vocab_size"] + 1) * SMALL["hidden_size"]
+    gathered = (2 * found.parameters - rest) * 4 * 7 // 8
+    assert sent["all-gather"] == (2 * 16 + 1, gathered)
+    assert sent["reduce-scatter"] == (16 + 1, found.parameters * 4 * 7 // 8)
+    assert found.traffic == sum(size for _, size in sent.values())
 
 
 @pytest.mark.nightly

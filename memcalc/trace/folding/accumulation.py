@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from memcalc.records.steady import partners
 from memcalc.records.trace import Mark, Phase, Storage, Trace
 from memcalc.records.walk import interleaved
+from memcalc.trace import traffic
 from memcalc.trace.folding.tagged import same
 
 BASE = 3
@@ -37,7 +38,8 @@ def trace_accumulated(traced: Callable[[int], Trace], count: int) -> Trace | Non
     if base.flops is not None and one_more.flops is not None:
         flops = base.flops + (one_more.flops - base.flops) * (count - BASE)
     whole = continued(base, count)
-    return replace(whole, flops=flops, assumptions=(*base.assumptions, SAID))
+    sent = traffic.continued(base.sent, one_more.sent, count - BASE)
+    return replace(whole, flops=flops, sent=sent, assumptions=(*base.assumptions, SAID))
 
 
 def continued(base: Trace, count: int) -> Trace:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from memcalc.errors import MemcalcError
 from memcalc.symbolic.records import SYMBOLIC
+from memcalc.trace import traffic
 from memcalc.trace.folding.layers import Stack, cut, find
 from memcalc.trace.folding.tagged import TaggedTrace, canonical
 from memcalc.trace.folding.tensors import continued
@@ -68,10 +69,11 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: i
     whole = unfold(base, stacks, stacks[0].repeats, increments, length)
     if base.inventory is not None:
         whole = replace(whole, inventory=continued(base.inventory, stacks))
+    times = stacks[0].repeats - length
+    whole = replace(whole, sent=traffic.continued(base.sent, one_more.sent, times))
     if base.flops is None or one_more.flops is None:
         return replace(whole, flops=None)
-    each = one_more.flops - base.flops
-    return replace(whole, flops=base.flops + each * (stacks[0].repeats - length))
+    return replace(whole, flops=base.flops + (one_more.flops - base.flops) * times)
 
 
 def _increments(foretold: TaggedTrace, real: TaggedTrace) -> dict[int, int]:

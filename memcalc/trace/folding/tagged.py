@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memcalc.records.model import Inventory
-from memcalc.records.trace import Aside, Mark, Storage, Trace
+from memcalc.records.trace import Aside, Mark, Sent, Storage, Trace
 
 UNTAGGED = -1
 _BITS = 12
@@ -37,6 +37,8 @@ class TaggedTrace(msgspec.Struct, frozen=True, kw_only=True):
     """Of the model as it ran, where only that shows it."""
     flops: int | None = 0
     """Of the last step; ``None`` where some could not be counted."""
+    sent: tuple[Sent, ...] = ()
+    """In the last step."""
     origins: list[int] | None = None
     """In an unfolded trace: the storage of the base trace that each is, or is a copy of."""
 

@@ -48,24 +48,6 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """Gives values to a model that just got its memory; nothing where there is no data."""
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one optimizer step has to exchange, in bytes."""
-
-    world: int
-    weights: int
-    """Of the whole model, in the dtype they are kept in."""
-    gradients: int
-    """Of all parameters that train."""
-    micro_batches: int = 1
-
-    def once_round(self, size: int) -> int:
-        """What each GPU sends to gather or to reduce and scatter so many bytes in a ring.
-
-        Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md.
-        """
-        return size * (self.world - 1) // self.world
-
-
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """A way over GPUs."""
 
@@ -86,9 +68,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Clips gradients to a norm, if ``torch.nn.utils.clip_grad_norm_`` does not."""
     even: Callable[[torch.nn.Module, tuple[int, ...]], bool] | None = None
     """Do all ranks hold equally much of a model? If not said, they do."""
-    traffic: Callable[[Traffic], int] | None = None
-    """Bytes that each GPU sends in an optimizer step; ``None``: not known."""
-    traffic_source: str = ""
     settles: int = 2
     """The first step that is like all that follow: in the first, optimizer state is made."""
     folds: bool = True

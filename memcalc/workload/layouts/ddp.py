@@ -45,8 +45,4 @@ LAYOUT = Layout(
         *("gradient_as_bucket_view", "static_graph"),
     ),
     quiet=quiet,
-    traffic=lambda step: 2 * step.once_round(step.gradients),
-    traffic_source=(
-        "Rajbhandari et al. 2020, arXiv:1910.02054, section 7: gradients are reduced and gathered"
-    ),
 )

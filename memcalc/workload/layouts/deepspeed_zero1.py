@@ -15,6 +15,4 @@ LAYOUT = Layout(
     loop="deepspeed",
     package="deepspeed",
     folds=False,
-    traffic=zero2.traffic,
-    traffic_source=zero2.LAYOUT.traffic_source,
 )

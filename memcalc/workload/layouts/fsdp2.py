@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
 from memcalc.records.plan import WRAPS
-from memcalc.workload.layouts import Layout, Rank, Traffic, wrapped_by
+from memcalc.workload.layouts import Layout, Rank, wrapped_by
 
 if TYPE_CHECKING:
     import torch
@@ -97,12 +97,6 @@ def even(model: torch.nn.Module, sizes: tuple[int, ...]) -> bool:
     return all(p.dim() and p.shape[0] % math.prod(sizes) == 0 for p in model.parameters())
 
 
-def traffic(step: Traffic) -> int:
-    """Weights are gathered for forward and backward of each micro-batch, gradients scattered."""
-    gathered = 2 * step.micro_batches * step.once_round(step.weights)
-    return gathered + step.once_round(step.gradients)
-
-
 LAYOUT = Layout(
     name="fsdp2",
     summary="weights, gradients and states in shards (fully_shard)",
@@ -114,9 +108,4 @@ LAYOUT = Layout(
     ),
     quiet=quiet,
     even=even,
-    traffic=traffic,
-    traffic_source=(
-        "Rajbhandari et al. 2020, arXiv:1910.02054, section 7: weights are gathered "
-        "for forward and for backward, gradients reduced and scattered"
-    ),
 )

@@ -56,6 +56,7 @@ def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
                 f"{type(model).__name__} has no {name} in its layers: memcalc divides models whose "
                 "layers are built like Llama's. Choose --parallel fsdp2."
             ) from None
+    _check_heads(model, mesh.size())
     inner: dict[str, Any] = {name: ColwiseParallel() for name in _BY_COLUMNS}
     inner |= {name: RowwiseParallel() for name in _BY_ROWS}
     root: dict[str, Any] = {"lm_head": ColwiseParallel(output_layouts=Replicate())}
@@ -68,6 +69,22 @@ def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
     for layer in layers:
         parallelize_module(layer, mesh, _with_adapters(layer, inner, sequence))
     parallelize_module(model, mesh, _with_adapters(model, root, sequence))
+
+
+def _check_heads(model: torch.nn.Module, ranks: int) -> None:
+    """Each rank has whole heads.
+
+    Raises:
+        UsageError: they cannot be divided.
+    """
+    config: Any = model.config
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, name, None) or ranks
+        if heads % ranks:
+            raise UsageError(
+                f"{name} is {heads}, which {ranks} GPUs cannot divide: choose a tp that does, or "
+                "--parallel fsdp2."
+            )
 
 
 def _with_adapters(module: torch.nn.Module, styles: dict[str, Any], sequence: bool) -> Any:

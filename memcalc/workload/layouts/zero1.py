@@ -33,7 +33,5 @@ LAYOUT = Layout(
     options=ddp.LAYOUT.options,
     optimizer=optimizer,
     quiet=ddp.quiet,
-    traffic=lambda step: 3 * step.once_round(step.gradients),
-    traffic_source=f"{ddp.LAYOUT.traffic_source}; what each updates is sent to all",
     even=lambda model, sizes: False,
 )

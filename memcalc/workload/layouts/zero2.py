@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.workload.layouts import Layout, Rank, Traffic
+from memcalc.workload.layouts import Layout, Rank
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,6 @@ OPTIONS = (
     *("reduce_bucket_size", "reduce_scatter", "round_robin_gradients", "sub_group_size"),
 )
 """Names that DeepSpeed's file has; ``offload=cpu`` keeps the optimizer's state on the host."""
-SOURCE = "Rajbhandari et al. 2020, arXiv:1910.02054, section 7"
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
@@ -29,11 +28,6 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     return model
 
 
-def traffic(step: Traffic) -> int:
-    """Gradients are reduced and scattered, what each updates is sent to all."""
-    return 2 * step.once_round(step.gradients)
-
-
 LAYOUT = Layout(
     name="zero2",
     summary="DeepSpeed: state and gradients in shards",
@@ -42,6 +36,4 @@ LAYOUT = Layout(
     loop="deepspeed",
     package="deepspeed",
     folds=False,
-    traffic=traffic,
-    traffic_source=f"{SOURCE}: gradients are reduced and scattered, updated weights gathered",
 )

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.workload.layouts import Layout, Traffic, zero2
-
-
-def traffic(step: Traffic) -> int:
-    """Weights are gathered for forward and backward of each micro-batch, gradients scattered."""
-    gathered = 2 * step.micro_batches * step.once_round(step.weights)
-    return gathered + step.once_round(step.gradients)
-
+from memcalc.workload.layouts import Layout, zero2
 
 LAYOUT = Layout(
     name="zero3",
@@ -24,9 +17,4 @@ LAYOUT = Layout(
     loop="deepspeed",
     package="deepspeed",
     folds=False,
-    traffic=traffic,
-    traffic_source=(
-        f"{zero2.SOURCE}: weights are gathered for forward and for backward, gradients reduced and "
-        "scattered"
-    ),
 )
