@@ -132,10 +132,16 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
     if layout.handed_over is None:
         raise SettingError(
             "loop",
-            f"--loop {plan.loop} over several GPUs is answered for ddp and fsdp2, and the plan has "
-            f"{plan.parallel}: leave --loop out.",
+            f"--loop {plan.loop} over several GPUs is answered for {', '.join(layouts.driven())}, "
+            f"and the plan has {plan.parallel}: leave --loop out.",
         )
     given = dict(plan.parallel_args)
+    if "device_mesh" in given:
+        raise SettingError(
+            "parallel_args",
+            f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine has: "
+            "HYBRID_SHARD is answered in the plain loop, so leave --loop out.",
+        )
     if plan.loop == "trainer" and "gradient_as_bucket_view" in given:
         raise SettingError(
             "parallel_args", "The Trainer hands no gradient_as_bucket_view on: leave it out."

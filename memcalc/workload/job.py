@@ -102,6 +102,11 @@ class Turns:
         self._open = self._watch.phase(phase, step)
         self._open.__enter__()
 
+    def then(self, phase: Phase) -> None:
+        """Go on to a phase of the step that runs."""
+        if self._now is not None:
+            self.to(phase, self._now[1])
+
     def end(self) -> None:
         """End the phase that runs, if any."""
         known, self._open, self._now = self._open, None, None

@@ -160,9 +160,15 @@ def test_arguments_of_the_trainer_say_how_a_run_is_spread(tmp_path, name):
     for key, value in wanted.items():
         assert (dict(settings[key]) if key == "parallel_args" else settings[key]) == value
     answered, notes = detect.driven({**settings, "devices": 4})
-    ours = answered["parallel"] in ("ddp", "fsdp2")
-    assert (answered["devices"], len(notes), "loop" in answered) == (4, 0 if ours else 1, ours)
+    assert (answered["devices"], notes, answered["loop"]) == (4, (), "trainer")
     make(answered)
+
+
+def test_copies_of_shards_in_machines_are_answered_in_the_plain_loop():
+    settings = {"loop": "trainer", "parallel": "fsdp1", "devices": 4, "parallel_args": {
+        "sharding_strategy": "HYBRID_SHARD", "device_mesh": "2x2"}}  # fmt: skip
+    answered, notes = detect.driven(settings)
+    assert ("loop" in answered, answered["max_grad_norm"], len(notes)) == (False, 1.0, 1)
 
 
 def test_what_is_not_answered_of_a_spread_run_is_named(tmp_path):

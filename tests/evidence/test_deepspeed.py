@@ -12,7 +12,8 @@ from memcalc.records.plan import Plan
 from memcalc.workload import layouts
 from tests.evidence.test_standin import STANDIN, accuracy
 
-(RECORDING,) = STANDIN.glob("deepspeed-*.json")
+(RECORDING,) = STANDIN.glob("deepspeed-torch*.json")
+(LOOPS,) = STANDIN.glob("deepspeed-loops-*.json")
 RUNS = json.loads(RECORDING.read_text())["runs"]
 PLANS = [decode(Plan, run["plan"]) for run in RUNS]
 INSTALLED = importlib.util.find_spec("deepspeed") is not None
@@ -33,6 +34,15 @@ def test_all_of_them_are_met():
         assert not row.off["requested"], (accuracy["label"](row.plan), row.off)
         assert abs(row.off["allocated"]) <= 0.01, (accuracy["label"](row.plan), row.off)
         assert abs(row.off["reserved"]) <= 0.03, (accuracy["label"](row.plan), row.off)
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not INSTALLED, reason="runs DeepSpeed's own code")
+def test_under_accelerate_and_the_trainer_they_are_met():
+    rows = accuracy["compare"](LOOPS)
+    assert {row.plan.loop for row in rows} == {"accelerate", "trainer"}
+    for row in rows:
+        assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)
 
 
 @pytest.mark.skipif(INSTALLED, reason="it is installed")

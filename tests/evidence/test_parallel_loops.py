@@ -26,7 +26,7 @@ def test_a_rank_is_equal_in_every_phase_as_accelerate_wraps_it(index):
 
 def test_recordings_of_loops_cover_what_they_claim():
     assert {(plan.loop, plan.parallel) for plan in PLANS} == {
-        (loop, layout) for loop in ("accelerate", "trainer") for layout in ("ddp", "fsdp2")
+        (loop, layout) for loop in ("accelerate", "trainer") for layout in ("ddp", "fsdp1", "fsdp2")
     }
     assert any(plan.grad_accum > 1 for plan in PLANS)
     assert any(plan.checkpointing for plan in PLANS)
@@ -35,8 +35,10 @@ def test_recordings_of_loops_cover_what_they_claim():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loop": "trainer", "parallel": "fsdp1"}, "answered for ddp and fsdp2"),
-        ({"loop": "accelerate", "parallel": "tp=2"}, "answered for ddp and fsdp2"),
+        ({"loop": "trainer", "parallel": "zero1"}, "answered for ddp, deepspeed_zero1, fsdp1"),
+        ({"loop": "accelerate", "parallel": "tp=2"}, "answered for ddp, deepspeed_zero1, fsdp1"),
+        ({"loop": "accelerate", "parallel": "fsdp1", "parallel_args": {
+            "sharding_strategy": "HYBRID_SHARD", "device_mesh": "1x2"}}, "in the plain loop"),
         ({"loop": "trainer", "eval": 2}, "--eval is answered in the plain loop"),
         ({"resume": True, "parallel": "fsdp2"}, "--resume is answered in the plain loop with ddp"),
         ({"loop": "trainer", "parallel": "fsdp2", "parallel_args": {"param_dtype": "bfloat16"}},

@@ -15,6 +15,7 @@ from memcalc.catalog.launch_files import accelerate
 from memcalc.errors import SettingError, UsageError
 from memcalc.files import plain
 from memcalc.records.fields import FIELDS
+from memcalc.workload import layouts
 
 __all__ = ["Detected", "driven", "read", "search"]
 _LARGEST = 1 << 20
@@ -79,7 +80,8 @@ def driven(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
         found.pop("parallel_args", None)
     if found.get("loop") != "trainer" or not (several or "parallel" in found):
         return found, ()
-    if found.get("parallel", "ddp") in ("ddp", "fsdp2"):
+    by_machine = "device_mesh" in dict(found.get("parallel_args") or ())
+    if found.get("parallel", "ddp") in layouts.driven() and not by_machine:
         return found, () if several else (_HOW_MANY,)
     del found["loop"]
     as_the_trainer = {"max_grad_norm": 1.0, "keep_outputs": False}

@@ -129,6 +129,12 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(info.name for info in pkgutil.iter_modules(__path__)))
 
 
+@functools.cache
+def driven() -> tuple[str, ...]:
+    """Those over which accelerate and the Trainer are answered: they take the model themselves."""
+    return tuple(name for name in _several() if find(name).handed_over is not None)
+
+
 def _several() -> list[str]:
     return [name for name in names() if name != SINGLE]
 

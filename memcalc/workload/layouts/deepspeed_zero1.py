@@ -11,6 +11,7 @@ LAYOUT = Layout(
     name="deepspeed_zero1",
     summary="DeepSpeed: optimizer state in shards",
     place=zero2.place,
+    handed_over=zero2.place,
     options=zero2.OPTIONS,
     loop="deepspeed",
     package="deepspeed",

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
-from memcalc.workload.layouts import Layout, Rank, ddp, wrapped_by
+from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2, wrapped_by
 
 if TYPE_CHECKING:
     import torch
@@ -160,6 +160,7 @@ LAYOUT = Layout(
     name="fsdp1",
     summary="shards by FullyShardedDataParallel",
     place=place,
+    handed_over=fsdp2.on_the_host,
     options=(
         *("auto_wrap_policy", "backward_prefetch", "device_mesh", "forward_prefetch"),
         *("min_num_params", "offload", "param_dtype", "reduce_dtype", "sharding_strategy"),

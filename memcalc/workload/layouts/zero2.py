@@ -32,6 +32,7 @@ LAYOUT = Layout(
     name="zero2",
     summary="DeepSpeed: state and gradients in shards",
     place=place,
+    handed_over=place,
     options=OPTIONS,
     loop="deepspeed",
     package="deepspeed",

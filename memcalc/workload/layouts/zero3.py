@@ -8,6 +8,7 @@ LAYOUT = Layout(
     name="zero3",
     summary="DeepSpeed: weights, gradients and state in shards",
     place=zero2.place,
+    handed_over=zero2.place,
     options=(
         *zero2.OPTIONS,
         *("offload_param", "stage3_max_live_parameters", "stage3_max_reuse_distance"),

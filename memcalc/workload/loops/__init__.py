@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "plain"
 WITH_A_LAYOUT = ("deepspeed",)
-"""Loops that nobody asks for by name: a layout's library is driven in one way."""
+"""Loops that nobody asks for by name: a script around a layout's library is written so."""
 
 
 def trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:
@@ -98,11 +98,7 @@ def of(plan: Plan) -> Loop:
     Raises:
         UsageError: there is no such loop, or it cannot do what the plan asks.
     """
-    driver = layouts.of(plan).loop
-    if driver and plan.loop != DEFAULT:
-        raise UsageError(
-            f"--parallel {plan.parallel} is driven by its own engine: leave --loop {plan.loop} out."
-        )
+    driver = layouts.of(plan).loop if plan.loop == DEFAULT else ""
     loop = find(driver or plan.loop)
     for field, value in loop.fixed:
         asked = getattr(plan, field)

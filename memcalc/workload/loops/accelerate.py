@@ -20,19 +20,24 @@ if TYPE_CHECKING:
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, FullyShardedDataParallelPlugin
+    from accelerate.utils import (
+        DeepSpeedPlugin,
+        DistributedDataParallelKwargs,
+        FullyShardedDataParallelPlugin,
+    )
 
     from memcalc.workload import huggingface
     from memcalc.workload.job import Turns, as_found
     from memcalc.workload.script import Script
 
-    sharding = huggingface.sharding(job)
+    sharding, engine = huggingface.sharding(job), huggingface.engine(job)
     with huggingface.state(job.device), as_found(job.model):
         accelerator = Accelerator(
             mixed_precision=huggingface.mixed(job.precision, job.device),
             gradient_accumulation_steps=job.grad_accum,
             cpu=job.device == "cpu",
             fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,
+            deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
             kwargs_handlers=[DistributedDataParallelKwargs(**job.options)]
             if job.layout.name == "ddp"
             else None,
@@ -41,6 +46,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
         with job.loading(watch):
             model, optimizer = accelerator.prepare(job.model, job.optimizer)
         script, turns = Script(job, model), Turns(watch)
+        huggingface.follow_engine(accelerator, lambda: turns.then(Phase.STEP))
         job.resume(watch)
         for step in range(steps):
             for _ in range(job.grad_accum):

@@ -96,6 +96,10 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
         log_level="error",
         **_spread(job),
     )
+    engine_config = getattr(arguments, "hf_deepspeed_config", None)
+    if engine_config is not None:
+        # It compares the engine's precision with its own, which no simulated device may have.
+        engine_config.mismatches.clear()
     # A number or a symbol: what the losses of an evaluation are repeated by.
     arguments.per_device_eval_batch_size = job.samples
     if job.kv_cache is not None:
@@ -109,6 +113,9 @@ def _spread(job: Job) -> dict[str, Any]:
 
     if job.layout.name == "ddp":
         return {f"ddp_{name}": value for name, value in job.options.items()}
+    engine = huggingface.engine(job)
+    if engine is not None:
+        return {"deepspeed": engine, "per_device_train_batch_size": job.samples}
     told = huggingface.sharding(job)
     if told is None:
         return {}
@@ -161,8 +168,11 @@ class _Followed:
         return Loader(self._batch_to_evaluate, self.job.eval_batches)
 
     def _prepare_for_training(self, original: Any, *args: Any) -> Any:
+        from memcalc.workload import huggingface
+
         with self.job.loading(self.watch):
             prepared = original(*args)
+        huggingface.follow_engine(self.trainer.accelerator, lambda: self._to(Phase.STEP))
         self.job.resume(self.watch)
         return prepared
 
