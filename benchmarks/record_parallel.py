@@ -85,6 +85,16 @@ class Patient:
         return None
 
 
+def agreeing(compared):
+    """A function that ranks compare something by: what they tell each other here is stale."""
+
+    def agree(*args, **named):
+        with contextlib.suppress(RuntimeError):
+            compared(*args, **named)
+
+    return agree
+
+
 def never_overflows() -> None:
     """What is read back over the stand-in is stale: a step that is skipped would make no state."""
     for name, kind in (
@@ -104,10 +114,7 @@ def never_overflows() -> None:
     utils = importlib.import_module("deepspeed.runtime.zero.utils")
     compared = utils.assert_ints_same_as_other_ranks
 
-    def agree(ints):
-        with contextlib.suppress(RuntimeError):
-            compared(ints)
-
+    agree = agreeing(compared)
     for name, module in list(sys.modules.items()):
         if name.startswith("deepspeed.") and hasattr(module, "assert_ints_same_as_other_ranks"):
             module.assert_ints_same_as_other_ranks = agree
@@ -157,6 +164,9 @@ def record(plan, rank: int, file: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
     if layouts.of(plan).package == "deepspeed":
         never_overflows()
+    torch.nn.parallel.distributed._verify_param_shape_across_processes = agreeing(
+        torch.nn.parallel.distributed._verify_param_shape_across_processes
+    )
     runs.loops = types.SimpleNamespace(of=lambda plan: OnlyMetered(loops.of(plan)))
     dist.init_process_group(backend, store=LonelyStore(), rank=rank, world_size=spread.world)
     measured = encode(measure(plan, Options(device="cuda", steps=STEPS), Patient()))

@@ -36,4 +36,5 @@ def test_recordings_cover_what_they_claim():
     assert any(plan["lora"] for plan in alone)
     assert any(plan["quant"] for plan in alone)
     assert {plan["checkpointing"] for plan in alone} == {True, False}
-    assert {plan["parallel"] for plan in ranks} == {"fsdp1", "fsdp2"}
+    assert {plan["parallel"] for plan in ranks} == {None, "fsdp1", "fsdp2", "zero1"}
+    assert {plan["quant"] for plan in ranks} == {None, "nf4", "nf4-dq"}
