@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc import registry
+from memcalc.catalog import models
+from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.texts import USUAL_LORA
@@ -16,23 +18,51 @@ from memcalc.remedies.records import Change
 from memcalc.remedies.rows.rounded import half_of
 from memcalc.suggestions.records import Way
 
+_FREE: tuple[Change, ...] = (("keep_outputs", False), ("kv_cache", False))
+_PLAIN: tuple[Change, ...] = (*_FREE, ("quant", None), ("kbit_prepare", None))
+"""Whatever the plan says of its base, here it is not quantised."""
+_WHOLE: tuple[Change, ...] = (*_PLAIN, ("lora", None))
+"""And no adapters train, but the model."""
+
 
 def ways(plan: Plan) -> Iterator[Way]:
-    """What can be tried, what gives up least first."""
+    """What can be tried, what gives up least first.
+
+    A checkpoint that is quantised already takes adapters alone.
+    """
+    if scheme_in(models.find(plan.model).config) is None:
+        yield from _unquantised(plan)
     half = half_of(plan)
-    loaded = half if half == "bf16" else f"amp-{half}"
-    free: tuple[Change, ...] = (("keep_outputs", False), ("kv_cache", False))
+    scheme = plan.scheme or "nf4-dq"
+    bits = 4 if "4" in scheme else 8
+    yield Way(
+        key="qlora",
+        title=f"QLoRA r=16, {bits} bit, {half}",
+        changes=(
+            *_FREE,
+            ("precision", _loaded(half)),
+            ("quant", scheme),
+            ("lora", plan.lora or USUAL_LORA),
+            *_to("paged_adamw8bit"),
+        ),
+        costs=f"the model in {bits} bit; adapters train",
+        source=sources.QLORA,
+    )
+
+
+def _unquantised(plan: Plan) -> Iterator[Way]:
+    half = half_of(plan)
     yield Way(
         key="full",
         title=f"full, {half} autocast",
-        changes=(*free, ("precision", f"amp-{half}"), *_optimizer(plan)),
+        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_optimizer(plan)),
         costs="nothing: every weight trains, in fp32",
         source=sources.AMP,
     )
     yield Way(
         key="full-8bit",
         title=f"full, {half} autocast, 8-bit AdamW",
-        changes=(*free, ("precision", f"amp-{half}"), *_to("adamw8bit")),
+        changes=(*_WHOLE, ("precision", f"amp-{half}"), *_to("adamw8bit")),
         costs="optimizer states are rounded to 8 bit",
         source=sources.EIGHT_BIT,
     )
@@ -41,7 +71,7 @@ def ways(plan: Plan) -> Iterator[Way]:
             key="full-bf16",
             title="full, weights in bf16",
             changes=(
-                *free,
+                *_WHOLE,
                 ("precision", half),
                 ("optim", "memcalc.adamw_bf16"),
                 ("optim_args", ()),
@@ -53,27 +83,19 @@ def ways(plan: Plan) -> Iterator[Way]:
         key="lora",
         title=f"LoRA r=16, {half}",
         changes=(
-            *free,
-            ("precision", loaded),
+            *_PLAIN,
+            ("precision", _loaded(half)),
             ("lora", plan.lora or USUAL_LORA),
             *_optimizer(plan),
         ),
         costs="adapters train, the model itself does not",
         source=sources.LORA,
     )
-    yield Way(
-        key="qlora",
-        title=f"QLoRA r=16, 4 bit, {half}",
-        changes=(
-            *free,
-            ("precision", loaded),
-            ("quant", plan.scheme or "nf4-dq"),
-            ("lora", plan.lora or USUAL_LORA),
-            *_to("paged_adamw8bit"),
-        ),
-        costs="the model in 4 bit; adapters train",
-        source=sources.QLORA,
-    )
+
+
+def _loaded(half: str) -> str:
+    """The precision of a model that adapters train on."""
+    return half if half == "bf16" else f"amp-{half}"
 
 
 def _optimizer(plan: Plan) -> tuple[Change, ...]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc import registry
-from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO
+from memcalc.catalog import models
+from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, settings_in
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.texts import adapter
@@ -54,7 +55,7 @@ def quantisation(plan: Plan) -> Lines:
             "",
             f"quantization_config = TorchAoConfig({kind}())",
         ]
-    if plan.scheme not in BITSANDBYTES:
+    if plan.scheme not in BITSANDBYTES or _already(plan):
         return []
     told = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme].items()]
     if "load_in_4bit=True" in told:
@@ -69,6 +70,11 @@ def quantisation(plan: Plan) -> Lines:
     ]
 
 
+def _already(plan: Plan) -> bool:
+    """The checkpoint is quantised, and says itself how."""
+    return settings_in(models.find(plan.model).config) is not None
+
+
 def computed_in(plan: Plan) -> str:
     """Name of the dtype that products are in."""
     return _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
@@ -79,7 +85,8 @@ def loading(plan: Plan) -> Iterator[str]:
     said = [f"dtype=torch.{_HALVES[plan.precision]}"] if plan.precision in _HALVES else []
     if plan.scheme in TORCHAO or plan.scheme in BITSANDBYTES:
         own = 'int(os.environ["LOCAL_RANK"])' if plan.devices > 1 else "0"
-        said += ["quantization_config=quantization_config", f'device_map={{"": {own}}}']
+        said += [] if _already(plan) else ["quantization_config=quantization_config"]
+        said.append(f'device_map={{"": {own}}}')
     if said:
         yield f"# load the model with {', '.join(said)}"
     if plan.scheme in BITSANDBYTES and plan.kbit_prepare:
