@@ -28,6 +28,9 @@ from memcalc.records.trace import Phase
 
 GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200", "10.0": "B200"}
 
+IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
+"""transformers reads a checkpoint's tensors one by one, not in threads."""
+
 
 def plans_of(recording: dict) -> list[Plan]:
     gpu = GPU[recording["environment"]["capability"]]
@@ -96,9 +99,12 @@ def as_recorded(recording: dict) -> Iterator[None]:
         os.environ["MEMCALC_READS"] = "zeros"
     if cudnn.isdigit():
         os.environ["MEMCALC_NO_CUDNN"] = "1"
+    if recording["settings"].get(IN_TURN) == "1":
+        os.environ[IN_TURN] = "1"
     try:
         yield
     finally:
+        os.environ.pop(IN_TURN, None)
         os.environ.pop("MEMCALC_READS", None)
         os.environ.pop("MEMCALC_NO_CUDNN", None)
 

@@ -19,6 +19,7 @@ SETS = ("tune", "report", "held out")
 _KINDS = {
     "parallel-": "several GPUs",
     "quant-": "quantised models",
+    "prequantised-": "checkpoints in few bits",
     "liger-": "Liger's kernels",
     "decode-": "decoding",
     "scripts-": "whole scripts",

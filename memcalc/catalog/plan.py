@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.catalog import gpus, models, quantised
+from memcalc.catalog import gpus
 from memcalc.catalog.launch_files import many, spelled_out
-from memcalc.errors import MemcalcError, SettingError, UsageError, unknown
+from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import ZERO_STAGES, Plan
 from memcalc.records.texts import input_of
@@ -36,9 +36,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
         raise UsageError("Which model? Name one: memcalc list models shows those that are bundled.")
     if checked.get("inputs"):
         checked["batch"] = _samples(checked)
-    by_preset = checked.pop("preset", None) is not None and "quant" not in settings
-    if "quant" not in checked or by_preset:
-        checked.update(_as_checkpoint(checked.get("model", "")))
+    checked.pop("preset", None)
     if checked.get("loop") == "trainer" and not checked.get("optim_in_backward"):
         checked.setdefault("optim", TRAINER_OPTIM)
     if checked.get("parallel") in ZERO_STAGES:
@@ -48,16 +46,6 @@ def make(settings: Mapping[str, Any]) -> Plan:
     if plan.disagreement is not None:
         raise UsageError(plan.disagreement)
     return plan
-
-
-def _as_checkpoint(model: str) -> dict[str, str]:
-    """How linear layers are quantised where the model's checkpoint is: nobody has to say it."""
-    try:
-        scheme = quantised.scheme_in(models.find(model).config) if model else None
-    except MemcalcError:
-        # Whoever looks the model up is told.
-        return {}
-    return {"quant": scheme} if scheme is not None else {}
 
 
 def _several(checked: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,13 @@ def scheme_in(config: Mapping[str, Any] | None) -> str | None:
     return scheme_of(settings) if settings is not None else None
 
 
+def settings_in(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What bitsandbytes was told when a checkpoint was made; ``None``: it was not."""
+    settings = _settings(config or {})
+    known = settings is not None and _method(settings) == "bitsandbytes" and scheme_of(settings)
+    return settings if known else None
+
+
 def _of_torchao(settings: Mapping[str, Any]) -> str | None:
     kind = settings.get("quant_type")
     made = kind.get("default") if isinstance(kind, Mapping) else None
@@ -129,8 +136,8 @@ def refusal(
         return None
     known = scheme_of(settings)
     if known is not None:
-        said = f"The checkpoint of {name} is quantised already: give --quant {known}."
-        return None if known == quant else said
+        way = f"leave --quant {quant} out" if quant is not None else f"give --quant {known}"
+        return None if known == quant else f"The checkpoint of {name} is in {known} already: {way}."
     method = _method(settings)
     said = f"The checkpoint of {name} is in {method}"
     if method in _DEQUANTISED and quant not in (None, NONE):
@@ -157,14 +164,39 @@ def refusal(
 def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """What an answer about a checkpoint that is quantised already has to say."""
     settings, known = _settings(config or {}), scheme_in(config)
-    if known is not None:
+    if known in TORCHAO:
         return (f"the checkpoint is in {known} already, and is loaded here as one that is not yet",)
+    if known is not None:
+        return (
+            f"the checkpoint is in {known} already: its files hold what transformers' "
+            "save_pretrained writes of it, and threads read all of it before the first weight is "
+            "put together (what other orders change at load is under 512 bytes a weight)",
+        )
     if settings is None or _method(settings) not in _DEQUANTISED:
         return ()
     method = _method(settings)
     return (
         f"the checkpoint is in {method}, and turned back to the plan's precision in host memory "
         f"({_DEQUANTISED[method]}(dequantize=True))",
+    )
+
+
+def computed_in(settings: Mapping[str, Any]) -> str | None:
+    """What layers in 4 bit of a checkpoint compute in, by PyTorch's name; ``None``: in 8 bit."""
+    if settings.get("load_in_8bit"):
+        return None
+    return str(settings.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
+
+
+def unsharded(settings: Mapping[str, Any]) -> str | None:
+    """Why FSDP does not divide a checkpoint's weights in 4 bit; ``None``: it does."""
+    stored = str(settings.get("bnb_4bit_quant_storage") or "uint8").removeprefix("torch.")
+    if stored in ("bfloat16", "float16", "float32"):
+        return None
+    return (
+        f"the checkpoint's weights are stored as {stored}, and FSDP asks for a float type "
+        "(bnb_4bit_quant_storage): type the name of the model that it was made from with --quant "
+        "nf4, or --parallel ddp"
     )
 
 

@@ -237,6 +237,11 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
         )
     if several and (refused := _unspread(plan)) is not None:
         return refused
+    already = quantised.settings_in(source.config)
+    if already is not None and layouts.spread(plan).layout in layouts.SHARDED:
+        refused = quantised.unsharded(already)
+        if refused is not None:
+            return refused
     if importlib.util.find_spec("bitsandbytes") is None:
         return "it runs bitsandbytes' own code: pip install bitsandbytes"
     return None

@@ -14,13 +14,13 @@ from memcalc.records.trace import Component, Phase
 from memcalc.trace import device, quantised, streams, subclasses, wrappers
 from memcalc.trace.folding.unfold import BASE, WRAPPED_BASE
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.packages import bitsandbytes, deepspeed, peft
+from memcalc.trace.packages import bitsandbytes, deepspeed, peft, transformers
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.torch_private import FakeTensor, replaced
 from memcalc.workload import layouts, liger
 from memcalc.workload.layouts import SINGLE, Layout, Rank
 from memcalc.workload.program import Program, finished
-from memcalc.workload.quantised import load, original
+from memcalc.workload.quantised import constants_in, load, loaded_on, original, written
 
 Named = Sequence[tuple[str, torch.nn.Module]]
 """Modules by the paths they have in the model itself, without what wrappers put before them."""
@@ -128,9 +128,13 @@ def _quantised(
     """
     ledger, model = recorder.ledger, copy.deepcopy(program.model)
     world = layouts.spread(program.plan).world
+    checkpoint = written(model, program.plan)
+    states: list[torch.Tensor] = []
 
     def read(name: str, like: torch.Tensor) -> torch.Tensor:
         _at_layer_of(name, ledger)
+        if not like.is_meta:
+            states.append(like)
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")
 
     bitsandbytes.forget()
@@ -143,9 +147,14 @@ def _quantised(
         if world > 1:
             stack.enter_context(wrappers.seen_by(recorder))
         stack.enter_context(subclasses.made_of_fakes())
-        with ledger.phase(Phase.LOAD, 0):
+        with (
+            ledger.phase(Phase.LOAD, 0),
+            transformers.loading_in_turn(lambda name: _at_layer_of(name, ledger)),
+            bitsandbytes.states_read(states),
+        ):
             place = "cpu" if device.NAME == "cpu" else f"{device.NAME}:0"
-            loaded = load(model, program.plan, place, read)
+            place = loaded_on(program.plan, place)
+            loaded = load(model, checkpoint, program.plan, place, read)
             _label_quantised(loaded, ledger)
         if program.plan.infers and program.plan.adapters is None:
             ready = finished(program, loaded)
@@ -163,13 +172,21 @@ def _wrapped(ready: Program, rank: int, ledger: Ledger) -> Program:
     """The program over a model that is on its device already, in the wrapper of the layout."""
     ledger.leave_repetition()
     ledger.wrapped = True
-    packed = {name for name, one in ready.model.named_parameters() if original(one) is not None}
+    # Not the weights themselves, whose memory goes as they are divided.
+    packed = {
+        name: getattr(one, "quant_state", None)
+        for name, one in ready.model.named_parameters()
+        if original(one) is not None
+    }
     placed_already = replace(_rank(ready, rank, ledger), move=lambda model: None)
     wrapped = layouts.of(ready.plan).place(ready.model, placed_already)
     for name, shard in wrapped.named_parameters():
         kind = Component.QUANTISED_WEIGHTS if name in packed else Component.WEIGHTS
         if wrappers.is_shard(shard):
             ledger.label((shard,), kind)
+    for state in filter(None, packed.values()):
+        # Where the base is loaded on the host, its constants come only now.
+        ledger.label(constants_in(state).values(), Component.QUANTISATION_CONSTANTS)
     ledger.label_living(Phase.PREPARE, Component.COMMUNICATION)
     return replace(ready, model=wrapped)
 

@@ -15,8 +15,8 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Bound, Trace
 from memcalc.records.walk import changes
 from memcalc.trace.decoding import TRACED, Continued, Decoding, Run, continued
+from memcalc.trace.folding import fold
 from memcalc.trace.folding.accumulation import LEAST, trace_accumulated
-from memcalc.trace.folding.fold import trace_folded
 from memcalc.trace.folding.tagged import TaggedTrace
 from memcalc.trace.passes import NotSteadyError, WrittenCalls
 from memcalc.trace.placing import fold_length, ranks
@@ -25,6 +25,7 @@ from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.tracer import as_trace, tracer
 from memcalc.workload import layouts, loops
 from memcalc.workload.cache_packages import gathered
+from memcalc.workload.prequantised import names_layers
 from memcalc.workload.program import Program
 from memcalc.workload.quantised import described
 
@@ -95,10 +96,7 @@ def trace(
             symbols=symbols,
             rank=rank,
         )
-        if layouts.of(program.plan).folds:
-            tagged, folded = trace_folded(program.model, once, fold_length(program))
-        else:
-            tagged, folded = once([], 0), False
+        tagged, folded = _folded(program, once)
         if folded:
             said[_CONTINUED] = None
         if tagged.inventory is not None:
@@ -107,6 +105,13 @@ def trace(
         whole = as_trace(tagged, program, tuple(assumptions))
         known[rank] = replace(whole, uncounted=tuple(missing), bounds=tuple(bounded))
     return _largest(known, layouts.spread(program.plan).world)
+
+
+def _folded(program: Program, once: fold.Run) -> tuple[TaggedTrace, bool]:
+    """A trace continued from a few repetitions of layers, where they are alike; and whether."""
+    if layouts.of(program.plan).folds and not names_layers(program.plan):
+        return fold.trace_folded(program.model, once, fold_length(program))
+    return once([], 0), False
 
 
 def _decoded(
@@ -124,7 +129,7 @@ def _decoded(
         once = tracer(
             program.later(shift, until), target, said, kernels=calls, breadcrumbs=breadcrumbs
         )
-        tagged, folded = trace_folded(program.model, once, fold_length(program))
+        tagged, folded = _folded(program, once)
         if folded:
             said[_CONTINUED] = None
         return tagged

@@ -35,7 +35,9 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def random(name: str, like: torch.Tensor) -> torch.Tensor:
-    """A weight of this shape and dtype on the host, with random values."""
+    """A weight of this shape and dtype on the host, with random values; a known one as it is."""
+    if not like.is_meta:
+        return like
     made = torch.empty(like.shape, dtype=like.dtype, device="cpu")
     return made.normal_(std=_SPREAD) if made.is_floating_point() else made.zero_()
 

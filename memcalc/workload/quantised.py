@@ -8,6 +8,7 @@ that is built already and weights that are made when they are read. Read in tran
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +16,20 @@ from typing import Any
 
 import torch
 
-from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO
+from memcalc.catalog.quantised import BITSANDBYTES, TORCHAO, computed_in
 from memcalc.errors import UsageError
 from memcalc.imports import line
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts
+from memcalc.workload import layouts, prequantised
 from memcalc.workload.parts import parts
 from memcalc.workload.precision import PRECISIONS
 
 Make = Callable[[str, torch.Tensor], torch.Tensor]
-"""Makes the weight of this name on the host, as it lies in the checkpoint; told its shape and
-dtype by a tensor on the meta device."""
+"""Makes the tensor of this name on the host, as it lies in the checkpoint; told its shape and
+dtype by a tensor on the meta device, or by the tensor itself where its numbers are known."""
+Checkpoint = Mapping[str, torch.Tensor]
+"""What a checkpoint holds: tensors on the meta device, and small ones whose numbers are known."""
 
 
 def compute_dtype(plan: Plan) -> torch.dtype:
@@ -35,14 +38,29 @@ def compute_dtype(plan: Plan) -> torch.dtype:
     return precision.autocast or precision.weights
 
 
-def load(model: torch.nn.Module, plan: Plan, device: str, make: Make) -> torch.nn.Module:
+def said_of_types(plan: Plan) -> str:
+    """What quantised layers compute in and what the rest is loaded in, in words."""
+    dtype = str(compute_dtype(plan)).removeprefix("torch.")
+    by_checkpoint = computed_in(prequantised.settings(plan) or {"load_in_8bit": True})
+    if by_checkpoint in (None, dtype):
+        return f"linear layers compute in {dtype}, and so is the model loaded"
+    return (
+        f"linear layers compute in {by_checkpoint}, as the checkpoint says "
+        f"(bnb_4bit_compute_dtype), and the model is loaded in {dtype}"
+    )
+
+
+def load(
+    model: torch.nn.Module, checkpoint: Checkpoint, plan: Plan, device: str, make: Make
+) -> torch.nn.Module:
     """Load a model quantised onto a device.
 
     Args:
         model: of transformers, not quantised, on the meta device; it is given memory.
-        plan: says how to quantise it.
+        checkpoint: what it is loaded from, as ``written`` says it.
+        plan: says how to quantise it, where the checkpoint is not.
         device: where to.
-        make: makes its weights.
+        make: makes what the checkpoint holds.
 
     Raises:
         UsageError: a package is missing, or refuses the model, or finds nothing to quantise.
@@ -51,17 +69,20 @@ def load(model: torch.nn.Module, plan: Plan, device: str, make: Make) -> torch.n
     for package in ("bitsandbytes", "torchao"):
         logging.getLogger(package).setLevel(logging.ERROR)
     transformers = importlib.import_module("transformers")
-    dtype = compute_dtype(plan)
+    config: Any = copy.deepcopy(model.config)
+    already = prequantised.settings(plan)
+    if already is not None:
+        config.quantization_config = dict(already)
     with _quietly(transformers):
         try:
             loaded: torch.nn.Module = type(model).from_pretrained.__func__(  # type: ignore[attr-defined]
                 _AsBuilt(model),
                 None,
-                config=model.config,
-                state_dict=_checkpoint(model, make),
-                quantization_config=settings_of(plan),
+                config=config,
+                state_dict={name: _Slice(name, one, make) for name, one in checkpoint.items()},
+                quantization_config=settings_of(plan) if already is None else None,
                 device_map={"": device},
-                dtype=dtype,
+                dtype=compute_dtype(plan),
             )
         except ImportError as error:
             raise UsageError(f"--quant {plan.scheme} needs a package: {line(error)}.") from None
@@ -71,6 +92,11 @@ def load(model: torch.nn.Module, plan: Plan, device: str, make: Make) -> torch.n
             "layers are not nn.Linear: leave --quant out."
         )
     return loaded
+
+
+def loaded_on(plan: Plan, device: str) -> str:
+    """Where a plan has the base loaded, before a wrapper brings it to this device."""
+    return str(dict(plan.parallel_args).get("load", device))
 
 
 def settings_of(plan: Plan) -> Any:
@@ -115,8 +141,11 @@ def constants(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     if scales is not None:
         return {"SCB": scales}
     state = getattr(parameter, "quant_state", None)
-    if state is None:
-        return {}
+    return {} if state is None else constants_in(state)
+
+
+def constants_in(state: Any) -> dict[str, torch.Tensor]:
+    """The same of a ``QuantState`` of bitsandbytes."""
     found = {"absmax": state.absmax, "quant_map": state.code}
     if state.nested:
         found["nested_absmax"] = state.state2.absmax
@@ -179,18 +208,21 @@ class _Slice:
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self._make(self._name, self._like)
 
+    def is_floating_point(self) -> bool:
+        return self._like.is_floating_point()
 
-def _checkpoint(model: torch.nn.Module, make: Make) -> Mapping[str, _Slice]:
-    """What a checkpoint of the model holds, by its names: tied weights once, experts apart."""
-    known: set[int] = set()
-    found = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in known:
-            known.add(id(tensor))
-            found[name] = tensor.detach()
+
+def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
+    """What the plan's checkpoint holds, by its names: tied weights once, experts apart.
+
+    Args:
+        model: of transformers, not quantised, on the meta device.
+        plan: names it, and so says whether its checkpoint is quantised.
+    """
+    made = prequantised.as_published(model, plan, compute_dtype(plan))
     loading = importlib.import_module("transformers.core_model_loading")
-    written = loading.revert_weight_conversion(model, found)
-    return {name: _Slice(name, tensor, make) for name, tensor in written.items()}
+    reverted: Checkpoint = loading.revert_weight_conversion(made, prequantised.held_once(made))
+    return reverted
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import pytest
 
 from memcalc.catalog import models, quantised
 from memcalc.catalog.plan import make
+from memcalc.cli.options import plans_of
 from memcalc.errors import UsageError
 from memcalc.estimation.understand import check, notes
 
@@ -143,8 +144,15 @@ def test_what_is_turned_back_is_what_transformers_turns_back(method, capability,
 def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is(model):
     path = model(NF4)
     check(make({"model": path, "quant": "nf4-dq"}))
-    with pytest.raises(UsageError, match="give --quant nf4-dq"):
+    with pytest.raises(UsageError, match="in nf4-dq already: leave --quant nf4 out"):
         check(make({"model": path, "quant": "nf4"}))
+
+
+def test_a_checkpoint_in_whole_numbers_is_not_divided_by_fsdp(model):
+    over = {"devices": 2, "parallel": "fsdp2", "optim": "adamw"}
+    with pytest.raises(UsageError, match="stored as uint8, and FSDP asks for a float type"):
+        check(make({"model": model(NF4), **over}))
+    check(make({"model": model({**NF4, "bnb_4bit_quant_storage": "bfloat16"}), **over}))
 
 
 def test_schemes_are_read_off_the_settings():
@@ -213,6 +221,8 @@ def test_a_checkpoint_of_bitsandbytes_is_answered_as_it_is_without_a_word(model,
     assert make({"model": quantised_one}).quant == scheme
     # A preset gives way to the checkpoint; what is typed does not.
     assert make({"model": quantised_one, "preset": "qlora"}).quant == scheme
-    with pytest.raises(UsageError, match=f"already: give --quant {scheme}"):
+    (typed,) = plans_of({"model": quantised_one, "preset": "qlora", "optim": "adamw"})
+    assert typed.quant == scheme
+    with pytest.raises(UsageError, match=f"in {scheme} already: leave --quant fp4"):
         check(make({"model": quantised_one, "quant": "fp4"}))
     assert make({"model": "smollm2-135m"}).quant is None

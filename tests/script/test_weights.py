@@ -59,24 +59,75 @@ optimizer.step()
 """
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("weights", [False, True])
-def test_weights_that_are_not_here_are_those_of_the_config(tmp_path, monkeypatch, weights):
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Lays a config where the hub's cache has it, and runs a script beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # A parent of its own: where the cache lies is settled when it starts.
     monkeypatch.delenv(WARM, raising=False)
-    kept = tmp_path / "hub" / "models--someone--tiny"
-    (kept / "snapshots" / "1").mkdir(parents=True)
-    (kept / "refs").mkdir()
-    (kept / "refs" / "main").write_text("1")
-    (kept / "snapshots" / "1" / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "train.py").write_text(LOADS)
-    found = simulate(plan_of(["python", "train.py"]), weights=weights)
+
+    def run(config, script, **options):
+        kept = tmp_path / "hub" / "models--someone--tiny"
+        (kept / "snapshots" / "1").mkdir(parents=True)
+        (kept / "refs").mkdir()
+        (kept / "refs" / "main").write_text("1")
+        (kept / "snapshots" / "1" / "config.json").write_text(json.dumps(config))
+        (tmp_path / "train.py").write_text(script)
+        return simulate(plan_of(["python", "train.py"]), **options)
+
+    return run
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("weights", [False, True])
+def test_weights_that_are_not_here_are_those_of_the_config(published, weights):
+    found = published(CONFIG, LOADS, weights=weights)
     if weights:
         assert found.ending.code == 1
         return
     assert (found.ending.code, found.ending.steps) == (0, 1)
     said = "; ".join(found.traced.prediction.assumptions)
     assert "weights of someone/tiny are not on this machine" in said
+
+
+TIED = """
+assert model.lm_head.weight is model.model.embed_tokens.weight
+"""
+IN_4_BIT = """
+import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("someone/tiny", device_map={"": 0})
+weight = model.model.layers[1].mlp.up_proj.weight
+assert (weight.dtype, weight.numel()) == (torch.uint8, 128 * 256 // 2)
+assert weight.quant_state.shape == (256, 128)
+assert (weight.quant_state.dtype, weight.quant_state.nested) == (torch.bfloat16, True)
+assert weight.quant_state.absmax.dtype == torch.uint8
+assert model.lm_head.weight is model.model.embed_tokens.weight
+ids = torch.ones(2, 16, dtype=torch.long, device="cuda")
+with torch.no_grad():
+    model(input_ids=ids)
+"""
+QUANTISED = {
+    "quant_method": "bitsandbytes",
+    "load_in_4bit": True,
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True,
+    "bnb_4bit_compute_dtype": "bfloat16",
+}
+
+
+@pytest.mark.nightly
+def test_tied_weights_that_are_not_here_are_tied(published):
+    found = published({**CONFIG, "tie_word_embeddings": True}, LOADS + TIED)
+    assert (found.ending.code, found.ending.steps) == (0, 1)
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_in_4_bit_that_is_not_here_is_what_the_packages_write(published):
+    config = {**CONFIG, "tie_word_embeddings": True, "quantization_config": QUANTISED}
+    found = published(config, IN_4_BIT)
+    assert found.ending.code == 0
+    held = {storage.component.value for storage in found.traced.trace.storages}
+    assert {"quantised_weights", "quantisation_constants"} <= held

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from memcalc.catalog import models
 from memcalc.catalog.launch_files import accelerate, deepspeed
 from memcalc.catalog.launch_files.records import Said, mapping
-from memcalc.errors import SettingError, UsageError
+from memcalc.catalog.quantised import scheme_in
+from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import with_preset
 
@@ -61,7 +63,20 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
         path = left.pop(names.get(name, name), None)
         if path is not None:
             left = _joined(left, read(name, FIELDS[name].check(path), _beside(left)))
-    return with_preset(left)
+    return with_preset(_as_checkpoint(left))
+
+
+def _as_checkpoint(settings: dict[str, Any]) -> dict[str, Any]:
+    """How linear layers are quantised where the model's checkpoint is: nobody has to say it."""
+    model = settings.get("model")
+    if settings.get("quant") is not None or not isinstance(model, str) or not model:
+        return settings
+    try:
+        scheme = scheme_in(models.find(model).config)
+    except MemcalcError:
+        # Whoever looks the model up is told.
+        return settings
+    return settings if scheme is None else {**settings, "quant": scheme}
 
 
 def _beside(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def place(program: Program, device: str) -> Program:
     """
     _check_world(program)
     if program.plan.scheme is not None:
-        loaded = quantised.load(program.model, program.plan, str(_device(device)), random)
+        checkpoint = quantised.written(program.model, program.plan)
+        place = quantised.loaded_on(program.plan, str(_device(device)))
+        loaded = quantised.load(program.model, checkpoint, program.plan, place, random)
         return replace(program, model=loaded)
     return _laid_out(program, device, lambda model: to_device(model, device))
 

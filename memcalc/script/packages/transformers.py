@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from memcalc.catalog.quantised import settings_in
 from memcalc.script import parameters
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace.torch_private import mode_in_use
+from memcalc.workload.prequantised import held_once, quantise
 
 
 def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -> None:
@@ -85,18 +87,26 @@ def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     if config is None or isinstance(config, str | os.PathLike):
         config = cls.config_class.from_pretrained(config or name, **options)
     quantised = getattr(config, "quantization_config", None) is not None
-    return None if quantised else copy.deepcopy(config)
+    known = not quantised or settings_in(config.to_dict()) is not None
+    return copy.deepcopy(config) if known else None
 
 
 def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     """Tensors of a checkpoint, in the type it is kept in, without numbers."""
+    bare, told = copy.deepcopy(config), settings_in(config.to_dict())
+    if told is not None:
+        del bare.quantization_config
     with torch.device("meta"):
-        made = cls(copy.deepcopy(config))
+        made = cls(bare)
     kept = getattr(config, "dtype", None)
-
-    def like(tensor: torch.Tensor) -> torch.Tensor:
-        real = tensor.dtype.is_floating_point and isinstance(kept, torch.dtype)
-        fake = tensor.to(kept) if real else tensor
-        return parameters.on_host(fake, mode_in_use())
-
-    return {name: like(tensor) for name, tensor in made.state_dict().items()}
+    if isinstance(kept, torch.dtype):
+        for tensor in (*made.parameters(), *made.buffers()):
+            if tensor.dtype.is_floating_point:
+                tensor.data = tensor.data.to(kept)
+    if told is not None:
+        quantise(made, told, kept if isinstance(kept, torch.dtype) else torch.float32)
+    return {
+        # What says how a weight was quantised has its numbers.
+        name: parameters.on_host(tensor, mode_in_use()) if tensor.is_meta else tensor
+        for name, tensor in held_once(made).items()
+    }

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels.target import Target
-from memcalc.trace.torch_private import raw_stream, replaced
+from memcalc.trace.torch_private import raw_stream, replaced, without_modes
 
 NAMESPACE = "bitsandbytes"
 """Of its operators."""
@@ -149,6 +149,27 @@ def _defined(backend: str) -> tuple[ModuleType, dict[str, Kernel]]:
     ):
         spec.loader.exec_module(module)
     return module, kernels
+
+
+@contextlib.contextmanager
+def states_read(known: list[torch.Tensor]) -> Iterator[None]:
+    """Tell it how weights were quantised, which it reads from a tensor on the device.
+
+    Args:
+        known: what those tensors hold, in the order in which they were brought there; is emptied.
+    """
+    functional = importlib.import_module("bitsandbytes.functional")
+    unpack = functional.unpack_tensor_to_dict
+
+    def read(tensor: torch.Tensor) -> Any:
+        tensor.cpu()
+        held = known.pop(0)
+        assert held.shape == tensor.shape
+        with without_modes():
+            return unpack(held)
+
+    with replaced(functional, "unpack_tensor_to_dict", read):
+        yield
 
 
 def forget() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -19,6 +20,46 @@ from memcalc.trace import streams
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.torch_private import replaced
 from memcalc.workload.inference import tensors_of
+
+
+class _InTurn:
+    """Stands for threads that read a checkpoint ahead: does each piece of work as it is given."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work())
+        return done
+
+    def shutdown(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def loading_in_turn(at: Callable[[str], None]) -> Iterator[None]:
+    """Read checkpoints that are quantised already in this thread, as fast readers do: all at first.
+
+    Others are read one by one anyway (``core_model_loading.py``).
+
+    Args:
+        at: told the name of each parameter as it is put together of what was read.
+    """
+    loading = importlib.import_module("transformers.core_model_loading")
+
+    def followed(convert: Callable[..., Any]) -> Callable[..., Any]:
+        def follow(mapping: Any, layer_name: str, *args: Any, **kwargs: Any) -> Any:
+            at(layer_name)
+            return convert(mapping, layer_name, *args, **kwargs)
+
+        return follow
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(loading, "ThreadPoolExecutor", _InTurn))
+        for kind in (loading.WeightRenaming, loading.WeightConverter):
+            stack.enter_context(replaced(kind, "convert", followed(kind.convert)))
+        yield
 
 
 @contextlib.contextmanager
