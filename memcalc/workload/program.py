@@ -309,9 +309,14 @@ def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[s
 
 def _said_of_base(plan: Plan) -> Iterator[str]:
     if plan.scheme is not None:
-        dtype = str(compute_dtype(plan)).removeprefix("torch.")
-        yield f"linear layers compute in {dtype}, and so is the model loaded"
-    if plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
+        yield quantised.said_of_types(plan)
+    if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
+        yield (
+            "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "
+            "fully_shard brings it to its GPU block by block; the constants of its weights stay "
+            "whole on each"
+        )
+    elif plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
         yield (
             "each GPU loads the whole base, as transformers has it, before it is divided; the "
             "constants of its weights stay whole on each"

@@ -166,7 +166,7 @@ def _refused(name: str, value: Any) -> str | None:
         return "a number of parameters"
     if name == "bucket_cap_mb" and not (number and value > 0):
         return "a number above 0"
-    if name == "offload" and value != "cpu":
+    if name in ("load", "offload") and value != "cpu":
         return "cpu"
     if name == "sharding_strategy" and str(value).upper().removeprefix("_") not in STRATEGIES:
         return f"one of {', '.join(STRATEGIES)}"

@@ -103,8 +103,8 @@ LAYOUT = Layout(
     place=place,
     handed_over=on_the_host,
     options=(
-        *("auto_wrap_policy", "min_num_params", "offload", "param_dtype", "reduce_dtype"),
-        *("reshard_after_forward", "transformer_layer_cls_to_wrap"),
+        *("auto_wrap_policy", "load", "min_num_params", "offload", "param_dtype"),
+        *("reduce_dtype", "reshard_after_forward", "transformer_layer_cls_to_wrap"),
     ),
     quiet=quiet,
     even=even,
