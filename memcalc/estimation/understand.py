@@ -160,6 +160,12 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     refusal = quant_refusal(plan, source) if plan.scheme is not None else None
     if refusal is not None:
         raise SettingError("quant", f"--quant {plan.quant}: {refusal}.")
+    if plan.scheme is None and "load" in dict(plan.parallel_args):
+        raise SettingError(
+            "parallel_args",
+            "load=cpu is of quantised bases, which are loaded before they are divided; others "
+            "never lie whole on a GPU: leave it out, or add quant.",
+        )
     already = checkpoint_refusal(plan, source)
     if already is not None:
         raise SettingError("quant", already)
