@@ -15,6 +15,7 @@ from memcalc.trace.torch_private import (
     foreach_takes,
     make_subclass,
     replaced,
+    storage_key,
     subclasses_made_by,
     swap_contents,
 )
@@ -58,6 +59,10 @@ def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     forget((tensor,))
 
 
+DATA = property(lambda tensor: data_of.__get__(tensor), set_data)
+"""``Tensor.data``, where tensors may be fake."""
+
+
 def pointer(tensor: torch.Tensor) -> int:
     """Something like an address of a tensor without memory; nobody goes there."""
     return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
@@ -73,6 +78,8 @@ def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> tor
             continue
         with torch.no_grad():
             applied = fn(parameter)
+        if _is_same(applied, parameter):
+            continue
         if _meets(parameter, applied):
             parameter.data = applied
         else:
@@ -87,6 +94,14 @@ def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> tor
         if buffer is not None:
             module._buffers[name] = fn(buffer)
     return module
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Some subclasses make a new tensor over the same storage."""
+    if one is other:
+        return True
+    known = isinstance(one, FakeTensor) and isinstance(other, FakeTensor)
+    return known and one.dtype is other.dtype and storage_key(one) == storage_key(other)
 
 
 def _meets(parameter: torch.Tensor, applied: torch.Tensor) -> bool:
@@ -105,8 +120,7 @@ def made_of_fakes() -> Iterator[None]:
         return made_of(cls, data.detach(), require_grad)
 
     with ExitStack() as stack:
-        data = property(lambda tensor: data_of.__get__(tensor), set_data)
-        stack.enter_context(subclasses_made_by(make, data))
+        stack.enter_context(subclasses_made_by(make, DATA))
         stack.enter_context(replaced(FakeTensor, "data_ptr", pointer))
         stack.enter_context(replaced(torch.nn.Module, "_apply", apply_by_data))
         yield

@@ -16,11 +16,11 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
 from memcalc.trace.operators.autocast import HALVES
+from memcalc.trace.subclasses import DATA, apply_by_data
 from memcalc.trace.torch_private import (
     FakeTensor,
     replaced,
     script_with,
-    storage_key,
     transformed,
     wrap_module_apply,
 )
@@ -29,7 +29,7 @@ from memcalc.trace.torch_private import (
 @functools.cache
 def install_once() -> None:
     """Replace them all, for the life of the process."""
-    wrap_module_apply(_leave_unchanged_modules_alone)
+    wrap_module_apply(_cast_by_data)
     _format_as_values()
     _make_on_host_first()
     read_ctc_lengths()
@@ -106,17 +106,12 @@ def _normalize_rows() -> None:
     torch.group_norm = group_norm  # type: ignore[assignment]
 
 
-def _leave_unchanged_modules_alone(
-    original: Callable[..., torch.nn.Module],
-) -> Callable[..., torch.nn.Module]:
-    """``module.to(dtype)`` inside a forward changes nothing where the dtype is right already.
+def _cast_by_data(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    """``module.to(dtype)`` inside a forward gives each parameter its new content.
 
-    PyTorch would swap every parameter with itself, which fake tensors in use do not allow. Some
-    subclasses make a new tensor over the same storage.
+    PyTorch would swap fake ones with those that are made, which tensors in use do not allow, also
+    where nothing changes.
     """
-
-    def same(one: torch.Tensor, other: torch.Tensor) -> bool:
-        return one is other or (one.dtype is other.dtype and storage_key(one) == storage_key(other))
 
     def apply(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
         tensors = [
@@ -124,10 +119,10 @@ def _leave_unchanged_modules_alone(
             *module.buffers(recurse=recurse),
         ]
         there = all(isinstance(t, FakeTensor) and t.device.type == device.NAME for t in tensors)
-        with torch.no_grad():
-            if there and all(same(fn(t), t) for t in tensors):
-                return module
-        return original(module, fn, recurse)
+        if not there:
+            return original(module, fn, recurse)
+        with replaced(torch.Tensor, "data", DATA):
+            return apply_by_data(module, fn, recurse)
 
     return apply
 

@@ -120,12 +120,27 @@ def _table_gradient(
     return KernelCall("embedding_backward", (*sizes, copies, bag, by_frequency))
 
 
+def _softmax(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What does not lie in rows is copied once the output is there.
+
+    Source: aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax`` (2.11 and 2.13).
+    """
+    given = args[0]
+    if given.is_contiguous():
+        return None
+    return _fixed(after=(given.numel() * given.element_size(), ~0))
+
+
 def _safe_softmax(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Rows that are masked whole become zero: which elements are, which rows, and the zero.
 
     Source: aten/src/ATen/native/SoftMax.cpp, ``_safe_softmax`` (2.11 and 2.13).
     """
-    return _fixed(after=(out.numel(), math.prod(out.shape[:-1]), 4, ~2, ~1, ~0))
+    given, rows = args[0], math.prod(out.shape[:-1])
+    if given.is_contiguous():
+        return _fixed(after=(out.numel(), rows, 4, ~2, ~1, ~0))
+    copied = given.numel() * given.element_size()
+    return _fixed(after=(copied, ~0, out.numel(), rows, 4, ~3, ~2, ~1))
 
 
 def _softmax_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -308,6 +323,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
     "_softmax_backward_data": _softmax_backward,
     **dict.fromkeys(_IN_ROWS, _gradient_in_rows),
     **dict.fromkeys(_IMAGES, _gradient_of_image),
