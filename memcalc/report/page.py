@@ -134,6 +134,7 @@ def _chapter(chapter: Chapter) -> Iterator[Part]:
     yield from (Line(note, Kind.NOTE) for note in chapter.notes)
     yield predictions.phases(prediction)
     yield predictions.components(prediction)
+    yield from predictions.sent(prediction)
     if chapter.peak is not None:
         yield Line("Alive at the peak", Kind.HEADING)
         yield explained.contents(chapter.peak, _TOP)

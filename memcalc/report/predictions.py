@@ -52,12 +52,17 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     if not prediction.plan.infers:
         yield Line(f"optimizer state: {rows.state_words(prediction)}")
     yield from (Line(f"  {note}") for note in prediction.optimizer_state.notes)
-    if prediction.sent:
-        yield Line(f"sent a step: {rows.sent_words(prediction.sent)}; in a ring: {SENT_SOURCE}")
+    yield from sent(prediction)
     for rule in prediction.rules_of_thumb:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
     yield from answer.notes(prediction)
+
+
+def sent(prediction: Prediction) -> Iterator[Line]:
+    """What this GPU sends in a step, and the source of how much a collective does."""
+    if prediction.sent:
+        yield Line(f"sent a step: {rows.sent_words(prediction.sent)}; in a ring: {SENT_SOURCE}")
 
 
 def verdict(prediction: Prediction) -> Iterator[Line]:

@@ -78,6 +78,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             return contextlib.nullcontext()
         return watch.phase(Phase.LOAD, 0)
 
+    def checked(self) -> Callable[[torch.nn.Module], None]:
+        """What checks the model once a loop has wrapped it; to be asked for before."""
+        check = self.layout.checked
+        return (lambda wrapped: None) if check is None else check(self.model)
+
     def resume(self, watch: Watch) -> None:
         """Load the checkpoint, where there is one."""
         if self.restore is not None:

@@ -39,6 +39,8 @@ def test_recordings_of_loops_cover_what_they_claim():
         ({"loop": "accelerate", "parallel": "tp=2"}, "answered for ddp, deepspeed_zero1, fsdp1"),
         ({"loop": "accelerate", "parallel": "fsdp1", "parallel_args": {
             "sharding_strategy": "HYBRID_SHARD", "device_mesh": "1x2"}}, "in the plain loop"),
+        ({"loop": "trainer", "parallel": "fsdp1", "parallel_args": {
+            "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5_000_000}}, "are tied"),
         ({"loop": "trainer", "eval": 2}, "--eval is answered in the plain loop"),
         ({"resume": True, "parallel": "fsdp2"}, "--resume is answered in the plain loop with ddp"),
         ({"loop": "trainer", "parallel": "fsdp2", "parallel_args": {"param_dtype": "bfloat16"}},

@@ -77,6 +77,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes that its name is followed by."""
     check: Callable[[dict[str, Any]], None] | None = None
     """Raises ``UsageError`` where arguments of the wrapper do not go together."""
+    checked: Callable[[torch.nn.Module], Callable[[torch.nn.Module], None]] | None = None
+    """Looks at a model before it is wrapped, and gives what then checks the wrapped one."""
     handed_over: Callable[[torch.nn.Module, Rank], torch.nn.Module] | None = None
     """In place of ``place`` under a loop that wraps by accelerate: gives the model to it as its
     users do. ``None``: such loops are not answered with it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
@@ -22,7 +23,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
     options = rank.options
     to_empty(model, "cpu", rank.fill)
-    tied = _tied(model)
+    check = tied(model)
     wrapped = FullyShardedDataParallel(
         model,
         device_mesh=_mesh(rank),
@@ -35,17 +36,19 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
         forward_prefetch=bool(options.get("forward_prefetch", False)),
         cpu_offload=CPUOffload(True) if options.get("offload") == "cpu" else None,
     )
-    _check_tied(wrapped, tied)
+    check(wrapped)
     return wrapped
 
 
-def _tied(model: torch.nn.Module) -> list[list[torch.nn.Module]]:
-    """Modules that share a parameter."""
+def tied(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
+    """What checks, once the model is wrapped, that modules which share a parameter can do so."""
     owners: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(module)
-    return [modules for modules in owners.values() if len(modules) > 1]
+    return functools.partial(
+        _check_tied, tied=[modules for modules in owners.values() if len(modules) > 1]
+    )
 
 
 def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> None:
@@ -167,6 +170,7 @@ LAYOUT = Layout(
         *("transformer_layer_cls_to_wrap", "use_orig_params"),
     ),
     check=check,
+    checked=tied,
     quiet=ddp.quiet,
     clip=clip,
 )

@@ -43,8 +43,10 @@ def run(job: Job, watch: Watch, steps: int) -> None:
             else None,
         )
         huggingface.settle(accelerator, job.precision, job.device)
+        check = job.checked()
         with job.loading(watch):
             model, optimizer = accelerator.prepare(job.model, job.optimizer)
+        check(model)
         script, turns = Script(job, model), Turns(watch)
         huggingface.follow_engine(accelerator, lambda: turns.then(Phase.STEP))
         job.resume(watch)

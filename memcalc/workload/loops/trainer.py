@@ -170,8 +170,10 @@ class _Followed:
     def _prepare_for_training(self, original: Any, *args: Any) -> Any:
         from memcalc.workload import huggingface
 
+        check = self.job.checked()
         with self.job.loading(self.watch):
             prepared = original(*args)
+        check(self.trainer.model_wrapped)
         huggingface.follow_engine(self.trainer.accelerator, lambda: self._to(Phase.STEP))
         self.job.resume(self.watch)
         return prepared
