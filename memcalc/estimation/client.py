@@ -93,6 +93,11 @@ class Client:
             return trace
         return decode(Prediction, answer["prediction"]), trace
 
+    def bare(self, plan: Plan) -> Trace | MemcalcError:
+        """Trace one plan, for its events alone."""
+        answer = self._answer(plan, bare=True)
+        return answer if isinstance(answer, MemcalcError) else _unpacked(answer)
+
     def grow(self, plan: Plan) -> SymbolicTrace | MemcalcError:
         """Learn how the trace of a plan grows with batch and sequence."""
         answer = self._answer(plan, grow=True)

@@ -90,6 +90,8 @@ class Desk:
         if request.get("grow"):
             growth = self.grow(plan)
             return {"growth": encode(growth.without_events), "trace": pack(growth.trace)}
+        if request.get("bare"):
+            return {"trace": pack(self.traced(asked(plan))[0])}
         prediction, traced = self.estimate(plan)
         kept = {"trace": pack(traced)} if request.get("keep") else {}
         return {"prediction": encode(prediction), **kept}
@@ -97,15 +99,19 @@ class Desk:
     def estimate(self, plan: Plan) -> tuple[Prediction, Trace]:
         """Trace one plan in this process and predict from it."""
         question = asked(plan)
-        run = replace(plan, alloc_conf="")
+        traced, state = self.traced(question)
+        return predict(question, traced, state), traced
+
+    def traced(self, question: Asked) -> tuple[Trace, OptimizerState]:
+        """Trace a plan in this process."""
+        run = replace(question.plan, alloc_conf="")
         if run not in self._traces:
             known = self._traced(question)
             # The one that was asked for longest ago makes room.
             for old in list(self._traces)[: len(self._traces) - _KEPT + 1]:
                 del self._traces[old]
             self._traces[run] = known
-        traced, state = self._traces[run]
-        return predict(question, traced, state), traced
+        return self._traces[run]
 
     def served(self, plan: Plan) -> Prediction:
         """What a serving engine would reserve.

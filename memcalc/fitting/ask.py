@@ -147,14 +147,14 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
     if here is None or question.batch or question.seq or question.grid:
         here = oracle.probe(plan, device)
     limits, unknown = [], {}
-    if question.batch:
-        limits.append(_limit("batch", plan, here, device, oracle))
-    if question.seq and here.seq is not None:
-        try:
-            limits.append(_limit("seq", plan, here, device, oracle))
-        except UsageError as error:
-            # Some models take sequences of one length only.
-            unknown["seq"] = str(error)
+    axes = [("batch", question.batch), ("seq", question.seq and here is not None and here.seq)]
+    asked = [axis for axis, wanted in axes if wanted]
+    jobs = [functools.partial(_limit_or_reason, axis, plan, here, device) for axis in asked]
+    for axis, limit in zip(asked, oracle.each(plan, jobs), strict=True):
+        if isinstance(limit, Limit):
+            limits.append(limit)
+        else:
+            unknown[axis] = limit
     grid = _grid(plan, here.seq, device, oracle) if question.grid else None
     return replace(
         found,
@@ -171,6 +171,18 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
 def _device(plan: Plan, question: Question) -> Device:
     gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
     return device_of(gpu, question.memory, plan)
+
+
+def _limit_or_reason(
+    axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle
+) -> Limit | str:
+    """The largest size; or why there is none to find: some models take one length only."""
+    try:
+        return _limit(axis, plan, here, device, oracle)
+    except UsageError as error:
+        if axis == "batch":
+            raise
+        return str(error)
 
 
 def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -> Limit:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -18,7 +20,7 @@ from memcalc.estimation.decoding.grown import is_long
 from memcalc.estimation.fits import Device, hopeless, judge
 from memcalc.estimation.from_symbolic import point_of
 from memcalc.estimation.operations import replayable
-from memcalc.estimation.pool import asking
+from memcalc.estimation.pool import asking, room
 from memcalc.estimation.question import Asked, asked
 from memcalc.estimation.replays import UNLIMITED, judged
 from memcalc.estimation.state import state_for
@@ -35,6 +37,8 @@ from memcalc.symbolic.evaluate import Evaluator, EventStream
 from memcalc.symbolic.records import Point
 from memcalc.trace.decoding import TRACED
 from memcalc.trace.passes import NotSteadyError
+
+T = TypeVar("T")
 
 
 class Oracle:
@@ -84,6 +88,31 @@ class Oracle:
         self.uncounted = evaluator.uncounted(point, question.target)
         fit = _judged(_Events(stream, evaluator.whole), question, evaluator.whole, device)
         return Probe(batch=plan.batch, seq=point.seq, fit=fit)
+
+    def each(self, plan: Plan, jobs: Sequence[Callable[[Oracle], T]]) -> list[T]:
+        """Answer several questions about one program, at once where each size has to be traced.
+
+        Args:
+            plan: of the program, which was probed before.
+            jobs: ask an oracle.
+
+        Raises:
+            MemcalcError: one could not be answered.
+        """
+        count = min(len(self._clients), len(jobs), room())
+        if count < 2 or not self._symbolic.refuses(plan):
+            return [job(self) for job in jobs]
+        others = [copy.copy(self) for _ in range(count - 1)]
+        for other, client in zip(others, self._clients[1:], strict=False):
+            other._clients, other.traces = (client,), 0
+        with asking(self._clients) as threads:
+            oracles = itertools.cycle([self, *others])
+            found = [
+                threads.submit(job, oracle) for job, oracle in zip(jobs, oracles, strict=False)
+            ]
+            answers = [answer.result() for answer in found]
+        self.traces += sum(other.traces for other in others)
+        return answers
 
     def sketch(self, plan: Plan, device: Device) -> Probe:
         """The same, but a long decode that cannot fit for sure is answered with what is known.
@@ -220,7 +249,14 @@ class Oracle:
 
     def _trace(self, plan: Plan, client: Client | None = None) -> Trace:
         self.traces += 1
-        answer = (client or self._clients[0]).trace(plan)
+        client = client or self._clients[0]
+        if is_long(plan.generate):
+            # What it would come to on its own GPU is a replay of all its passes, and is not asked.
+            found = client.bare(plan)
+            if isinstance(found, MemcalcError):
+                raise found
+            return found
+        answer = client.trace(plan)
         if isinstance(answer, MemcalcError):
             raise answer
         prediction, trace = answer

@@ -33,7 +33,8 @@ def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
     Sizes are counted 1, 2, 3 and so on. The next guess lies where a straight line through the
     two sizes that enclose the answer meets the capacity, and as far from the size it was held
     against last as that has moved, twice as far each time: a straight line is off by little, and a
-    crooked one costs little.
+    crooked one costs little. Where the size that fits fills the device, there is no such line, and
+    the middle is tried.
 
     Args:
         ask: about one size; asked twice about the same one it should remember.
@@ -44,7 +45,7 @@ def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
     low, high = _enclose(ask, accept, min(start, limit), limit)
     gap, accepted = 1, None
     while high - low > 1:
-        if low == 0 or high > limit or 2 * gap >= high - low:
+        if low == 0 or high > limit or 2 * gap >= high - low or _gives_back(ask(low)):
             guess = (low + high) // 2
         else:
             guess = min(max(_line(ask, low, high), low + gap), high - gap)
@@ -79,6 +80,11 @@ def islands(ask: Ask, best: int, limit: int) -> int:
         if size <= limit and fits(ask(size)):
             return size
     return best
+
+
+def _gives_back(probe: Probe | None) -> bool:
+    """The GPU is full: what is reserved says nothing of how much more fits."""
+    return probe is not None and probe.fit.retries > 0
 
 
 def _enclose(ask: Ask, accept: Accept, start: int, limit: int) -> tuple[int, int]:

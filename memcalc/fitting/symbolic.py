@@ -60,6 +60,10 @@ class SymbolicTraces:
                 return evaluator
         return None
 
+    def refuses(self, plan: Plan) -> bool:
+        """Whether it is known that no symbolic trace describes a plan."""
+        return plan.program in self._refused
+
     def may_learn(self, plan: Plan) -> bool:
         """Whether one more is worth learning for a plan that none holds for."""
         if plan.program in self._refused:

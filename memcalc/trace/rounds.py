@@ -12,17 +12,16 @@ from msgspec.structs import replace
 
 from memcalc.records.decoding import Cycle, Piece, Rise
 from memcalc.symbolic.records import SYMBOLIC
-from memcalc.trace.decoding import AT, TRACED, Decoding, Run
+from memcalc.trace.decoding import AT, Decoding, Run
 from memcalc.trace.passes import NotSteadyError, Pass, WrittenCalls, difference, ending, kind_of
 
 
 class Rounds(Decoding):
-    """Traces of such a decode.
+    """Traces of such a decode."""
 
-    The first round frees what the prompt has left, and is not part of the cycle.
-    """
-
-    def __init__(self, run: Run, calls: WrittenCalls, tokens: int, *, period: int) -> None:
+    def __init__(
+        self, run: Run, calls: WrittenCalls, tokens: int, *, period: int, lasting: bool = False
+    ) -> None:
         """Trace nothing yet.
 
         Args:
@@ -31,21 +30,24 @@ class Rounds(Decoding):
             tokens: to generate.
             period: passes in a round. A cache that gathers so many tokens quantises all of a
                 prompt, which is then what generating as many leaves.
+            lasting: a round frees what the one before has left; the first, which frees what the
+                prompt has, is not part of the cycle then.
         """
         super().__init__(run, calls, tokens, movable=True)
         self._period = period
-        self.first = period + AT + 1
+        self.first = AT + 1 + (period if lasting else 0)
 
     @property
     def said(self) -> str:
         """How passes were learnt, for an answer's assumptions."""
         return (
-            f"passes of decoding come in rounds of {self._period}: three are traced at the start "
-            "and two at the end, and those between are continued"
+            f"passes of decoding come in rounds of {self._period}: two are traced at the start and "
+            "continued, proven on the last"
         )
 
     def _until(self, shift: int) -> int:
-        return 3 * self._period + TRACED if not shift else self._tokens - shift
+        # The last pass of a trace ends, and is like no other.
+        return self.first + 2 * self._period + 1 if not shift else self._tokens - shift
 
     def pieces(self) -> tuple[Piece, ...]:
         """What comes after the last whole round.
@@ -54,7 +56,7 @@ class Rounds(Decoding):
             NotSteadyError: rounds do not repeat.
         """
         period, first = self._period, self.first
-        rounds = (self._tokens - 2 * period - TRACED) // period
+        rounds = (self._tokens - first - period - 1) // period
         if rounds < 2:
             raise NotSteadyError("there are too few tokens for two rounds")
         passes, late = self._passes(0), self._passes(period * rounds)

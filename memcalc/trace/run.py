@@ -160,7 +160,9 @@ def _repeated(
     if program.plan.gathers:
         if program.plan.beams > 1:
             raise NotSteadyError("a beam search over a cache that quantises is not continued")
-        decoding: Decoding = Rounds(run, calls, tokens, period=gathered(program.plan.cache))
+        decoding: Decoding = Rounds(
+            run, calls, tokens, period=gathered(program.plan.cache), lasting=True
+        )
         return decoding, continued(decoding, tokens, target, calls)
     one_by_one = Decoding(run, calls, tokens, movable=movable(program))
     if kind in _in_rounds or one_by_one.changes_soon():

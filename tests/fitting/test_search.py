@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memcalc.fitting.records import Probe
 from memcalc.fitting.search import fits, islands, largest, may_fit
@@ -59,6 +60,19 @@ def test_memory_that_grows_evenly_takes_few_questions(base, slope, bend, start):
     assert found == 0 or device(found).fits
     assert found == 1 << 20 or not device(found + 1).fits
     assert len(device.asked) <= 34
+
+
+def test_on_a_device_that_is_full_the_middle_is_tried():
+    # From 72 on the allocator gives its cache back, and reserved is the device's size.
+    device = Device(lambda size: min(size, 72) if size <= 102 else 2 * CAPACITY)
+
+    def ask(size):
+        found = device(size)
+        full = replace(found.fit, needed=CAPACITY, needed_high=CAPACITY, retries=1)
+        return replace(found, fit=full) if 72 <= size <= 102 else found
+
+    assert largest(ask, fits, start=72, limit=1 << 20) == 102
+    assert len(device.asked) <= 9
 
 
 @given(longest=st.integers(1, 3000), start=st.integers(1, 64))

@@ -76,7 +76,9 @@ class Run:
 def found(run, tokens):
     calls = WrittenCalls()
 
-    return continued(Rounds(run.trace, calls, tokens, period=PERIOD), tokens, TARGET, calls)
+    return continued(
+        Rounds(run.trace, calls, tokens, period=PERIOD, lasting=True), tokens, TARGET, calls
+    )
 
 
 def as_told(trace):

@@ -190,11 +190,13 @@ class Passes:
         roles, left = sizes.roles, sizes.piece.left
         named = (*roles, *left, *self._left)
         # Of two that come to bear one name the younger has it.
-        older = (aged(role) for role in named if aged(role) in self._lasting)
-        by_role = {role: number for number, role in enumerate(dict.fromkeys((*older, *named)))}
+        older = [aged(role) for role in named] if self._lasting else []
+        first = [role for role in older if role in self._lasting]
+        by_role = {role: number for number, role in enumerate(dict.fromkeys((*first, *named)))}
         code, slots = _coded(sizes, plan, step, by_role)
-        later = array("q", (by_role.get(aged(role), -1) for role in by_role))
-        later.extend([-1] * (slots - len(by_role)))
+        later = array("q", [-1]) * slots
+        for role, number in by_role.items() if self._lasting else ():
+            later[number] = by_role.get(aged(role), -1)
         held = (_Held * slots)(*(_Held(_NOTHING, 0, 0) for _ in range(slots)))
         for role, what in self._left.items():
             held[by_role[role]] = _Held(*what)

@@ -23,7 +23,7 @@ from memcalc.allocator.replay import Failure, Interval, Player, Replay
 from memcalc.allocator.settings import AllocatorSettings, round_size
 from memcalc.estimation.decoding import native
 from memcalc.estimation.decoding.small import small_segments
-from memcalc.estimation.decoding.walk import CALLED, RISE, Sizes, plan_of, unchanged
+from memcalc.estimation.decoding.walk import CALLED, RISE, Names, Sizes, plan_of, unchanged
 from memcalc.kernels.target import Target
 from memcalc.records.decoding import BORN, DIES, EMPTIES, Curve, Role, aged
 from memcalc.records.trace import Phase, Trace
@@ -103,10 +103,10 @@ def _compiled(
 ) -> Replay:
     settings = player.allocator.settings
     passes = native.Passes(library, player.allocator, left, curve.lasting)
-    failure, step = None, curve.first
+    failure, step, names = None, curve.first, Names()
     try:
         for piece in curve.passes():
-            sizes = Sizes(piece, target)
+            sizes = Sizes(piece, target, names)
             while step <= piece.last and failure is None:
                 words, more = sizes.rows(step, min(unchanged(piece, step), step + _AT_ONCE - 1))
                 played = passes.play(sizes, plan_of(sizes, step, settings), step, words, more)
@@ -160,10 +160,10 @@ class _Passes:
 
     def run(self) -> Failure | None:
         """Play all of them, or up to the one that finds no room."""
-        step = self._curve.first
+        step, names = self._curve.first, Names()
         try:
             for piece in self._curve.passes():
-                sizes = Sizes(piece, self._target)
+                sizes = Sizes(piece, self._target, names)
                 plan: list[tuple[Any, ...]] = []
                 until, last = -1, None
                 while step <= piece.last:

@@ -12,7 +12,7 @@ from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Player
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.estimation.decoding import native
-from memcalc.estimation.decoding.walk import Op, Sizes, Walk, operations
+from memcalc.estimation.decoding.walk import Names, Op, Sizes, Walk, operations
 from memcalc.kernels.target import Target
 from memcalc.records.decoding import BORN, DIES, EMPTIES, LEFT, Curve, Piece, Role, aged
 
@@ -39,8 +39,9 @@ def small_segments(
         return _in_python(curve, allocator, left, target)
     passes = native.Passes(library, allocator, left, curve.lasting, small=True)
     try:
+        names = Names()
         for piece, steps in _spread(curve):
-            _play(passes, Sizes(piece, target), steps)
+            _play(passes, Sizes(piece, target, names), steps)
         return passes.most_reserved
     finally:
         passes.close()
@@ -70,8 +71,9 @@ def _in_python(
     reserved = allocator.stats.small.reserved
     allocator.stats.reset_peaks()
     before = reserved.current
+    names = Names()
     for piece, steps in _spread(curve):
-        sizes = Sizes(piece, target)
+        sizes = Sizes(piece, target, names)
         for step in steps:
             left = _one(sizes, step, allocator, left, curve.lasting)
     return reserved.peak - before

@@ -10,16 +10,31 @@ from memcalc.allocator.constants import SMALL_REQUEST
 from memcalc.allocator.settings import AllocatorSettings, round_size
 from memcalc.kernels.formulas import KernelCall, scratch
 from memcalc.kernels.target import Target
-from memcalc.records.decoding import BORN, DIES, EMPTIES, Piece
+from memcalc.records.decoding import BORN, DIES, EMPTIES, Piece, Role
 from memcalc.symbolic.records import SYMBOLIC, Kind, entry
+
+
+class Names:
+    """Names of what pieces make; every time round a cycle they are the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[int, ...], tuple[Role, ...]]] = {}
+
+    def of(self, piece: Piece) -> tuple[Role, ...]:
+        """Of its storages."""
+        # Each time round has the very same items.
+        items = piece.items
+        if id(items) not in self._known:
+            self._known[id(items)] = items, piece.roles
+        return self._known[id(items)][1]
 
 
 class Sizes:
     """What is asked for in each pass of a piece."""
 
-    def __init__(self, piece: Piece, target: Target) -> None:
+    def __init__(self, piece: Piece, target: Target, names: Names) -> None:
         self.piece = piece
-        self.roles = piece.roles
+        self.roles = names.of(piece)
         self._target = target
         self._taken: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
         self.varying = tuple(n for n, call in enumerate(piece.calls) if _grows(call.growth))
