@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
             say("the profiler sees the host only")
         original(*args, **kwargs)
 
+    def flex(module: ModuleType) -> None:
+        # It compiles by itself, and takes no other way unless its own debugging asks for that.
+        patches.set(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+    patches.when_imported("torch.nn.attention.flex_attention", flex)
     patches.wrap(torch, "compile", compile)
     patches.wrap(torch.autograd.profiler.profile, "__init__", profile)
     patches.wrap(os, "fork", start)

@@ -150,8 +150,8 @@ class ScriptRecorder(TraceRecorder):
             return NotImplemented
         if tensor.layout is not torch.strided:
             raise EstimateError(
-                "copies of sparse tensors from the host to the GPU are not simulated: measure the "
-                "run with memcalc run"
+                "copies of sparse tensors from the host to the GPU are not simulated: run the "
+                "script with --backend driver, or measure it with memcalc run"
             )
         with self:
             out = transfers.like(tensor, dtype, options.get("memory_format"))

@@ -58,7 +58,9 @@ from memcalc.trace.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    HigherOrderOperator,
     TorchDispatchMode,
+    eager_code,
     mode_in_use,
     storage_key,
     without_modes,
@@ -68,6 +70,10 @@ from memcalc.trace.values import Values, decides, may_note
 from memcalc.trace.writer import Writer
 
 _ASKS_DEVICE = torch.ops.prim.device.default
+_EAGER_FLEX = (
+    "flex_attention runs its eager code, which holds every score; what it is compiled to holds "
+    "none of them (memcalc simulate --backend driver compiles it)"
+)
 _INITIALISES = {
     torch.ops.aten.normal_.default,
     torch.ops.aten.uniform_.default,
@@ -85,6 +91,8 @@ class TraceRecorder(TorchDispatchMode):
     simulated device stay fake. A value read back from the device (``.item()``) is what memory
     full of zeros would have led to (see ``Values``), and noted as an assumption.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -158,7 +166,11 @@ class TraceRecorder(TorchDispatchMode):
     ) -> Any:
         if func is _ASKS_DEVICE:
             return args[0].fake_device
-        operator = self._operators.get(func) or self._meet(func)
+        operator = self._operators.get(func)
+        if operator is None:
+            if isinstance(func, HigherOrderOperator):
+                return self._given_functions(func, args, kwargs or {})
+            operator = self._meet(func)
         key = None
         if (
             operator.kept
@@ -175,6 +187,16 @@ class TraceRecorder(TorchDispatchMode):
         if operator.writes:
             memo.forget((*args, *kwargs.values()))
         return out
+
+    def _given_functions(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the eager code of an operator that is given functions."""
+        eager = eager_code(func)
+        if eager is None:
+            raise EstimateError(f"{func.name()} has no eager code, and memcalc compiles nothing")
+        if func.name().startswith("flex_attention"):
+            self.assumptions[_EAGER_FLEX] = None
+        with self:
+            return eager(*args, **kwargs)
 
     def _meet(self, func: Any) -> Operator:
         """Know an operator from now on."""

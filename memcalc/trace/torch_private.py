@@ -290,6 +290,18 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+HigherOrderOperator: Any = _ask("torch._ops:HigherOrderOperator")
+"""Operators that are given functions: flex attention, ``torch.cond``."""
+
+
+def eager_code(operator: Any) -> Callable[..., Any] | None:
+    """What runs such an operator where nothing is compiled; ``None``: it has no such code."""
+    kernel: Callable[..., Any] | None = operator.py_kernels.get(
+        torch._C.DispatchKey.CompositeExplicitAutograd
+    )
+    return kernel
+
+
 def give_collectives_shapes() -> None:
     """Let collectives run on fake tensors: they make what they would receive, and send nothing."""
     importlib.import_module("torch.distributed._tools.fake_collectives")

@@ -26,7 +26,7 @@ from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.operators.patches import add_bias_in_place, adds_bias, read_ctc_lengths
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.recipes import UnansweredError
-from memcalc.trace.torch_private import current_node, without_dispatch
+from memcalc.trace.torch_private import HigherOrderOperator, current_node, without_dispatch
 from memcalc.trace.values import Values
 
 _aten = torch.ops.aten
@@ -79,6 +79,8 @@ class Known(TorchDispatchMode):
         decisions.install(patches, self._values.know, self._say)
         untouched.install(patches, self._say, simulated=False)
 
+    supports_higher_order_operators = True
+
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Compilers work as if this were not there."""
@@ -109,6 +111,8 @@ class Known(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            return func(*args, **kwargs)
         if func is _SCALAR and _on_device(args[0]):
             return self._scalar(args[0])
         if self._composed(func):
@@ -152,6 +156,9 @@ class Known(TorchDispatchMode):
         target, source = args[:2] if func is _TO_HOST[1] else (out, args[0])
         if _on_device(target) == _on_device(source):
             return False
+        if torch.strided not in (target.layout, source.layout):
+            # Of what is sparse, indices and values go by themselves.
+            return True
         if _on_device(target):
             self._values.know(target, source)
             return True
