@@ -38,6 +38,7 @@ ROWS: tuple[Row, ...] = (
     slower.accumulation,
     rounded.autocast,
     slower.sharded,
+    slower.on_the_host,
     slower.chunked_loss,
     slower.liger,
     slower.in_backward,

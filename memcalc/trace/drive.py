@@ -11,7 +11,7 @@ import torch
 
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
-from memcalc.trace import device
+from memcalc.trace import device, quantised
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators.sparse import parts
 from memcalc.trace.optimizer import on_cpu
@@ -128,6 +128,7 @@ class _Labels:
             yield
         if phase is Phase.LOAD:
             # An engine that takes model and optimizer over.
+            quantised.label_shards(self.model, self.ledger)
             self.ledger.label(deepspeed.shards(self.model), Component.WEIGHTS)
             self.ledger.label(self.model.buffers(), Component.BUFFERS)
             self.ledger.label(deepspeed.masters(self.optimizer), Component.MASTER_WEIGHTS)

@@ -20,7 +20,7 @@ from memcalc.trace.torch_private import FakeTensor, replaced
 from memcalc.workload import layouts, liger
 from memcalc.workload.layouts import SINGLE, Layout, Rank
 from memcalc.workload.program import Program, finished
-from memcalc.workload.quantised import constants_in, load, loaded_on, original, written
+from memcalc.workload.quantised import load, loaded_on, written
 
 Named = Sequence[tuple[str, torch.nn.Module]]
 """Modules by the paths they have in the model itself, without what wrappers put before them."""
@@ -172,21 +172,10 @@ def _wrapped(ready: Program, rank: int, ledger: Ledger) -> Program:
     """The program over a model that is on its device already, in the wrapper of the layout."""
     ledger.leave_repetition()
     ledger.wrapped = True
-    # Not the weights themselves, whose memory goes as they are divided.
-    packed = {
-        name: getattr(one, "quant_state", None)
-        for name, one in ready.model.named_parameters()
-        if original(one) is not None
-    }
     placed_already = replace(_rank(ready, rank, ledger), move=lambda model: None)
     wrapped = layouts.of(ready.plan).place(ready.model, placed_already)
-    for name, shard in wrapped.named_parameters():
-        kind = Component.QUANTISED_WEIGHTS if name in packed else Component.WEIGHTS
-        if wrappers.is_shard(shard):
-            ledger.label((shard,), kind)
-    for state in filter(None, packed.values()):
-        # Where the base is loaded on the host, its constants come only now.
-        ledger.label(constants_in(state).values(), Component.QUANTISATION_CONSTANTS)
+    quantised.label_shards(wrapped, ledger)
+    ledger.label(filter(wrappers.is_shard, wrapped.parameters()), Component.WEIGHTS)
     ledger.label_living(Phase.PREPARE, Component.COMMUNICATION)
     return replace(ready, model=wrapped)
 

@@ -346,3 +346,19 @@ def test_what_fits_by_giving_its_cache_back_is_not_said_to_need_more_than_there_
     text = " ".join(line.text for line in report.search_lines(found, before))
     assert f"needs 24.0 GiB{said}" in text
     assert "25.0 GiB" not in text
+
+
+def test_where_weights_are_divided_a_base_and_shards_may_wait_on_the_host():
+    over = {"model": "gpt2", "devices": 2, "parallel": "fsdp2"}
+    quantised = make({**over, "quant": "nf4"})
+    found = {remedy.key: remedy for remedy in candidates(quantised)}
+    both = apply(quantised, [found["load on the host"]])
+    assert dict(both.parallel_args) == {"load": "cpu"}
+    again = {remedy.key: remedy for remedy in candidates(both)}
+    assert "load on the host" not in again
+    assert dict(apply(both, [again["offload"]]).parallel_args) == {"load": "cpu", "offload": "cpu"}
+    plain = {remedy.key for remedy in candidates(make(over))}
+    assert "offload" in plain
+    assert "load on the host" not in plain
+    whole = {remedy.key for remedy in candidates(make({**over, "parallel": "ddp"}))}
+    assert not whole & {"load on the host", "offload"}

@@ -196,6 +196,20 @@ def test_ddp_wraps_a_base_that_is_loaded_and_prepared_already(tmp_path, forked):
     assert wrapped["backward"] > alone["backward"]
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("loop", ["plain", "accelerate"])
+def test_a_base_that_is_loaded_on_the_host_comes_to_its_gpu_block_by_block(tmp_path, forked, loop):
+    deep = _config(tmp_path, num_hidden_layers=12)
+    plan = {"model": deep, "quant": "nf4", "precision": "bf16", "batch": 1, "seq": 16}
+    plan = {**plan, "kbit_prepare": False, "devices": 2, "parallel": "fsdp2", "loop": loop}
+    whole, held = forked(phases_of, plan)
+    divided, same = forked(phases_of, {**plan, "parallel_args": {"load": "cpu"}})
+    peak = max(divided["load"], divided["prepare"])
+    assert 0 < peak < whole["load"]
+    assert held == same
+    assert {"quantised_weights", "quantisation_constants", "weights"} <= set(same)
+
+
 def operations(plans):
     """Floating-point operations of a step of each plan."""
     from memcalc.catalog.plan import make

@@ -27,6 +27,10 @@ _ACCUMULATE = (
     "over tokens where padding leaves some micro-batches fewer of them"
 )
 _SHARDS = "Rajbhandari et al. 2020, arXiv:1910.02054, section 7: three times the model, not twice"
+_LOADED = (
+    "fully_shard moves what is not on its GPU, unit by unit (PyTorch 2.13, _move_states_to_device)"
+)
+_OFFLOADED = "CPUOffloadPolicy of PyTorch 2.13, torch/distributed/fsdp/_fully_shard"
 _LIGER = (
     "Hsu et al. 2024, arXiv:2410.10989, and README of Liger-Kernel (0.8.5): exact, and a fifth "
     "more tokens a second in its trials"
@@ -95,6 +99,31 @@ def sharded(plan: Plan, task: Task) -> Iterator[Remedy]:
             rank=3,
             cost="half more bytes between GPUs in a step",
             source=_SHARDS,
+        )
+
+
+def on_the_host(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """A quantised base that never lies whole on a GPU; and shards that wait in host memory."""
+    said = dict(plan.parallel_args)
+    if layouts.spread(plan).layout not in layouts.SHARDED:
+        return
+    if plan.scheme is not None and "load" not in said:
+        yield Remedy(
+            key="load on the host",
+            title="the base is loaded on the host (--parallel-arg load=cpu)",
+            changes=(("parallel_args", (*plan.parallel_args, ("load", "cpu"))),),
+            rank=1,
+            cost="each process holds the whole base in host memory, and quantises it on the CPU",
+            source=_LOADED,
+        )
+    if "offload" not in said:
+        yield Remedy(
+            key="offload",
+            title="shards wait in host memory (--parallel-arg offload=cpu)",
+            changes=(("parallel_args", (*plan.parallel_args, ("offload", "cpu"))),),
+            rank=4,
+            cost="weights cross the bus in forward and backward, and the CPU updates them",
+            source=_OFFLOADED,
         )
 
 
