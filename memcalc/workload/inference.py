@@ -7,7 +7,7 @@ pass (prefill) gives the first, and N - 1 passes of one token each (decode) the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -146,6 +146,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
     name = type(model).__name__
     able = getattr(model, "can_generate", None)
     if able is None or not able():
+        _refuse_images(model)
         raise UsageError(
             f"{name} generates no tokens: --inference instead of --generate is one forward pass."
         )
@@ -156,6 +157,22 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
     if plan.cache.startswith("offloaded"):
         _check_offloaded(model, plan)
     cache_packages.check(plan.cache)
+
+
+def _refuse_images(model: torch.nn.Module) -> None:
+    """Say of a model that reads images and writes text why it generates none here."""
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN,
+    )
+
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "model_type", None) in KNOWN:
+        text = config.get_text_config(decoder=True)
+        raise UsageError(
+            f"Text from images is not generated here so far: for what the language model in "
+            f"{type(model).__name__} takes, write its text_config ({text.model_type}) to a "
+            "config.json of its own, or type --inference for one forward pass."
+        )
 
 
 def _check_offloaded(model: Any, plan: Plan) -> None:
@@ -169,13 +186,19 @@ def _check_offloaded(model: Any, plan: Plan) -> None:
             f"transformers attends to the cache of {type(model).__name__}'s encoder where it lies, "
             "in host memory, and fails: name another --cache."
         )
+    if plan.cache == "offloaded-static" and _slides(model, all):
+        raise UsageError(
+            f"transformers offloads no layer with a sliding window, and {type(model).__name__} has "
+            "no others: name another --cache."
+        )
 
 
-def _slides(model: Any) -> bool:
+def _slides(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> bool:
+    """Whether any, or all, of its layers have a window."""
     config = model.config.get_text_config(decoder=True)
     types = getattr(config, "layer_types", None)
     if types is not None:
-        return any(kind in _SLIDING for kind in types)
+        return which(kind in _SLIDING for kind in types)
     return getattr(config, "sliding_window", None) is not None
 
 

@@ -111,6 +111,8 @@ def test_a_cache_that_transformers_does_not_have_for_a_model_is_refused_in_a_sen
     path.write_text(json.dumps({**config, "num_attention_heads": 2, "sliding_window": 8}))
     with pytest.raises(EstimateError, match=r"the cache quantized-fp8: .* Name another --cache"):
         estimate(str(path), use_cache=False, generate=4, cache="quantized-fp8")
+    with pytest.raises(UsageError, match="offloads no layer with a sliding window"):
+        estimate(str(path), use_cache=False, generate=4, cache="offloaded-static")
 
 
 def test_an_offloaded_cache_is_a_layer_and_the_next_on_the_gpu_and_the_rest_on_the_host(llama):
@@ -160,6 +162,15 @@ def test_a_model_that_writes_no_text_is_refused(tmp_path):
     (tmp_path / "bert.json").write_text(json.dumps(bert))
     with pytest.raises(UsageError, match="--inference"):
         estimate(str(tmp_path / "bert.json"), generate=4, use_cache=False)
+
+
+def test_a_model_that_reads_images_is_told_how_its_language_model_is_answered(tmp_path):
+    eye = {"model_type": "clip_vision_model", "hidden_size": 32, "num_hidden_layers": 1}
+    eye |= {"num_attention_heads": 2, "intermediate_size": 32, "image_size": 28, "patch_size": 14}
+    config = {"model_type": "llava", "text_config": LLAMA, "vision_config": eye}
+    (tmp_path / "llava.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"its text_config \(llama\)"):
+        estimate(str(tmp_path / "llava.json"), generate=4, use_cache=False)
 
 
 BF16 = {"precision": "bf16"}
