@@ -176,6 +176,7 @@ def _wrapped(ready: Program, rank: int, ledger: Ledger) -> Program:
     wrapped = layouts.of(ready.plan).place(ready.model, placed_already)
     quantised.label_shards(wrapped, ledger)
     ledger.label(filter(wrappers.is_shard, wrapped.parameters()), Component.WEIGHTS)
+    ledger.label(wrapped.buffers(), Component.BUFFERS)
     ledger.label_living(Phase.PREPARE, Component.COMMUNICATION)
     return replace(ready, model=wrapped)
 
