@@ -39,7 +39,7 @@ T5 = {
 CASES = [
     (LLAMA, {"batch": 16, "seq": 300, "generate": 40}),
     (LLAMA, {"batch": 2, "seq": 30, "generate": 40, "cache": "static", "attention": "eager"}),
-    (SLIDING, {"batch": 16, "seq": 300, "generate": 30}),
+    (SLIDING, {"batch": 16, "seq": 300, "generate": 260}),
     (LLAMA, {"batch": 8, "seq": 300, "generate": 60, "beams": 2}),
     (LLAMA, {"batch": 16, "seq": 300, "generate": 40, "cache": "offloaded"}),
     # It forces its last token, which takes the scores once more.
