@@ -188,7 +188,8 @@ def test_what_generates_is_found_by_formulas_and_agrees_with_estimates(config, s
     model = tmp_path / "generates.json"
     model.write_text(json.dumps(config))
     found = memcalc.fit(str(model), gpu="t4", precision="fp16", use_cache=False, **settings)
-    assert not any("traced" in note and "one by one" in note for note in found.assumptions)
+    by_size = ("sizes were traced", "found by tracing")
+    assert not any(note.startswith(by_size) for note in found.assumptions)
     assert len(found.limits) == len(settings["find"])
     # Beside two plain traces for each limit there are those on symbols.
     assert found.traces <= 2 * len(found.limits) + 12
