@@ -59,7 +59,7 @@ Pair = tuple[str, int | None, int | None]
 
 def _weights(prediction: Prediction) -> int | None:
     """Of all parameters, where the peak finds them loaded; a quantised one's constants are none."""
-    if prediction.peak.phase is Phase.LOAD and prediction.plan.scheme is not None:
+    if prediction.peak.phase in (Phase.LOAD, Phase.PREPARE) and prediction.plan.scheme is not None:
         return None
     held = prediction.components
     plain, quantised = held.get(Component.WEIGHTS), held.get(Component.QUANTISED_WEIGHTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,9 @@ def place(program: Program, device: str) -> Program:
     """
     _check_world(program)
     if program.plan.scheme is not None:
+        if device == "cpu":
+            # The meter of host memory follows this thread alone.
+            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
         checkpoint = quantised.written(program.model, program.plan)
         place = quantised.loaded_on(program.plan, str(_device(device)))
         loaded = quantised.load(program.model, checkpoint, program.plan, place, random)
