@@ -174,7 +174,7 @@ MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 96}
         ),
         pytest.param(
             MISTRAL,
-            {"generate": 60, "seq": 64, "memory": 700 << 20, "find": ("batch",)},
+            {"generate": 400, "seq": 64, "memory": 700 << 20, "find": ("batch",)},
             marks=pytest.mark.nightly,
         ),
         pytest.param(
