@@ -30,6 +30,8 @@ ANSWERS = {
     "does-not-fit": "estimate Qwen/Qwen2.5-7B --gpu 4090 --precision bf16",
     "no-gpu": "estimate distilbert-base-cased --optim adam8bit",
     "several": "estimate gpt2 --gpu t4 --optim adamw,adam8bit,sgd",
+    "ranks": "estimate distilbert-base-cased --gpu 4xt4 --parallel fsdp2",
+    "counted": "fit meta-llama/Llama-3.2-1B --gpu t4 --batch 1 --seq 256 --count",
     "explanation": "explain gpt2 --gpu t4 --batch 64",
     "fit": "fit gpt2 --gpu t4",
     "suggestions": "suggest gpt2 --gpu t4 --batch 64",
