@@ -142,6 +142,12 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
             f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine has: "
             "HYBRID_SHARD is answered in the plain loop, so leave --loop out.",
         )
+    if "no_sync" in given:
+        raise SettingError(
+            "parallel_args",
+            f"When gradients are exchanged under --loop {plan.loop} is accelerate's to say: "
+            "no_sync is of the plain loop, so leave one of them out.",
+        )
     if plan.loop == "trainer" and "gradient_as_bucket_view" in given:
         raise SettingError(
             "parallel_args", "The Trainer hands no gradient_as_bucket_view on: leave it out."

@@ -205,7 +205,7 @@ def _rank(program: Program, number: int, ledger: Ledger) -> Rank:
         world=spread.world,
         device=torch.device("cpu") if device.NAME == "cpu" else torch.device(device.NAME, 0),
         sizes=spread.sizes,
-        options=dict(program.plan.parallel_args),
+        options=layouts.arguments(program.plan),
         move=move,
         fill=lambda model: None,
     )

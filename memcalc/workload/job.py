@@ -39,6 +39,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """How the model is spread over GPUs."""
     options: dict[str, Any] = {}
     """Arguments of the layout's wrapper, where the loop hands them on."""
+    exchanges_each: bool = False
+    """Gradients are exchanged with every micro-batch."""
     grad_accum: int = 1
     max_grad_norm: float | None = None
     set_to_none: bool = True
@@ -60,8 +62,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return not self.simulated or number < 2 or number == self.eval_batches - 1
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """What a micro-batch runs in; gradients are exchanged with the last of a step alone."""
-        if self.grad_accum == 1 or self.layout.quiet is None:
+        """What a micro-batch runs in; gradients are exchanged with the last of a step alone.
+
+        Where the plan says so, with each.
+        """
+        if self.grad_accum == 1 or self.layout.quiet is None or self.exchanges_each:
             return contextlib.nullcontext()
         return self.layout.quiet(self.model, last)
 

@@ -15,6 +15,7 @@ from tests.evidence.test_standin import STANDIN, accuracy
 (RECORDING,) = STANDIN.glob("unseen-ranks-torch*.json")
 (MORE,) = STANDIN.glob("unseen-ranks-more-*.json")
 (THIRD,) = STANDIN.glob("unseen-ranks-third-*.json")
+(FOURTH,) = STANDIN.glob("unseen-ranks-fourth-*.json")
 
 
 def plans_of(recording):
@@ -39,11 +40,19 @@ def test_all_of_them_are_met_within_the_bounds_that_are_promised():
     assert all(row.exact["requested"] for row in rows)
 
 
-ENGINE = ("zero2", "zero3")
+ENGINE = ("deepspeed_zero1", "zero2", "zero3")
+
+
+def test_gradients_that_are_exchanged_each_time_stay_in_shards():
+    plans = plans_of(FOURTH)
+    index = next(i for i, p in enumerate(plans) if p.parallel == "fsdp2")
+    assert plans[index].parallel_args == (("no_sync", False),)
+    (row,) = accuracy["compare"](FOURTH, first=index, every=1 << 20)
+    assert all(row.exact.values()), row.off
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("recording", [MORE, THIRD], ids=["more", "third"])
+@pytest.mark.parametrize("recording", [MORE, THIRD, FOURTH], ids=["more", "third", "fourth"])
 def test_more_of_them_are_met_within_the_bounds_that_are_promised(recording):
     rows = []
     for index, plan in enumerate(plans_of(recording)):

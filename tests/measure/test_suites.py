@@ -24,6 +24,7 @@ def test_every_run_of_a_suite_can_be_estimated(path):
         "deepspeed-loops": "deepspeed",
         "unseen-ranks-more": "deepspeed",
         "unseen-ranks-third": "deepspeed",
+        "unseen-ranks-fourth": "deepspeed",
         "standin-torchao": "torchao",
         "standin-liger": "liger_kernel",
         "parallel-liger": "liger_kernel",

@@ -71,7 +71,7 @@ def _laid_out(program: Program, device: str, move: Move) -> Program:
         world=world,
         device=_device(device),
         sizes=spread.sizes,
-        options=dict(program.plan.parallel_args),
+        options=layouts.arguments(program.plan),
         move=move,
         fill=filler(program.model),
     )

@@ -141,10 +141,12 @@ def _several() -> list[str]:
     return [name for name in names() if name != SINGLE]
 
 
+_QUIET = "no_sync"
+"""Whether gradients are exchanged with the last micro-batch alone; no argument of a wrapper."""
 _SWITCHES = frozenset(
     """
     broadcast_buffers find_unused_parameters forward_prefetch gradient_as_bucket_view
-    sequence_parallel static_graph use_orig_params
+    no_sync sequence_parallel static_graph use_orig_params
     """.split()
 )
 """Arguments that Python would take for set whatever text they were given."""
@@ -191,9 +193,10 @@ def of(plan: Plan) -> Layout:
         UsageError: as ``spread``; or the wrapper has no such argument, or not with this value.
     """
     layout = find(spread(plan).layout)
+    known = (*layout.options, _QUIET) if layout.quiet else layout.options
     for name, value in plan.parallel_args:
-        if name not in layout.options:
-            options = ", ".join(layout.options) or "none"
+        if name not in known:
+            options = ", ".join(known) or "none"
             raise UsageError(
                 f"--parallel-arg {name} is not one that memcalc gives to {layout.name}: "
                 f"there are {options}."
@@ -206,6 +209,16 @@ def of(plan: Plan) -> Layout:
     if plan.loop != "plain" and layout.handed_over is not None:
         return replace(layout, place=layout.handed_over)
     return layout
+
+
+def arguments(plan: Plan) -> dict[str, Any]:
+    """What is given to a plan's wrapper."""
+    return {name: value for name, value in plan.parallel_args if name != _QUIET}
+
+
+def exchanges_each(plan: Plan) -> bool:
+    """Gradients are exchanged with every micro-batch: ``no_sync`` is not used."""
+    return dict(plan.parallel_args).get(_QUIET, True) is False
 
 
 def replicas(plan: Plan) -> int:
