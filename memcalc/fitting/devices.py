@@ -12,6 +12,7 @@ from memcalc.fitting.records import DevicesFit
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 from memcalc.units import format_bytes
+from memcalc.workload import layouts
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 _WITHIN_MACHINE = 8
@@ -74,8 +75,8 @@ def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[Dev
         for name, count in spreads
     ]
     for there, answer in zip(plans, tracer.answers(plans), strict=True):
-        if isinstance(answer, UsageError) and count > 1:
-            # It is not for this model: its layers, or their heads, cannot be divided so.
+        if isinstance(answer, UsageError) and layouts.spread(there).layout == "tp":
+            # Not for this model: its layers, or their heads, cannot be divided so.
             continue
         if isinstance(answer, MemcalcError):
             yield DevicesFit(devices=count, parallel=there.parallel, reason=str(answer))

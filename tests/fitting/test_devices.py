@@ -3,7 +3,9 @@
 import pytest
 
 from memcalc.errors import UsageError
+from memcalc.estimation.estimate import Tracer
 from memcalc.fitting.ask import Question, answer
+from memcalc.fitting.devices import _over
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 from memcalc.remedies.table import candidates
@@ -34,6 +36,14 @@ def test_layouts_that_keep_a_model_whole_are_not_traced_where_it_alone_is_too_la
     whole = [row for row in found if row.parallel in ("ddp", "zero1")]
     assert all("weights and buckets alone" in row.reason for row in whole)
     assert found[-1].devices > 2
+
+
+def test_a_layout_that_is_refused_says_why_and_products_that_cannot_be_divided_are_left_out():
+    plan = Plan(model="gpt2", gpu="t4", batch=64, seq=1024, optim="adam8bit")
+    with Tracer(use_cache=False, workers=None) as tracer:
+        rows = {row.parallel: row for row in _over(plan, 2, tracer, "too large")}
+    assert rows.keys() == {"ddp", "zero1", "fsdp2"}
+    assert "take no DTensors" in rows["fsdp2"].reason
 
 
 def test_of_no_gpu_nothing_can_be_counted():
