@@ -4,16 +4,8 @@ import json
 
 import pytest
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 4096,
-}
+from tests.trace.continued import LLAMA, compared
+
 SLIDING = {**LLAMA, "model_type": "mistral", "sliding_window": 310}
 BART = {
     "model_type": "bart",
@@ -36,6 +28,8 @@ T5 = {
     "vocab_size": 500,
     "decoder_start_token_id": 0,
 }
+FEW = {"TRACED": 6, "_WHOLE": 48}
+"""Limits under which the decodes here are continued."""
 CASES = [
     (LLAMA, {"batch": 16, "seq": 300, "generate": 40}),
     (LLAMA, {"batch": 2, "seq": 30, "generate": 40, "cache": "static", "attention": "eager"}),
@@ -50,28 +44,6 @@ CASES = [
 ]
 
 
-def peaks(path, settings, traced, most):
-    """Of every phase and rung, with so many tokens traced and so many events written down."""
-    from memcalc.catalog.plan import make
-    from memcalc.estimation.tracing import Desk
-    from memcalc.trace import decoding, run
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "TRACED", traced)
-        patch.setattr(run, "_WHOLE", max(traced, 48))
-        patch.setattr(decoding, "MOST_EVENTS", most)
-        found, trace = Desk().estimate(make({"model": path, "precision": "bf16", **settings}))
-    figures = [(p.phase.value, p.requested, p.allocated, p.reserved) for p in found.phases]
-    return figures, trace.curve is not None
-
-
-def compared(path, settings):
-    whole = peaks(path, settings, 1 << 20, 1 << 40)
-    written = peaks(path, settings, 6, 1 << 40)
-    curve = peaks(path, settings, 6, 0)
-    return [whole, written, curve]
-
-
 _AT_NIGHT = [pytest.param(*case, marks=pytest.mark.nightly) for case in CASES[1:]]
 
 
@@ -79,7 +51,7 @@ _AT_NIGHT = [pytest.param(*case, marks=pytest.mark.nightly) for case in CASES[1:
 def test_passes_that_are_continued_are_those_that_are_traced(tmp_path, forked, config, settings):
     path = tmp_path / f"{config['model_type']}.json"
     path.write_text(json.dumps(config))
-    whole, written, curve = forked(compared, str(path), settings)
+    whole, written, curve = forked(compared, str(path), settings, FEW)
     assert written[0] == whole[0]
     assert curve == [whole[0], True]
 

@@ -11,6 +11,7 @@ from memcalc.trace.decoding import continued
 from memcalc.trace.folding.tagged import TaggedTrace, canonical
 from memcalc.trace.passes import NotSteadyError, WrittenCalls
 from memcalc.trace.rounds import Rounds
+from tests.trace.continued import LLAMA, compared
 
 PERIOD = 4
 TARGET = Target(capability=(9, 0), multiprocessors=132, torch=(2, 13))
@@ -108,37 +109,8 @@ def test_too_few_tokens_for_two_rounds_are_said_to_be():
         found(Run(prompt=7), 20)
 
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 1000,
-    "max_position_embeddings": 4096,
-}
-
-
-def peaks(path, settings, whole, most):
-    """Of every phase and rung, with so many tokens traced and so many events written down."""
-    from memcalc.catalog.plan import make
-    from memcalc.estimation.tracing import Desk
-    from memcalc.trace import decoding, run
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "_MOST_WHOLE", whole)
-        patch.setattr(decoding, "MOST_EVENTS", most)
-        known, trace = Desk().estimate(make({"model": path, "precision": "bf16", **settings}))
-    figures = [(p.phase.value, p.requested, p.allocated, p.reserved) for p in known.phases]
-    return figures, trace.curve is not None
-
-
-def compared(path, settings):
-    whole = peaks(path, settings, 1 << 20, 1 << 40)
-    written = peaks(path, settings, 128, 1 << 40)
-    curve = peaks(path, settings, 128, 0)
-    return [whole, written, curve]
+FEW = {"_MOST_WHOLE": 128}
+"""Limits under which the decodes here are continued."""
 
 
 @pytest.mark.nightly
@@ -152,7 +124,7 @@ def test_a_quantised_cache_that_is_continued_takes_what_it_takes_whole(
     path = tmp_path / "llama.json"
     path.write_text(json.dumps(LLAMA))
     settings = {"batch": 16, "seq": 300, "generate": 700, "cache": cache}
-    whole, written, curve = forked(compared, str(path), settings)
+    whole, written, curve = forked(compared, str(path), settings, FEW)
     assert written[0] == whole[0]
     assert curve[1]
     for (_, *said), (_, *known) in zip(curve[0], whole[0], strict=True):
