@@ -14,34 +14,19 @@ from memcalc.records.trace import Phase
 from memcalc.workload.loops import Loop
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from memcalc.workload.job import Job, Watch
 
 
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
-    from accelerate import Accelerator
-    from accelerate.utils import (
-        DeepSpeedPlugin,
-        DistributedDataParallelKwargs,
-        FullyShardedDataParallelPlugin,
-    )
-
     from memcalc.workload import huggingface
     from memcalc.workload.job import Turns, as_found
     from memcalc.workload.script import Script
 
-    sharding, engine = huggingface.sharding(job), huggingface.engine(job)
     with huggingface.state(job.device), as_found(job.model):
-        accelerator = Accelerator(
-            mixed_precision=huggingface.mixed(job.precision, job.device),
-            gradient_accumulation_steps=job.grad_accum,
-            cpu=job.device == "cpu",
-            fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,
-            deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
-            kwargs_handlers=[DistributedDataParallelKwargs(**job.options)]
-            if job.layout.name == "ddp"
-            else None,
-        )
+        accelerator = _accelerator(job)
         huggingface.settle(accelerator, job.precision, job.device)
         check = job.checked()
         with job.loading(watch):
@@ -70,6 +55,30 @@ def run(job: Job, watch: Watch, steps: int) -> None:
             turns.to(Phase.EVAL, steps - 1)
             script.evaluate()
             turns.end()
+
+
+def _accelerator(job: Job) -> Accelerator:
+    """As a script makes it that trains this job."""
+    from accelerate import Accelerator
+    from accelerate.utils import (
+        DeepSpeedPlugin,
+        DistributedDataParallelKwargs,
+        FullyShardedDataParallelPlugin,
+    )
+
+    from memcalc.workload import huggingface
+
+    sharding, engine = huggingface.sharding(job), huggingface.engine(job)
+    return Accelerator(
+        mixed_precision=huggingface.mixed(job.precision, job.device),
+        gradient_accumulation_steps=job.grad_accum,
+        cpu=job.device == "cpu",
+        fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,
+        deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
+        kwargs_handlers=[DistributedDataParallelKwargs(**job.options)]
+        if job.layout.name == "ddp"
+        else None,
+    )
 
 
 LOOP = Loop(
