@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d
 
 from memcalc.script.patches import Patches
 from memcalc.trace.recipes import UnansweredError
-from memcalc.trace.torch_private import without_modes
+from memcalc.trace.torch_private.dispatch import without_modes
 from memcalc.trace.values import Values
 
 _TO_LISTS = torch.ops.c10d.allgather_.default

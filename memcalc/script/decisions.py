@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private import without_dispatch
+from memcalc.trace.torch_private.dispatch import without_dispatch
 
 Know = Callable[[torch.Tensor, torch.Tensor], None]
 """Told that a tensor of the device holds what one of the host holds."""

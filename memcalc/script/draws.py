@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private import without_dispatch
+from memcalc.trace.torch_private.dispatch import without_dispatch
 
 _AT_ONCE = 1 << 20
 """Elements that are drawn at a time: PyTorch draws for so many by the same rule as for all."""

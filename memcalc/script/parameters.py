@@ -15,7 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script.patches import Patches
 from memcalc.trace.subclasses import apply_by_data, made_of, set_data
-from memcalc.trace.torch_private import data_of, without_dispatch
+from memcalc.trace.torch_private.dispatch import without_dispatch
+from memcalc.trace.torch_private.tensors import data_of
 
 _Parameter = torch.nn.Parameter
 _Lazy = torch.nn.UninitializedParameter

@@ -16,7 +16,8 @@ from torch.distributed import device_mesh, distributed_c10d
 from memcalc.script import arrivals, place
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
-from memcalc.trace import torch_private, wrappers
+from memcalc.trace import wrappers
+from memcalc.trace.torch_private.ranks import fake_store, give_collectives_shapes
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ def install(
     """
     for name, value in process.environment.items() if process is not None else ():
         patches.environment(name, value)
-    torch_private.give_collectives_shapes()
+    give_collectives_shapes()
     opened.enter_context(wrappers.seen_by(recorder))
     opened.callback(_leave)
     _spawn_here(patches, say)
@@ -75,7 +76,7 @@ def install(
             say(itself.said)
         original(
             "cpu:fake,cuda:fake",
-            store=torch_private.fake_store(),
+            store=fake_store(),
             rank=itself.rank,
             world_size=itself.world,
         )

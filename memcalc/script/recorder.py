@@ -21,7 +21,7 @@ from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
-from memcalc.trace.torch_private import FakeTensor, without_dispatch
+from memcalc.trace.torch_private.dispatch import FakeTensor, without_dispatch
 
 _aten = torch.ops.aten
 _ASKS_DEVICE = torch.ops.prim.device.default

@@ -14,7 +14,8 @@ from memcalc.script import place
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
 from memcalc.script.parameters import on_host
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private import storage_key, without_dispatch
+from memcalc.trace.torch_private.dispatch import without_dispatch
+from memcalc.trace.torch_private.tensors import storage_key
 
 Say = Callable[[str], None]
 

@@ -39,7 +39,7 @@ from memcalc.trace import device, memo
 from memcalc.trace.operators import attention, gradients, overrides
 from memcalc.trace.properties import Properties
 from memcalc.trace.scratch.kernels import TargetKernelMemory
-from memcalc.trace.torch_private import FakeTensorMode, no_rules
+from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
 from memcalc.units import GIB
 
 ANY_GPU = ("NVIDIA A100-SXM4-80GB", 80 * GIB)

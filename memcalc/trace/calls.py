@@ -11,7 +11,7 @@ from memcalc.trace import device, memo
 from memcalc.trace.engine import IN_FORMULAS
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.scratch.step import PROBES
-from memcalc.trace.torch_private import FakeTensor
+from memcalc.trace.torch_private.dispatch import FakeTensor
 
 ADDS = {torch.ops.aten.add.Tensor}
 _names: dict[Any, str] = {}

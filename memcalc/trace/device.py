@@ -21,8 +21,14 @@ from typing import Any
 
 import torch
 
-from memcalc.trace import lost_errors, streams, torch_private
-from memcalc.trace.torch_private import FakeTensorMode
+from memcalc.trace import lost_errors, streams
+from memcalc.trace.torch_private.choices import (
+    let_transformers_run_eagerly,
+    take_fake_tensors_for_real,
+)
+from memcalc.trace.torch_private.devices import register_device
+from memcalc.trace.torch_private.dispatch import FakeTensorMode
+from memcalc.trace.torch_private.engine import wrap_backward
 
 SIMULATED = "simgpu"
 NAME = SIMULATED
@@ -122,10 +128,10 @@ def register() -> None:
     global _ready
     if _ready:
         return
-    torch_private.register_device(SIMULATED, _Module(), lost_errors.Guard())
-    torch_private.wrap_backward(lost_errors.raised_by)
-    torch_private.take_fake_tensors_for_real()
-    torch_private.let_transformers_run_eagerly()
+    register_device(SIMULATED, _Module(), lost_errors.Guard())
+    wrap_backward(lost_errors.raised_by)
+    take_fake_tensors_for_real()
+    let_transformers_run_eagerly()
     _ready = True
 
 

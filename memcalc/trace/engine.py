@@ -10,12 +10,12 @@ import torch
 
 from memcalc.trace.operators.sparse import parts
 from memcalc.trace.streams import switched
-from memcalc.trace.torch_private import (
+from memcalc.trace.torch_private.engine import (
     called_from_engine,
     current_node,
     is_held_by_engine_alone,
-    is_owned_once,
 )
+from memcalc.trace.torch_private.tensors import is_owned_once
 
 _aten = torch.ops.aten
 

@@ -14,7 +14,8 @@ from memcalc.records.trace import Aside, Component, Mark, Phase, Sent, Storage
 from memcalc.trace import device
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
 from memcalc.trace.streams import BackwardStreams
-from memcalc.trace.torch_private import current_node, named, storage_key, storage_of
+from memcalc.trace.torch_private.engine import current_node
+from memcalc.trace.torch_private.tensors import named, storage_key, storage_of
 
 BY_PARAMETER = (Phase.PREPARE, Phase.RESUME, Phase.STEP, Phase.ZERO_GRAD)
 """Phases that go through parameters: what happens there repeats with the parameter's layer."""

@@ -12,7 +12,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from memcalc.trace import torch_private
+from memcalc.trace.torch_private.devices import PRIVATE_DEVICE, DeviceGuard
 
 _fetch = ctypes.pythonapi.PyErr_Fetch
 _normalize = ctypes.pythonapi.PyErr_NormalizeException
@@ -23,7 +23,7 @@ _found = (ctypes.byref(_type), ctypes.byref(_value), ctypes.byref(_traceback))
 _lost: list[BaseException] = []
 
 
-class Guard(torch_private.DeviceGuard):  # type: ignore[misc]
+class Guard(DeviceGuard):  # type: ignore[misc]
     """The guard of a device that has no streams and no context."""
 
     def type_(self) -> Any:
@@ -33,7 +33,7 @@ class Guard(torch_private.DeviceGuard):  # type: ignore[misc]
             _normalize(*_found)
             # What C handed over is never given back: an error ends the run.
             _lost.append(ctypes.cast(_value, ctypes.py_object).value)
-        return torch_private.PRIVATE_DEVICE
+        return PRIVATE_DEVICE
 
 
 def raised_by(backward: Callable[..., Any]) -> Callable[..., Any]:

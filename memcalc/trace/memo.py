@@ -15,16 +15,14 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import (
+from memcalc.trace.torch_private.dispatch import (
     FakeTensor,
     FakeTensorMode,
     OpOverload,
-    dispatch_keys,
     has_kernel,
-    make_subclass,
-    pointers_are_null,
     without_dispatch,
 )
+from memcalc.trace.torch_private.tensors import dispatch_keys, make_subclass, pointers_are_null
 
 MOST = 1 << 15
 """Calls that are kept; beyond, new ones are worked out each time."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.torch_private import (
+from memcalc.trace.torch_private.engine import (
     NO_BACKWARD,
     current_backward,
     current_node,

@@ -16,7 +16,8 @@ from memcalc.trace.folding.unfold import BASE, WRAPPED_BASE
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.packages import bitsandbytes, deepspeed, peft, transformers
 from memcalc.trace.recorder import TraceRecorder
-from memcalc.trace.torch_private import FakeTensor, replaced
+from memcalc.trace.torch_private.dispatch import FakeTensor
+from memcalc.trace.torch_private.names import replaced
 from memcalc.workload import layouts, liger
 from memcalc.workload.layouts import SINGLE, Layout, Rank
 from memcalc.workload.program import Program, finished

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import without_dispatch, without_modes
+from memcalc.trace.torch_private.dispatch import without_dispatch, without_modes
 
 LARGEST = 1 << 24
 """Elements of a tensor that are computed for one answer; beyond, it is answered by zero."""

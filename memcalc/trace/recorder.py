@@ -54,7 +54,7 @@ from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import READERS
 from memcalc.trace.symbolic.symbols import Symbols
-from memcalc.trace.torch_private import (
+from memcalc.trace.torch_private.dispatch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
@@ -62,9 +62,9 @@ from memcalc.trace.torch_private import (
     TorchDispatchMode,
     eager_code,
     mode_in_use,
-    storage_key,
     without_modes,
 )
+from memcalc.trace.torch_private.tensors import storage_key
 from memcalc.trace.traffic import Traffic, is_sent
 from memcalc.trace.values import Values, decides, may_note
 from memcalc.trace.writer import Writer

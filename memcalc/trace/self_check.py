@@ -17,9 +17,11 @@ import torch.nn.functional as F
 
 from memcalc.errors import EstimateError
 from memcalc.kernels.target import Target
-from memcalc.trace import device, torch_private
+from memcalc.trace import device
 from memcalc.trace.operators import attention
 from memcalc.trace.recorder import TraceRecorder
+from memcalc.trace.torch_private.choices import transformers_runs_eagerly
+from memcalc.trace.torch_private.names import installed_version
 from memcalc.version import NEWEST_TORCH, not_held_against
 
 _AMPERE = Target(capability=(8, 0), multiprocessors=108, torch=(2, 13))
@@ -48,7 +50,7 @@ def run() -> tuple[str, ...]:
         EstimateError: sizes would be wrong.
     """
     if device.NAME not in _checked:
-        _checked[device.NAME] = (*not_held_against(torch_private.installed_version()), *_try_out())
+        _checked[device.NAME] = (*not_held_against(installed_version()), *_try_out())
     return _checked[device.NAME]
 
 
@@ -193,7 +195,7 @@ def _modules(recorder: TraceRecorder) -> bool:
 
 
 def _eager_masks(recorder: TraceRecorder) -> bool:
-    return torch_private.transformers_runs_eagerly(_leaf(1))
+    return transformers_runs_eagerly(_leaf(1))
 
 
 CHECKS = (

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from memcalc.trace.torch_private import node_number
+from memcalc.trace.torch_private.engine import node_number
 
 
 class Stream:

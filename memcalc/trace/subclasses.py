@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from memcalc.trace.memo import forget
-from memcalc.trace.torch_private import (
-    FakeTensor,
+from memcalc.trace.torch_private.choices import foreach_takes
+from memcalc.trace.torch_private.dispatch import FakeTensor
+from memcalc.trace.torch_private.names import replaced
+from memcalc.trace.torch_private.tensors import (
     data_of,
-    foreach_takes,
     make_subclass,
-    replaced,
     storage_key,
     subclasses_made_by,
     swap_contents,

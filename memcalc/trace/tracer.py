@@ -12,7 +12,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.trace import Bound, Trace
-from memcalc.trace import device, self_check, torch_private
+from memcalc.trace import device, self_check
 from memcalc.trace.drive import infer, steps_of, train
 from memcalc.trace.folding.fold import Run
 from memcalc.trace.folding.layers import Stack
@@ -23,6 +23,8 @@ from memcalc.trace.placing import placed
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
+from memcalc.trace.torch_private.choices import is_compiled, let_compiled_run_eagerly
+from memcalc.trace.torch_private.names import installed_version
 from memcalc.workload.program import Program
 
 
@@ -54,7 +56,7 @@ def tracer(
     device.use(program.plan.target)
     autocast.install()
     overrides.install()
-    torch_private.let_compiled_run_eagerly()
+    let_compiled_run_eagerly()
     said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target), *_compiled(program))))
     allowed = _ATTENTION.get(program.plan.attention)
     attention.install(target, allowed, choose if symbols is None else symbols.choose)
@@ -121,12 +123,12 @@ def _recurrent(program: Program, target: Target) -> Iterator[str]:
 
 
 def _compiled(program: Program) -> Iterator[str]:
-    if any(map(torch_private.is_compiled, program.model.modules())):
+    if any(map(is_compiled, program.model.modules())):
         yield "torch.compile runs the eager code: what is fused on a GPU may need less"
 
 
 def _of_another_torch(target: Target) -> Iterator[str]:
-    installed = torch_private.installed_version()
+    installed = installed_version()
     if target.torch != installed:
         here, there = (".".join(map(str, version)) for version in (installed, target.torch))
         yield f"what runs is PyTorch {here}'s code; its kernels and allocator are those of {there}"

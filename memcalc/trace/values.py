@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from memcalc.trace.recipes import Recipe, UnansweredError, Unknown, Worked, alone, call, host_value
-from memcalc.trace.torch_private import storage_key
+from memcalc.trace.torch_private.tensors import storage_key
 
 LONGEST = 4096
 """Steps of a recipe that are run; a longer one is answered by zero."""

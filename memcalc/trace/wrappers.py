@@ -13,19 +13,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memcalc.trace import device, torch_private
+from memcalc.trace import device
 from memcalc.trace.packages import dtensor
 from memcalc.trace.recorder import TraceRecorder
+from memcalc.trace.torch_private.dispatch import without_modes
+from memcalc.trace.torch_private.names import replaced
+from memcalc.trace.torch_private.ranks import (
+    fake_store,
+    give_collectives_shapes,
+    meshes_of_one_run,
+    meshes_wrapped,
+    planning_wrapped,
+)
+from memcalc.trace.torch_private.sharding import (
+    buckets_rebuilt_by,
+    ddp_asks_no_timer,
+    ranks_trusted,
+    shards_padded_once,
+)
+from memcalc.trace.torch_private.tensors import local_part
 
 
 @contextlib.contextmanager
 def process_group(rank: int, world: int) -> Iterator[None]:
     """A group of so many ranks, of which this process is one and the others are made up."""
-    torch_private.give_collectives_shapes()
+    give_collectives_shapes()
     backend = "fake" if device.NAME == "cpu" else f"cpu:fake,{device.NAME}:fake"
-    dist.init_process_group(backend, store=torch_private.fake_store(), rank=rank, world_size=world)
+    dist.init_process_group(backend, store=fake_store(), rank=rank, world_size=world)
     try:
-        with torch_private.meshes_of_one_run():
+        with meshes_of_one_run():
             yield
     finally:
         dist.destroy_process_group()
@@ -52,17 +68,17 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         return out
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch_private.replaced(torch.UntypedStorage, "resize_", resized))
-        stack.enter_context(torch_private.replaced(torch.Tensor, "record_stream", record))
-        stack.enter_context(torch_private.planning_wrapped(_for_real))
+        stack.enter_context(replaced(torch.UntypedStorage, "resize_", resized))
+        stack.enter_context(replaced(torch.Tensor, "record_stream", record))
+        stack.enter_context(planning_wrapped(_for_real))
         stack.enter_context(dtensor.alike_planned_once())
-        stack.enter_context(torch_private.ranks_trusted(record))
-        stack.enter_context(torch_private.shards_padded_once())
+        stack.enter_context(ranks_trusted(record))
+        stack.enter_context(shards_padded_once())
         stack.enter_context(_averaged(recorder))
         if device.NAME == "cpu":
             # Ranks are numbers on the host, and so the simulated device holds none.
-            stack.enter_context(torch_private.meshes_wrapped(_for_real))
-            stack.enter_context(torch_private.buckets_rebuilt_by(_with_numbers(recorder)))
+            stack.enter_context(meshes_wrapped(_for_real))
+            stack.enter_context(buckets_rebuilt_by(_with_numbers(recorder)))
         yield
 
 
@@ -86,7 +102,7 @@ def _for_real(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as if nothing were simulated: what it works with is no part of the program."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with torch_private.without_modes():
+        with without_modes():
             return function(*args, **kwargs)
 
     return run
@@ -108,9 +124,9 @@ def _averaged(recorder: TraceRecorder) -> Iterator[None]:
         self.register_comm_hook((recorder, ranks), _received)
 
     with (
-        torch_private.replaced(wrapper, "__init__", make),
+        replaced(wrapper, "__init__", make),
         # It would ask a timer of the device, which a build without CUDA has not.
-        torch_private.ddp_asks_no_timer(),
+        ddp_asks_no_timer(),
     ):
         yield
 
@@ -125,9 +141,9 @@ def _received(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses ann
 
 def is_shard(tensor: torch.Tensor) -> bool:
     """This rank holds a part of it."""
-    return torch_private.local_part(tensor) is not tensor
+    return local_part(tensor) is not tensor
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that this rank holds."""
-    return torch_private.local_part(tensor)
+    return local_part(tensor)

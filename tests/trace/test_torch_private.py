@@ -1,4 +1,4 @@
-"""Private names of PyTorch stand in one file, and one that means something else is noticed."""
+"""Private names of PyTorch stand in one place, and one that means something else is noticed."""
 
 import ast
 import json
@@ -27,8 +27,10 @@ clears, chooses, is_fake = (
 )
 
 from memcalc.errors import EstimateError
-from memcalc.trace import device, engine, ledger, modules, recorder, self_check, torch_private
+from memcalc.trace import device, engine, ledger, modules, recorder, self_check
 from memcalc.trace.operators import attention, autocast, overrides
+from memcalc.trace.torch_private import dispatch, names
+from memcalc.trace.torch_private import engine as private_engine
 
 device.use("cuda")
 autocast.install()
@@ -41,7 +43,7 @@ BREAKS = {
     "that a storage is used by others": (engine, "is_owned_once", lambda _: True),
     "who holds a gradient": (engine, "is_held_by_engine_alone", lambda _: False),
     "that a program holds a gradient": (engine, "is_held_by_engine_alone", lambda _: True),
-    "which frames are wrappers": (torch_private, "_WRAPPERS", ("elsewhere.py",)),
+    "which frames are wrappers": (private_engine, "_WRAPPERS", ("elsewhere.py",)),
     "who calls the dispatch mode": (engine, "called_from_engine", lambda _: True),
     "what names a storage": (ledger, "named", lambda _: next(numbers)),
     "how clipping chooses": (clip_grad, "_has_foreach_support", chooses),
@@ -62,9 +64,9 @@ found = {}
 for name, (owner, attribute, broken) in BREAKS.items():
     with patch.object(owner, attribute, broken):
         found[name] = outcome()
-optimizer._foreach_supported_types.remove(torch_private.FakeTensor)
+optimizer._foreach_supported_types.remove(dispatch.FakeTensor)
 found["which tensors are taken by foreach"] = outcome()
-optimizer._foreach_supported_types.append(torch_private.FakeTensor)
+optimizer._foreach_supported_types.append(dispatch.FakeTensor)
 with patch.object(self_check, "NEWEST_TORCH", (2, 1)):
     found["everything is whole again"] = outcome()
 with device.fake_mode(), recorder.TraceRecorder(None) as seen:
@@ -73,12 +75,12 @@ with device.fake_mode(), recorder.TraceRecorder(None) as seen:
         torch.cat(pair)
     found["cat"] = [entry.op for entry in seen.ledger.entries]
 device.use("cpu")
-with patch.object(torch_private, "_ENGINE", "_renamed"):
+with patch.object(private_engine, "_ENGINE", "_renamed"):
     found["who runs the engine on a CPU"] = outcome()
 found["a CPU's run"] = outcome()
 for path in ("torch._C:_gone", "torch._gone:name"):
     try:
-        torch_private._ask(path)
+        names.ask(path)
     except EstimateError as error:
         found[path] = str(error)
 print(json.dumps(found), flush=True)
@@ -179,6 +181,6 @@ def test_a_private_name_is_found():
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda p: p.name)
-def test_private_names_of_pytorch_stand_in_one_file(path):
-    if path.name != "torch_private.py":
+def test_private_names_of_pytorch_stand_in_one_place(path):
+    if path.parent.name != "torch_private":
         assert not list(private_names(path.read_text())), path

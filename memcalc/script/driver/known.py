@@ -26,7 +26,8 @@ from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.operators.patches import add_bias_in_place, adds_bias, read_ctc_lengths
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.recipes import UnansweredError
-from memcalc.trace.torch_private import HigherOrderOperator, current_node, without_dispatch
+from memcalc.trace.torch_private.dispatch import HigherOrderOperator, without_dispatch
+from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.values import Values
 
 _aten = torch.ops.aten

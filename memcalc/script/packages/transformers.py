@@ -14,7 +14,7 @@ from memcalc.script import parameters
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
-from memcalc.trace.torch_private import mode_in_use
+from memcalc.trace.torch_private.dispatch import mode_in_use
 from memcalc.workload.prequantised import held_once, quantise
 
 

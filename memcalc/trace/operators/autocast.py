@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from memcalc.trace import device
-from memcalc.trace.torch_private import autocast_names, without_key
+from memcalc.trace.torch_private.dispatch import autocast_names, without_key
 
 HALVES = (torch.float16, torch.bfloat16)
 """Types of half precision, from which autocast goes up to fp32."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.trace.torch_private import has_kernel
+from memcalc.trace.torch_private.dispatch import has_kernel
 
 KERNELS_ON_CUDA = ("silu_backward", "mish_backward", "_fused_rms_norm")
 """Operators that other devices compose, but for which CUDA has a kernel of its own: a PyTorch that

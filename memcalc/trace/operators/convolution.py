@@ -12,7 +12,7 @@ import torch
 
 from memcalc.kernels.convolution import DTYPES, Direction
 from memcalc.kernels.formulas import KernelCall
-from memcalc.trace.torch_private import suggest_memory_format
+from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 PLANNED = "cuDNN is the version that PyTorch brings along, with torch.backends.cudnn.benchmark off"
 TRIED = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import suggest_memory_format
+from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 _ROWS = torch.contiguous_format
 _INDEXED = (1 << 31) - 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import below_autograd
+from memcalc.trace.torch_private.dispatch import below_autograd
 
 NO_ZEROS = "no factor of a product is taken to be zero: the gradient needs more where one is"
 _aten = torch.ops.aten

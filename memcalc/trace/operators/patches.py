@@ -17,13 +17,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 from memcalc.trace import device
 from memcalc.trace.operators.autocast import HALVES
 from memcalc.trace.subclasses import DATA, apply_by_data
-from memcalc.trace.torch_private import (
-    FakeTensor,
-    replaced,
-    script_with,
-    transformed,
-    wrap_module_apply,
-)
+from memcalc.trace.torch_private.choices import script_with, wrap_module_apply
+from memcalc.trace.torch_private.dispatch import FakeTensor, transformed
+from memcalc.trace.torch_private.names import replaced
 
 
 @functools.cache

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 
 from memcalc.registry import Choice
+from memcalc.trace.packages.bitsandbytes import updates_on_cpu
 from memcalc.trace.recorder import TraceRecorder
-from memcalc.trace.torch_private import on_cpu_of_bitsandbytes, replaced, without_modes
+from memcalc.trace.torch_private.dispatch import without_modes
+from memcalc.trace.torch_private.names import replaced
 from memcalc.version import installed as version_of
 
 Update = Callable[..., None]
@@ -45,7 +47,7 @@ def installed(choice: Choice, recorder: TraceRecorder) -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         import bitsandbytes  # noqa: F401
 
-        update_32bit, update_8bit = on_cpu_of_bitsandbytes()
+        update_32bit, update_8bit = updates_on_cpu()
     ops = torch.ops.bitsandbytes
     with (
         replaced(ops, "optimizer_update_32bit", _with_numbers(update_32bit)),

@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import mmap
+import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -19,8 +20,11 @@ from typing import Any
 
 import torch
 
+from memcalc.errors import EstimateError
 from memcalc.kernels.target import Target
-from memcalc.trace.torch_private import raw_stream, replaced, without_modes
+from memcalc.trace.torch_private.devices import raw_stream
+from memcalc.trace.torch_private.dispatch import without_modes
+from memcalc.trace.torch_private.names import replaced
 
 NAMESPACE = "bitsandbytes"
 """Of its operators."""
@@ -175,3 +179,18 @@ def states_read(known: list[torch.Tensor]) -> Iterator[None]:
 def forget() -> None:
     """Leave behind what it keeps for the life of a process: a fresh one has none of it."""
     importlib.import_module("bitsandbytes.functional").name2qmap.clear()
+
+
+def updates_on_cpu() -> tuple[Callable[..., None], Callable[..., None]]:
+    """Its updates on the CPU, of 32-bit and of 8-bit states (read in 0.50.2)."""
+    path = "bitsandbytes.backends.cpu.ops"
+    try:
+        return (
+            pkgutil.resolve_name(f"{path}:_optimizer_update_32bit_cpu"),
+            pkgutil.resolve_name(f"{path}:_optimizer_update_8bit_blockwise_cpu"),
+        )
+    except (ImportError, AttributeError):
+        raise EstimateError(
+            "This bitsandbytes has another update on the CPU than 0.50.2, which was read: "
+            "install that one, or leave the CPU out."
+        ) from None

@@ -21,7 +21,7 @@ import torch
 from memcalc.records.trace import Component
 from memcalc.trace import device, streams, subclasses
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.torch_private import replaced
+from memcalc.trace.torch_private.names import replaced
 
 _GROUPS = "deepspeed.utils.groups"
 _COMM = "deepspeed.comm.comm"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from memcalc.trace.torch_private import replaced
+from memcalc.trace.torch_private.names import replaced
 
 _PLACE = "torch.distributed.tensor."
 _RUNS = "_propagate_tensor_meta_non_cached"

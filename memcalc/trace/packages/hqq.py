@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.torch_private import replaced
+from memcalc.trace.torch_private.names import replaced
 
 
 @contextlib.contextmanager

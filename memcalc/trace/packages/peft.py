@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.torch_private import replaced
+from memcalc.trace.torch_private.names import replaced
 
 
 @contextmanager

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private import FakeTensor, for_every_device, replaced
+from memcalc.trace.torch_private.dispatch import FakeTensor, for_every_device
+from memcalc.trace.torch_private.names import replaced
 
 NAMESPACE = "quanto"
 """Of its operators."""

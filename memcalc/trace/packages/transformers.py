@@ -18,7 +18,7 @@ from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
 from memcalc.trace import streams
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.torch_private import replaced
+from memcalc.trace.torch_private.names import replaced
 from memcalc.workload.inference import tensors_of
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from memcalc.trace import device
-from memcalc.trace.torch_private import replaced
+from memcalc.trace.torch_private.names import replaced
 
 JIT, AUTOTUNER, DRIVER = (f"triton.runtime.{name}" for name in ("jit", "autotuner", "driver"))
 """Modules in which something is replaced."""

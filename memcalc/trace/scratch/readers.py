@@ -23,7 +23,7 @@ from memcalc.trace.scratch import products as products_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
 from memcalc.trace.scratch import step as step_scratch
 from memcalc.trace.scratch.step import is_dense
-from memcalc.trace.torch_private import suggest_memory_format
+from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # The mask is allocated first.

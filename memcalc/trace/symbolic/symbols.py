@@ -21,7 +21,7 @@ from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
 from memcalc.symbolic.records import AttentionChoice, Kind, Point, code
-from memcalc.trace.torch_private import ConstantSource, DimDynamic, PythonPrinter, ShapeEnv
+from memcalc.trace.torch_private.symbols import ConstantSource, DimDynamic, PythonPrinter, ShapeEnv
 
 _INT_MAX = str((1 << 63) - 1)
 """A full slice asks whether a size is below this: always."""

@@ -1,0 +1,115 @@
+"""Operators, their kernels, and the modes and fake tensors through which they are called."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from memcalc.trace.torch_private.names import ask
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+]
+
+_key_set = ask("torch._C:DispatchKeySet")
+_keys = ask("torch._C:DispatchKey")
+_exclude = ask("torch._C:_ExcludeDispatchKeyGuard")
+_registered = ask("torch._C:_dispatch_get_registrations_for_dispatch_key")
+has_kernel: Callable[[str, str], bool] = ask("torch._C:_dispatch_has_kernel_for_dispatch_key")
+"""Does an operator, such as ``aten::linear``, have a kernel of its own under a dispatch key?"""
+without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
+"""A context in which no dispatch mode sees what runs."""
+below_autograd: Callable[[], AbstractContextManager[Any]] = ask(
+    "torch._C:_AutoDispatchBelowAutograd"
+)
+"""A context in which operators run without a record for backward."""
+without_dispatch: Callable[[], AbstractContextManager[Any]] = ask("torch._C:_DisableTorchDispatch")
+"""The same for real tensors only, and cheap: fake ones are no tensors in it."""
+_mode_of_kind: Callable[[Any], Any] = ask("torch._C:_get_dispatch_mode")
+_FAKE = ask("torch._C:_TorchDispatchModeKey.FAKE")
+
+
+def mode_in_use() -> FakeTensorMode:
+    """The fake mode that whatever runs now runs in."""
+    mode: FakeTensorMode = _mode_of_kind(_FAKE)
+    return mode
+
+
+@contextmanager
+def without_key(name: str) -> Iterator[None]:
+    """Calls inside pass a dispatch key by."""
+    with _exclude(_key_set(getattr(_keys, name))):
+        yield
+
+
+def autocast_names() -> frozenset[str]:
+    """Operators that CUDA's autocast does something to, such as ``conv2d`` or ``sum.dim_IntList``.
+
+    They are registered in builds without CUDA as well (aten/src/ATen/autocast_mode.cpp), but for
+    ``_cudnn_rnn``.
+    """
+    return frozenset(name.removeprefix("aten::") for name in _registered("AutocastCUDA"))
+
+
+def for_every_device(func: OpOverload) -> Callable[..., Any] | None:
+    """The kernel that an operator has for all devices alike; ``None``: it has none.
+
+    Called so, what it calls in its turn is seen by modes; through the operator it is not.
+    """
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    if not func.has_kernel_for_dispatch_key(key):
+        return None
+    return functools.partial(func._op_dk, key)
+
+
+HigherOrderOperator: Any = ask("torch._ops:HigherOrderOperator")
+"""Operators that are given functions: flex attention, ``torch.cond``."""
+
+
+def eager_code(operator: Any) -> Callable[..., Any] | None:
+    """What runs such an operator where nothing is compiled; ``None``: it has no such code."""
+    kernel: Callable[..., Any] | None = operator.py_kernels.get(
+        torch._C.DispatchKey.CompositeExplicitAutograd
+    )
+    return kernel
+
+
+transformed: Callable[[], Any] = ask("torch._C._functorch:peek_interpreter_stack")
+"""The transform of ``torch.func`` at work, if one is."""
+OpOverload: Any = ask("torch._ops:OpOverload")
+"""An operator with one of its signatures."""
+_rule: Any = ask("torch._library.simple_registry:find_torch_dispatch_rule")
+
+
+@contextmanager
+def no_rules() -> Iterator[None]:
+    """Dispatch modes and fake tensors have no rules by operator, and are not asked for any.
+
+    C++ keeps the function that it asks before every call (torch/csrc/utils/python_arg_parser.cpp,
+    ``maybe_get_registered_torch_dispatch_rule``), so that function itself is given other code.
+    """
+
+    def find_torch_dispatch_rule(op: Any, torch_dispatch_class: type) -> None:
+        return None
+
+    before = _rule.__code__
+    _rule.__code__ = find_torch_dispatch_rule.__code__
+    try:
+        yield
+    finally:
+        _rule.__code__ = before

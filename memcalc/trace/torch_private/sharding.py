@@ -1,0 +1,140 @@
+"""What DDP and FSDP do that fake tensors cannot, or that another rank would answer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from memcalc.trace.torch_private.devices import registered_device
+from memcalc.trace.torch_private.dispatch import FakeTensor
+from memcalc.trace.torch_private.names import ask, replaced
+from memcalc.trace.torch_private.tensors import data_of, storage_key
+
+_as_meta = ask("torch._subclasses.fake_tensor:in_kernel_invocation_manager")
+
+
+def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """``tensor.data = new``, also from the simulated device to the host and back.
+
+    PyTorch lets tensors of its own devices take each other's data, and not those of others
+    (c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type``, 2.13): the new data comes under
+    the old device's keys, and the fake tensor is told where it is.
+    """
+    try:
+        data_of.__set__(tensor, new)
+    except RuntimeError:
+        if not isinstance(tensor, FakeTensor):
+            raise
+        fake = new if isinstance(new, FakeTensor) else tensor.fake_mode.from_tensor(new)
+        with torch.no_grad(), _as_meta(fake.fake_mode):
+            plain = fake.detach()
+        keys = "cpu" if fake.device.type != "cpu" else registered_device()
+        data_of.__set__(tensor, FakeTensor(fake.fake_mode, plain, torch.device(keys)))
+    if isinstance(tensor, FakeTensor):
+        tensor.fake_device = getattr(new, "fake_device", new.device)
+
+
+def buckets_rebuilt_by(
+    wrap: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> AbstractContextManager[None]:
+    """DDP makes its buckets anew by what ``wrap`` makes of its reducer's method."""
+    owner = ask("torch._C._distributed_c10d:Reducer")
+    return replaced(owner, "_rebuild_buckets", wrap(owner._rebuild_buckets))
+
+
+def ddp_asks_no_timer() -> AbstractContextManager[None]:
+    """DDP's logger would ask a timer of the device, which a build without CUDA does not have."""
+    owner = ask("torch._C._distributed_c10d:Logger")
+    return replaced(owner, "set_runtime_stats_and_log", lambda logger: None)
+
+
+@contextmanager
+def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
+    """DDP takes it that ranks agree, and FSDP1 records streams by this function.
+
+    DDP compares shapes by values that are read back (torch/nn/parallel/distributed.py); FSDP1
+    calls ``record_stream`` past all modes (torch/distributed/fsdp/_common_utils.py), and knows
+    storages by their address, which fake ones do not have (_flat_param.py). Pinned host memory is
+    host memory.
+    """
+
+    def compared(group: Any, parameters: list[torch.Tensor], logger: Any = None) -> None:
+        # What torch/csrc/distributed/c10d/reducer.cpp (verify_params_across_processes, 2.13) makes
+        # on the device: how many parameters each rank has, then their sizes and strides.
+        like = parameters[0]
+
+        def numbers(count: int) -> torch.Tensor:
+            return torch.empty(count, dtype=torch.int64, device=like.device)
+
+        counts = [numbers(1) for _ in range(1 + group.size())]
+        numbers(group.size())
+        numbers(sum(2 * parameter.dim() for parameter in parameters))
+        del counts
+
+    with ExitStack() as stack:
+        ddp = importlib.import_module("torch.nn.parallel.distributed")
+        stack.enter_context(replaced(ddp, "_verify_param_shape_across_processes", compared))
+        for name in ("_common_utils", "_flat_param", "_runtime_utils"):
+            module = importlib.import_module(f"torch.distributed.fsdp.{name}")
+            stack.enter_context(replaced(module, "_no_dispatch_record_stream", record_stream))
+        flat = importlib.import_module("torch.distributed.fsdp._flat_param")
+        for owner, name, value in (
+            (flat, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
+            (flat, "_same_storage", lambda one, two: storage_key(one) == storage_key(two)),
+            (torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), _set_data)),
+            (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
+            (torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.device.type == "cpu"),
+        ):
+            stack.enter_context(replaced(owner, name, value))
+        runtime = importlib.import_module("torch.distributed.fsdp._runtime_utils")
+        hook = _on_stream_of_views(runtime._post_backward_hook)
+        stack.enter_context(replaced(runtime, "_post_backward_hook", hook))
+        yield
+
+
+@contextmanager
+def shards_padded_once() -> Iterator[None]:
+    """FSDP2 knows a shard that it has padded by its address, and a fake one's by its storage.
+
+    Else it would pad uneven shards again in the first forward, and free the first ones
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``reset_sharded_param``, 2.13).
+    """
+    owner = ask("torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam")
+    reset = owner.reset_sharded_param
+
+    def same(shard: Any) -> bool:
+        place = shard._module_info
+        parameter = getattr(place.module, place.param_name)
+        local, kept = parameter._local_tensor, shard._sharded_param_data
+        if parameter is not shard.sharded_param or not isinstance(kept, FakeTensor):
+            return False
+        held = local.device.type != "meta" and kept.untyped_storage().nbytes() > 0
+        return held and storage_key(local) == storage_key(kept)
+
+    def once(shard: Any) -> None:
+        if same(shard):
+            shard._sharding_spec = shard.sharded_param._spec
+        else:
+            reset(shard)
+
+    with replaced(owner, "reset_sharded_param", once):
+        yield
+
+
+def _on_stream_of_views(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook of FSDP1 that runs where CUDA's engine runs it: on the stream that made its node.
+
+    The node that accumulates a flat parameter's gradient is made with the first views into it, on
+    the stream that unshards, and the engine switches to a node's stream for its hooks too
+    (torch/csrc/autograd/engine.cpp, ``evaluate_function``).
+    """
+
+    def run(state: Any, *args: Any) -> None:
+        with state._device_handle.stream(state._unshard_stream):
+            hook(state, *args)
+
+    return run
