@@ -1,199 +1,118 @@
 """Files that a simulated run did not write, and its script finds again all the same.
 
-A script that saves a checkpoint often looks at it, renames it, copies it or removes it. Files of
-that name that were there before are covered by it while the script runs, and stay as they are.
+In place of a checkpoint lies a file with a mark, as long as the checkpoint would be, where the
+script does not see it (``Overlay``); what was saved is kept by the mark's number.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import io
 import os
 import shutil
-import stat
-from collections.abc import Iterator
 from typing import Any
 
+from memcalc.script import file_functions
+from memcalc.script.overlay import Overlay, full
 from memcalc.script.patches import Patches
 
 _MARK = b"saved in a simulated run, number %08d"
+_open = open
 _LONG = len(_MARK % 0)
 NOT_WRITTEN = "checkpoints are not written"
 """What an answer says of all that is saved."""
 
 
 class UnwrittenFiles:
-    """What a script has saved, by path; what it saved to a buffer, by a mark in that buffer."""
+    """What a script has saved, by the mark that it finds in place of it."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Any] = {}
-        self._numbered: list[Any] = []
-
-    def put(self, file: Any, content: Any) -> None:
-        """Keep what was saved."""
-        path = _path(file)
-        if path is not None:
-            self._kept[path] = content
-            return
-        file.write(_MARK % len(self._numbered))
-        self._numbered.append(content)
-
-    def get(self, file: Any) -> Any:
-        """What was saved there; ``None``: nothing was."""
-        path = _path(file)
-        if path is not None:
-            return self._kept.get(path)
-        return self._marked(file)
+        self.overlay = Overlay()
+        self._kept: dict[int, Any] = {}
+        self._next = 0
 
     def install(self, patches: Patches) -> None:
         """Let the script find its files by the functions of ``os`` and ``shutil``."""
-        for name in ("stat", "lstat"):
-            patches.wrap(os, name, self._stat)
-        for name in ("remove", "unlink"):
-            patches.wrap(os, name, self._remove)
-        for name in ("rename", "replace"):
-            patches.wrap(os, name, self._rename)
-        for name in ("copyfile", "copy", "copy2"):
-            patches.wrap(shutil, name, self._copy)
-        for name, answer in (("chmod", None), ("utime", None), ("chown", None), ("access", True)):
-            patches.wrap(os, name, functools.partial(self._leave, answer))
-        patches.wrap(os, "listdir", self._list)
-        patches.wrap(os, "scandir", self._scan)
+        patches.also(lambda: self.overlay.close(lambda path: _number(path) is not None))
+        file_functions.install(patches, self.overlay)
+        patches.wrap(shutil, "copyfile", self._copy)
 
-    def _marked(self, file: Any) -> Any:
-        try:
-            at = file.tell()
-            head = file.read(_LONG)
-            file.seek(at)
-        except (AttributeError, OSError, ValueError):
-            return None
-        before, _, number = bytes(head).rpartition(b" ")
-        if not before or before != _MARK.rpartition(b" ")[0]:
-            return None
-        return self._numbered[int(number)]
+    def put(self, file: Any, content: Any, size: int = 0) -> None:
+        """Keep what was saved.
 
-    def _stat(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return original(path, *args, **kwargs)
-        except FileNotFoundError:
-            kept = _path(path) in self._kept and kwargs.get("dir_fd") is None
-            if not kept:
-                raise
-            return _described()
-
-    def _remove(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-        if kwargs.get("dir_fd") is None and self._kept.pop(_path(path) or "", None) is not None:
+        Args:
+            file: where it was saved: a path, or something open.
+            content: what was saved.
+            size: bytes that the file would have.
+        """
+        number, self._next = self._next, self._next + 1
+        self._kept[number] = content
+        path = full(file)
+        if path is None:
+            beside = full(getattr(file, "name", None))
+            if beside is not None:
+                self.overlay.of_checkpoints.add(os.path.dirname(beside))
+                self.overlay.made.add(beside)
+            file.write(_MARK % number)
             return
-        original(path, *args, **kwargs)
+        self._forget_what_is_gone()
+        self._mark(path, number, size)
 
-    def _leave(self, answer: Any, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("dir_fd") is None and _path(path) in self._kept:
-            return answer
-        return original(path, *args, **kwargs)
+    def get(self, file: Any, missing: Any = None) -> Any:
+        """What was saved there; ``missing`` if nothing was."""
+        path = full(file)
+        at = self.overlay.where(path) if path is not None else None
+        number = _marked(file) if path is None else _number(at) if at is not None else None
+        return missing if number is None else self._kept.get(number, missing)
 
-    def _rename(self, original: Any, source: Any, target: Any, **kwargs: Any) -> None:
-        here, there = _path(source), _path(target)
-        if here in self._kept and there is not None:
-            self._kept[there] = self._kept.pop(here)
-            return
-        original(source, target, **kwargs)
-        self._follow_folder(here, there)
-
-    def _follow_folder(self, here: str | None, there: str | None) -> None:
-        if here is None or there is None:
-            return
-        for path in [path for path in self._kept if path.startswith(here + os.sep)]:
-            self._kept[there + path[len(here) :]] = self._kept.pop(path)
+    def _mark(self, path: str, number: int, size: int) -> None:
+        overlay = self.overlay
+        place = path
+        if not overlay.is_own(path):
+            overlay.of_checkpoints.add(os.path.dirname(path))
+            place = overlay.in_folder(path) or overlay.new()
+        with _open(place, "wb") as opened:
+            opened.write(_MARK % number)
+            # It takes no room: nothing is written after the mark.
+            with contextlib.suppress(OSError):
+                opened.truncate(max(size, _LONG))
+        overlay.leads(path, place)
+        self.overlay.numbers[place] = number
 
     def _copy(self, original: Any, source: Any, target: Any, **kwargs: Any) -> Any:
-        here = _path(source)
-        if here not in self._kept:
+        here, there = full(source), full(target)
+        at = self.overlay.where(here) if here is not None else None
+        number = _number(at) if at is not None and there is not None else None
+        if number is None or there is None or at is None:
             return original(source, target, **kwargs)
-        if os.path.isdir(target):
-            target = os.path.join(target, os.path.basename(here))
-        self.put(target, self._kept[here])
+        self._mark(there, number, os.stat(at).st_size)
         return target
 
-    def _inside(self, folder: Any) -> list[str]:
-        wanted = _path("." if folder is None else folder)
-        return [name for head, name in map(os.path.split, self._kept) if head == wanted and wanted]
-
-    def _list(self, original: Any, path: Any = None) -> Any:
-        found = original(path)
-        more = [] if isinstance(path, bytes) else self._inside(path)
-        return found + [name for name in more if name not in found]
-
-    def _scan(self, original: Any, path: Any = None) -> Any:
-        more = [] if isinstance(path, bytes) else self._inside(path)
-        return _Scan(original(path), path, more) if more else original(path)
+    def _forget_what_is_gone(self) -> None:
+        gone = {
+            path: number for path, number in self.overlay.numbers.items() if _number(path) != number
+        }
+        for path in gone:
+            del self.overlay.numbers[path]
+        for number in set(gone.values()) - set(self.overlay.numbers.values()):
+            self._kept.pop(number, None)
 
 
-class _Scan:
-    """As what ``os.scandir`` gives."""
-
-    def __init__(self, real: Any, folder: Any, more: list[str]) -> None:
-        self._real, self._folder, self._more = real, folder, more
-
-    def __iter__(self) -> Iterator[Any]:
-        seen = set()
-        for entry in self._real:
-            seen.add(entry.name)
-            yield entry
-        for name in self._more:
-            if name not in seen:
-                yield _Entry(
-                    name, os.path.join("." if self._folder is None else self._folder, name)
-                )
-
-    def __enter__(self) -> _Scan:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the folder."""
-        self._real.close()
+def _marked(file: Any) -> int | None:
+    """The number of the mark that comes next in an open file."""
+    try:
+        at = file.tell()
+        head = file.read(_LONG)
+        file.seek(at)
+    except (AttributeError, OSError, ValueError):
+        return None
+    before, _, number = bytes(head).rpartition(b" ") if isinstance(head, bytes) else (b"", b"", b"")
+    return int(number) if before and before == _MARK.rpartition(b" ")[0] else None
 
 
-class _Entry:
-    """As ``os.DirEntry``, of a file that was not written."""
-
-    def __init__(self, name: str, path: str) -> None:
-        self.name, self.path = name, path
-
-    def __fspath__(self) -> str:
-        return self.path
-
-    def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """It is."""
-        return True
-
-    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """It is not."""
-        return False
-
-    def is_symlink(self) -> bool:
-        """It is not."""
-        return False
-
-    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Of a file of this user."""
-        return _described()
-
-
-def _described() -> os.stat_result:
-    return os.stat_result((stat.S_IFREG | 0o644, 0, 0, 1, os.getuid(), os.getgid(), _LONG, 0, 0, 0))
-
-
-def _path(file: Any) -> str | None:
-    """Where a file lies; ``None``: it is in memory."""
-    if not isinstance(file, str | os.PathLike):
-        if isinstance(file, io.BytesIO) or not isinstance(getattr(file, "name", None), str):
-            return None
-        file = file.name
-    with contextlib.suppress(TypeError, ValueError):
-        found = os.path.abspath(os.fspath(file))
-        return found if isinstance(found, str) else None
-    return None
+def _number(path: str) -> int | None:
+    """The number of the mark that a file begins with."""
+    try:
+        with _open(path, "rb") as opened:
+            return _marked(opened)
+    except OSError:
+        return None

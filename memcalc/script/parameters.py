@@ -31,7 +31,10 @@ def install(patches: Patches, mode: FakeTensorMode, *, real_on_host: bool) -> No
         real_on_host: those on the host keep their numbers, and are fake once they leave it.
     """
 
-    def parameter(original: Any, cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+    def parameter(
+        original: Any, cls: Any, data: Any = None, requires_grad: bool = True, **_of_fake: Any
+    ) -> Any:
+        # Accelerate makes a parameter anew with all attributes of the old one, a fake one's too.
         if data is None:
             data = torch.empty(0)
         if not isinstance(data, FakeTensor) and (real_on_host or not _ours(data)):

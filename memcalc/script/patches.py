@@ -110,26 +110,30 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Find a module that somebody waits for."""
-        acts = self.waiting.pop(name, None)
-        if acts is None:
+        if name not in self.waiting:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = find(name, path, target) if find is not None and finder is not self else None
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, acts)
+                    # It may only be asked whether the module is there: nothing is loaded then.
+                    act = functools.partial(self._act, name)
+                    spec.loader = _Loader(spec.loader, act)
                 return spec  # type: ignore[no-any-return]
-        self.waiting[name] = acts
         return None
+
+    def _act(self, name: str, module: ModuleType) -> None:
+        for act in self.waiting.pop(name, []):
+            act(module)
 
 
 class _Loader(importlib.abc.Loader):
     """Loads a module by its own loader, then acts on it."""
 
-    def __init__(self, loader: Any, acts: list[Callable[[ModuleType], None]]) -> None:
+    def __init__(self, loader: Any, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader
-        self._acts = acts
+        self._act = act
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -145,5 +149,4 @@ class _Loader(importlib.abc.Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for act in self._acts:
-            act(module)
+        self._act(module)

@@ -18,6 +18,7 @@ from memcalc.trace.torch_private.dispatch import without_dispatch
 from memcalc.trace.torch_private.tensors import storage_key
 
 Say = Callable[[str], None]
+_NOTHING = object()
 
 
 class _Kept:
@@ -84,17 +85,17 @@ class _Checkpoints:
         self._put(f, _kept(obj))
 
     def _put(self, file: Any, content: Any) -> None:
-        self._files.put(file, content)
+        self._files.put(file, content, _size(content, {}))
         self._say(place.named(NOT_WRITTEN))
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """As ``torch.load``."""
-        found = self._files.get(f)
+        found = self._files.get(f, _NOTHING)
         if isinstance(found, _Tensors):
             found = found.tensors
-        if found is not None:
+        if found is not _NOTHING:
             return _loaded(found, map_location, {})
         if not self._simulated:
             return original(f, map_location, *args, **kwargs)
@@ -209,6 +210,25 @@ def _kept(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return _Kept(value)
     return _mapped(value, _kept)
+
+
+_ABOUT = 1024
+"""Bytes that a file has beside its tensors, about."""
+
+
+def _size(content: Any, storages: dict[Any, int]) -> int:
+    """Bytes that a checkpoint would take: storages are saved whole, and once."""
+    if isinstance(content, _Tensors):
+        content = content.tensors
+    if isinstance(content, torch.nn.Module):
+        content = {name: _Kept(tensor) for name, tensor in content.state_dict().items()}
+    if isinstance(content, _Kept):
+        storages[content.storage] = content.elements * content.host.element_size()
+    elif isinstance(content, Mapping):
+        content = list(content.values())
+    for value in content if isinstance(content, list | tuple) else ():
+        _size(value, storages)
+    return sum(storages.values()) + _ABOUT
 
 
 def _loaded(value: Any, location: Any, storages: dict[Any, torch.Tensor]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.script import empty_folders, saving, trackers
+from memcalc.script import saving, trackers
 from memcalc.script.packages import peft, saved_models
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
@@ -23,10 +23,9 @@ def install(
     Returns:
         Where models were saved instead.
     """
-    empty_folders.install(patches)
-    saving.install(patches, say, simulated=simulated)
+    files = saving.install(patches, say, simulated=simulated)
     trackers.install(patches, say)
-    folders = SavedFolders(patches)
+    folders = SavedFolders(patches, files.overlay)
     saved_models.install(patches, say, folders)
     peft.install(patches, say, folders)
     return folders

@@ -117,6 +117,12 @@ trainer.train()
 trainer.save_model("final")
 model = AutoModelForCausalLM.from_pretrained("final").cuda()
 assert model.num_parameters() == trainer.model.num_parameters()
+assert os.path.isfile("out/checkpoint-4/model.safetensors")
+arguments.max_steps, arguments.save_total_limit = 6, 2
+again = Trainer(LlamaForCausalLM(config), arguments, train_dataset=rows, eval_dataset=rows)
+again.train(resume_from_checkpoint=True)
+assert again.state.global_step == 6 and again.state.log_history[0]["step"] == 2
+assert "checkpoint-6" in os.listdir("out")
 """
 
 
@@ -124,6 +130,38 @@ assert model.num_parameters() == trainer.model.num_parameters()
 def test_what_a_trainer_saved_is_loaded(memcalc, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAINER)
+    (tmp_path / "out" / "checkpoint-1").mkdir(parents=True)
     done = memcalc("simulate", "--steps", "0", "--", "python", "train.py")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "final").exists()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint-1"]
+
+
+ACCELERATED = """
+import os
+import torch
+from accelerate import Accelerator
+def train(epochs):
+    accelerator = Accelerator()
+    model = torch.nn.Linear(64, 64)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    if os.path.isdir("state"):
+        accelerator.load_state("state")
+    for _ in range(epochs):
+        model(torch.ones(4, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.save_state("state")
+    return optimizer.state[model.weight]["step"].item()
+assert train(2) == 2
+assert train(1) == 3
+"""
+
+
+@pytest.mark.nightly
+def test_accelerate_goes_on_from_a_state(memcalc, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(ACCELERATED)
+    done = memcalc("simulate", "--steps", "0", "--", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "state").exists()

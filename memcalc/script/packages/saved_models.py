@@ -33,17 +33,38 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
         if getattr(model, "hf_quantizer", None) is None:
             original(model, folders.instead(save_directory), **{**kwargs, **_NOT_PUSHED})
 
-    def save_model(original: Any, trainer: Any, output_dir: Any = None, *_: Any, **__: Any) -> None:
+    def save_model(
+        original: Any, trainer: Any, output_dir: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         not_written(original)
-        model = trainer.accelerator.unwrap_model(trainer.model)
         # Several processes would gather their shards first.
-        if trainer.args.world_size == 1 and hasattr(model, "save_pretrained"):
-            model.save_pretrained(output_dir or trainer.args.output_dir)
+        if trainer.args.world_size == 1:
+            folder = folders.instead(output_dir or trainer.args.output_dir)
+            original(trainer, folder, *args, **kwargs)
+
+    def save_checkpoint(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        not_written(original)
+        if trainer.args.world_size == 1:
+            original(trainer, *args, **kwargs)
+
+    def output_dir(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
+        # Rotation removes old checkpoints there, and none of the user's.
+        return folders.instead(original(trainer, *args, **kwargs))
+
+    def tokenizers(module: ModuleType) -> None:
+        def save(original: Any, tokenizer: Any, save_directory: Any, *args: Any, **kw: Any) -> Any:
+            return original(
+                tokenizer, folders.instead(save_directory), *args, **{**kw, **_NOT_PUSHED}
+            )
+
+        patches.wrap(module.PreTrainedTokenizerBase, "save_pretrained", save)
+        folders.read_by(module.PreTrainedTokenizerBase, "from_pretrained", 1)
 
     def trainer(module: ModuleType) -> None:
-        patches.wrap(module.Trainer, "_save_checkpoint", not_written)
+        patches.wrap(module.Trainer, "_save_checkpoint", save_checkpoint)
+        patches.wrap(module.Trainer, "_get_output_dir", output_dir)
         patches.wrap(module.Trainer, "save_model", save_model)
-        for name in ("save_state", "save_metrics"):
+        for name in ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint"):
             patches.wrap(module.Trainer, name, not_written)
 
     def models(module: ModuleType) -> None:
@@ -57,6 +78,7 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
         folders.read_by(module.PreTrainedConfig, "get_config_dict", 1)
 
     patches.when_imported("transformers.trainer", trainer)
+    patches.when_imported("transformers.tokenization_utils_base", tokenizers)
     patches.when_imported("transformers.modeling_utils", models)
     patches.when_imported("transformers.models.auto.auto_factory", automatic)
     patches.when_imported("transformers.configuration_utils", configs)
