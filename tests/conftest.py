@@ -1,4 +1,5 @@
 import contextlib
+import gc
 import io
 import os
 import pathlib
@@ -20,6 +21,9 @@ _EXAMPLES = 30
 settings.register_profile("default", max_examples=2 * _EXAMPLES // 3, deadline=None)
 settings.register_profile("nightly", max_examples=10 * _EXAMPLES, deadline=None)
 settings.load_profile("default")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # What is imported until all tests are known stays: no need to look for garbage in it.
+    gc.disable()
 
 
 def pytest_configure(config):
@@ -42,6 +46,12 @@ def pytest_configure(config):
     os.environ[WARM] = name
     with Parent(MemcalcError, os.environ) as parent:
         parent.child("tests.preload", "preload")
+
+
+def pytest_collection_finish():
+    """From here on garbage is looked for, but not among what PyTorch and the others have loaded."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure(config):

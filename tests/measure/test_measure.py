@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import pathlib
 
 import pytest
@@ -28,12 +27,13 @@ def suite(tmp_path, *wanted):
     (tmp_path / "suite.toml").write_text("\n".join(lines))
 
 
-def living(mark: str) -> list[str]:
+def living(folder: pathlib.Path) -> list[str]:
+    """Processes that are in this folder, or were started by one that was."""
     found = []
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if mark.encode() in (entry / "environ").read_bytes():
+                if (entry / "cwd").readlink() == folder:
                     found.append((entry / "cmdline").read_text())
             except OSError:
                 continue
@@ -91,10 +91,9 @@ def _width(dtype):
 def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(cold, tmp_path, endless):
     suite(tmp_path, "Small", "Aborts", "Killed", "Leaves", "Raises", "Babbles", "TooLarge",
           "Nothing", *endless, "Small")  # fmt: skip
-    mark = f"MEMCALC_MARK={os.getpid()}-{tmp_path.name}"
+    own = {"MEMCALC_WARM": ""} if endless else {}
     done = cold("measure", "--suite", "suite.toml", "--steps", "2", "--timeout", "12",
-                   "-o", "out.json", "--no-estimate", MEMCALC_WARM="",
-                   MEMCALC_MARK=mark.split("=")[1])  # fmt: skip
+                   "-o", "out.json", "--no-estimate", **own)  # fmt: skip
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
     first, aborts, killed, leaves, raises, babbles, large, nothing, *spawns, last = runs(tmp_path)
@@ -112,7 +111,7 @@ def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(cold, tmp_path, 
     assert failed["asked"] == 4 << 50
     assert large["measurement"]["weights"] > 0
     assert "no memory" in done.stdout.split("zoo:TooLarge")[1].split("\n")[0]
-    assert living(mark) == []
+    assert living(tmp_path) == []
 
 
 def test_without_a_gpu_measuring_on_cuda_says_so(memcalc):
