@@ -33,8 +33,9 @@ from memcalc.registry import Choice
 from memcalc.symbolic.records import SymbolicTrace
 from memcalc.trace.decoding import TRACED
 from memcalc.trace.generalize import generalize
+from memcalc.trace.generation import movable
 from memcalc.trace.packages import bitsandbytes
-from memcalc.trace.run import movable, trace
+from memcalc.trace.run import trace
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
 from memcalc.workload.model import in_its_words

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.scratch.step import is_dense
+from memcalc.trace.scratch.shapes import is_dense
 
 WORTH_READING = 1 << 20
 """Elements of a tensor whose values are worked out when it is copied to the host."""

@@ -14,18 +14,26 @@ from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.trace import Bound, Trace
 from memcalc.trace import device, self_check
 from memcalc.trace.drive import infer, steps_of, train
-from memcalc.trace.folding.fold import Run
+from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
 from memcalc.trace.operators import attention, autocast, gradients, overrides
 from memcalc.trace.packages import bitsandbytes, liger, quanto
-from memcalc.trace.placing import placed
+from memcalc.trace.placing import fold_length, placed
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.choices import is_compiled, let_compiled_run_eagerly
 from memcalc.trace.torch_private.names import installed_version
+from memcalc.workload import layouts
+from memcalc.workload.prequantised import names_layers
 from memcalc.workload.program import Program
+
+_CONTINUED = "repeated layers are traced a few times and continued, proven on one more"
+_ATTENTION = {
+    name: frozenset({Backend(name), Backend.MATH})
+    for name in ("flash", "efficient", "cudnn", "math")
+}
 
 
 def tracer(
@@ -53,21 +61,13 @@ def tracer(
         rank: which process, where the plan has several.
         kernels: what is told of kernels; ``None``: the target's own.
     """
-    device.use(program.plan.target)
-    autocast.install()
-    overrides.install()
-    let_compiled_run_eagerly()
-    said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target), *_compiled(program))))
-    allowed = _ATTENTION.get(program.plan.attention)
-    attention.install(target, allowed, choose if symbols is None else symbols.choose)
+    _install(program, target, said, symbols)
     kernels = kernels or (TargetKernelMemory(target) if symbols is None else symbols)
     packaged = bitsandbytes.Kernels(target, program.plan.target)
 
     def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
         recorder = TraceRecorder(
-            kernels if program.plan.target == "cuda" else None,
-            breadcrumbs,
-            symbols,
+            kernels if program.plan.target == "cuda" else None, breadcrumbs, symbols
         )
         recorder.cudnn_benchmark = target.cudnn_benchmark
         recorder.ledger.units = _units(program.model, stacks, repeats)
@@ -76,10 +76,7 @@ def tracer(
         shapes = None if symbols is None else symbols.env
         with (
             _liger(program, target, recorder),
-            placed(program, recorder, shapes, rank) as (
-                ready,
-                named,
-            ),
+            placed(program, recorder, shapes, rank) as (ready, named),
         ):
             (infer if program.plan.infers else train)(ready, named, recorder)
             last = steps_of(program) - 1
@@ -88,16 +85,7 @@ def tracer(
             )
             if program.plan.scheme is not None:
                 tagged = replace(tagged, inventory=ready.inventory)
-        said.update(
-            dict.fromkeys(
-                (
-                    *recorder.assumptions,
-                    *recorder.operations.said(),
-                    *autocast.unread(),
-                    *gradients.assumed(),
-                )
-            )
-        )
+        said.update(dict.fromkeys(_assumed(recorder)))
         if missing is not None and isinstance(kernels, TargetKernelMemory):
             missing.update(dict.fromkeys((*kernels.uncounted, *_recurrent(program, target))))
         if bounded is not None and isinstance(kernels, TargetKernelMemory):
@@ -105,6 +93,26 @@ def tracer(
         return tagged
 
     return once
+
+
+def _install(
+    program: Program, target: Target, said: dict[str, None], symbols: Symbols | None
+) -> None:
+    """Let PyTorch do on the simulated device what it does on this target, and try it out."""
+    device.use(program.plan.target)
+    autocast.install()
+    overrides.install()
+    let_compiled_run_eagerly()
+    said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target), *_compiled(program))))
+    allowed = _ATTENTION.get(program.plan.attention)
+    attention.install(target, allowed, choose if symbols is None else symbols.choose)
+
+
+def _assumed(recorder: TraceRecorder) -> Iterator[str]:
+    yield from recorder.assumptions
+    yield from recorder.operations.said()
+    yield from autocast.unread()
+    yield from gradients.assumed()
 
 
 def _liger(
@@ -134,6 +142,22 @@ def _of_another_torch(target: Target) -> Iterator[str]:
         yield f"what runs is PyTorch {here}'s code; its kernels and allocator are those of {there}"
 
 
+def folded(program: Program, once: Run, said: dict[str, None]) -> TaggedTrace:
+    """A trace continued from a few repetitions of layers, where they are alike.
+
+    Args:
+        program: what is run.
+        once: traces it as it is when called.
+        said: grows by what was assumed.
+    """
+    if not layouts.of(program.plan).folds or names_layers(program.plan):
+        return once([], 0)
+    tagged, continued = trace_folded(program.model, once, fold_length(program))
+    if continued:
+        said[_CONTINUED] = None
+    return tagged
+
+
 def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]) -> Trace:
     """What was recorded, without the repetitions."""
     return Trace(
@@ -150,12 +174,6 @@ def as_trace(tagged: TaggedTrace, program: Program, assumptions: tuple[str, ...]
         assumptions=assumptions,
         versions={"torch": str(torch.__version__)},
     )
-
-
-_ATTENTION = {
-    name: frozenset({Backend(name), Backend.MATH})
-    for name in ("flash", "efficient", "cudnn", "math")
-}
 
 
 def _units(model: torch.nn.Module, stacks: Sequence[Stack], repeats: int) -> dict[str, int]:

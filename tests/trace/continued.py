@@ -18,11 +18,11 @@ def peaks(path, settings, limits, most):
     """Of every phase and rung, with these limits of a trace and so many events written down."""
     from memcalc.catalog.plan import make
     from memcalc.estimation.tracing import Desk
-    from memcalc.trace import decoding, run
+    from memcalc.trace import decoding, generation
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in limits.items():
-            patch.setattr(run, name, value)
+            patch.setattr(generation, name, value)
         patch.setattr(decoding, "MOST_EVENTS", most)
         found, trace = Desk().estimate(make({"model": path, "precision": "bf16", **settings}))
     figures = [(p.phase.value, p.requested, p.allocated, p.reserved) for p in found.phases]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.scratch.shapes import bytes_of
 
 
 def _flash_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -45,7 +46,7 @@ def _efficient_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
 def _copied(*tensors: Any) -> tuple[int, ...]:
     """Bytes of those (B, H, S, D) that do not lie in rows of (B, S, H, D)."""
     turned = (tensor.transpose(1, 2) for tensor in tensors)
-    return tuple(t.numel() * t.element_size() for t in turned if not t.is_contiguous())
+    return tuple(bytes_of(t) for t in turned if not t.is_contiguous())
 
 
 def _cudnn_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -58,7 +59,7 @@ def _cudnn_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     Source: aten/src/ATen/native/cudnn/MHA.cpp, ``run_cudnn_SDP_bprop`` (2.11 and 2.13).
     """
     grad, query, key, value = args[:4]
-    copied = 0 if grad.stride(-1) == 1 else grad.numel() * grad.element_size()
+    copied = 0 if grad.stride(-1) == 1 else bytes_of(grad)
     return KernelCall(
         "cudnn_backward", (tuple(query.shape), tuple(key.shape), value.shape[-1], copied)
     )

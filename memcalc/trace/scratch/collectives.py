@@ -6,24 +6,22 @@ Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, ``allgather`` and ``re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import nested
+from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed
 
 
 def _flat(lists: list[list[torch.Tensor]]) -> KernelCall | None:
     sizes = {tuple(tensor.shape) for tensors in lists for tensor in tensors}
     if len(sizes) != 1:
         return None
-    taken = (sum(tensor.numel() * tensor.element_size() for tensor in one) for one in lists)
-    return KernelCall("fixed", (nested(*taken), ()))
+    taken = (sum(bytes_of(tensor) for tensor in one) for one in lists)
+    return fixed(before=nested(*taken))
 
 
-READERS: dict[str, Callable[[tuple[Any, ...], Any], KernelCall | None]] = {
+READERS: dict[str, Reader] = {
     "c10d::allgather_": lambda args, out: _flat(args[0]),
     "c10d::reduce_scatter_": lambda args, out: _flat(args[1]),
 }

@@ -6,14 +6,13 @@ Its operators (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, 2.13) w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import round_up
-from memcalc.trace.scratch.step import is_dense
+from memcalc.trace.scratch.shapes import Reader, fixed, is_dense
 
 
 def _split_copy(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -46,7 +45,7 @@ def _chunk_cat(args: tuple[Any, ...], out: torch.Tensor) -> KernelCall | None:
             (tuple(_whole(t, dim, chunks) // chunks * out.element_size() for t in tensors),),
         )
     filled = [_whole(t, dim, chunks) * t.element_size() for t in tensors if t.shape[dim] % chunks]
-    return KernelCall("fixed", ((*filled, *(~number for number in range(len(filled)))), ()))
+    return fixed((*filled, *(~number for number in range(len(filled)))))
 
 
 def _whole(tensor: torch.Tensor, dim: int, chunks: int) -> int:
@@ -56,7 +55,7 @@ def _whole(tensor: torch.Tensor, dim: int, chunks: int) -> int:
     )
 
 
-READERS: dict[str, Callable[[tuple[Any, ...], Any], KernelCall | None]] = {
+READERS: dict[str, Reader] = {
     "fsdp::split_with_sizes_copy": _split_copy,
     "fsdp::chunk_cat": _chunk_cat,
 }

@@ -14,7 +14,7 @@ import torch
 
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import nested
-from memcalc.trace.scratch.step import is_dense
+from memcalc.trace.scratch.shapes import bytes_of, fixed, is_dense
 
 
 def _product(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -36,8 +36,8 @@ def _copied(tensor: torch.Tensor, turned: bool) -> int:
     elif across == 1 and down >= max(1, columns):
         by_rows = True
     else:
-        return _bytes(tensor)
-    return _bytes(tensor) if tensor.is_conj() and by_rows == turned else 0
+        return bytes_of(tensor)
+    return bytes_of(tensor) if tensor.is_conj() and by_rows == turned else 0
 
 
 def _in_rows(out: torch.Tensor) -> bool:
@@ -63,10 +63,10 @@ def _copied_batch(tensor: torch.Tensor, turned: bool, inner: int, outer: int) ->
     strides = tensor.stride()
     plain = strides[fast] == 1 and strides[leading] >= max(1, inner)
     if plain:
-        return _bytes(tensor) if tensor.is_conj() else 0
+        return bytes_of(tensor) if tensor.is_conj() else 0
     if strides[leading] == 1 and strides[fast] >= max(1, outer):
         return 0
-    return _bytes(tensor)
+    return bytes_of(tensor)
 
 
 def _grouped(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -81,12 +81,8 @@ def _grouped(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return KernelCall("grouped_mm", (groups, (left.shape[-2], right.shape[-1]), shared))
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def _call(*copies: int) -> KernelCall | None:
-    return KernelCall("fixed", ((), nested(*copies))) if any(copies) else None
+    return fixed(after=nested(*copies)) if any(copies) else None
 
 
 READERS = {

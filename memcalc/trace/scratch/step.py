@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import nested
 from memcalc.optim import table
+from memcalc.trace.scratch.shapes import fixed, is_dense
 
 _CHUNK = 65536
 """Elements of a foreach kernel's chunk: aten/src/ATen/native/cuda/MultiTensorApply.cuh."""
@@ -33,13 +32,7 @@ def _foreach_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
         return None
     chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
     partial = max(4, tensors[0].element_size())
-    return KernelCall("fixed", ((len(tensors) * chunks * partial,), (~0,)))
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """From the first to the last element lie no others, and none twice."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return sum((size - 1) * stride for size, stride in pairs) + 1 == tensor.numel()
+    return fixed((len(tensors) * chunks * partial,), (~0,))
 
 
 def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], KernelCall]:
@@ -60,7 +53,7 @@ def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], Kern
         )
         for number, (chosen, _) in enumerate(table.split(evens)):
             sizes += [table.table_bytes(len(chosen), columns), ~number]
-        return KernelCall("fixed", (tuple(sizes), ()))
+        return fixed(tuple(sizes))
 
     return read
 

@@ -1,0 +1,79 @@
+"""Reads what gradients of images and pools copy, where channels do not lie as they should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.kernels.formulas import KernelCall
+from memcalc.kernels.scratch import nested
+from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed
+from memcalc.trace.torch_private.tensors import suggest_memory_format
+
+
+def _gradient_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """A gradient that does not lie in rows is copied, after the result is made.
+
+    Seen with PyTorch 2.13's CUDA build, as are the two below.
+    """
+    return _copied(args[0], torch.contiguous_format)
+
+
+def _gradient_of_image(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The same, but channels may come last."""
+    return _copied(args[0], suggest_memory_format(args[0]))
+
+
+def _gradient_of_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The same, but channels come last where they do in the input."""
+    return _copied(args[0], suggest_memory_format(args[1]))
+
+
+def _adaptive_max_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Input and outputs are copied where they do not lie in rows.
+
+    Source: aten/src/ATen/native/cuda/AdaptiveMaxPooling2d.cu (2.13).
+    """
+    return _in_rows(*out, args[0])
+
+
+def _adaptive_max_pool_backward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    return _in_rows(args[0], args[2], out)
+
+
+def _in_rows(*tensors: torch.Tensor) -> KernelCall | None:
+    """Copies of those that do not lie in rows, in this order."""
+    sizes = [bytes_of(t) for t in tensors if not t.is_contiguous()]
+    return fixed(after=nested(*sizes)) if sizes else None
+
+
+def _copied(grad: torch.Tensor, layout: torch.memory_format) -> KernelCall | None:
+    if grad.is_contiguous(memory_format=layout):
+        return None
+    return fixed(after=(bytes_of(grad), ~0))
+
+
+_IN_ROWS = (
+    "_log_softmax_backward_data",
+    "upsample_bicubic2d_backward",
+    *("upsample_nearest1d_backward", "upsample_linear1d_backward"),
+    *("upsample_nearest3d_backward", "upsample_trilinear3d_backward"),
+)
+_IMAGES = (
+    "upsample_nearest2d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "upsample_bilinear2d_backward",
+)
+_POOLS = (
+    "max_pool2d_with_indices_backward",
+    "avg_pool2d_backward",
+    "_adaptive_avg_pool2d_backward",
+)
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(_IN_ROWS, _gradient_in_rows),
+    **dict.fromkeys(_IMAGES, _gradient_of_image),
+    **dict.fromkeys(_POOLS, _gradient_of_pool),
+    "adaptive_max_pool2d": _adaptive_max_pool,
+    "adaptive_max_pool2d_backward": _adaptive_max_pool_backward,
+}

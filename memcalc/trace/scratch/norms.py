@@ -1,0 +1,89 @@
+"""Reads what softmax and normalisation take beside their outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed, is_dense
+
+
+def _softmax(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What does not lie in rows is copied once the output is there.
+
+    Source: aten/src/ATen/native/cuda/SoftMax.cu, ``host_softmax`` (2.11 and 2.13).
+    """
+    given = args[0]
+    if given.is_contiguous():
+        return None
+    return fixed(after=(bytes_of(given), ~0))
+
+
+def _safe_softmax(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """Rows that are masked whole become zero: which elements are, which rows, and the zero.
+
+    Source: aten/src/ATen/native/SoftMax.cpp, ``_safe_softmax`` (2.11 and 2.13).
+    """
+    given, rows = args[0], math.prod(out.shape[:-1])
+    if given.is_contiguous():
+        return fixed(after=(out.numel(), rows, 4, ~2, ~1, ~0))
+    copied = bytes_of(given)
+    return fixed(after=(copied, ~0, out.numel(), rows, 4, ~3, ~2, ~1))
+
+
+def _softmax_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """The product of gradient and output, and a copy of it where it does not lie in rows.
+
+    Source: aten/src/ATen/native/cuda/SoftMax.cu, ``softmax_backward_cuda_out`` (2.11 and 2.13).
+    """
+    grad, output = args[:2]
+    size = grad.numel() * max(grad.element_size(), output.element_size())
+    # The product lies as the gradient does, unless that has gaps.
+    in_rows = grad.is_contiguous() or not is_dense(grad)
+    return fixed(after=(size, ~0) if in_rows else (size, size, ~1, ~0))
+
+
+def _group_norm(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """Moments in float32 of 16-bit inputs; scale and shift of each channel where there are any."""
+    inputs, weight, bias, samples, channels, area, groups = args[:7]
+    moments = samples * groups * 4 if inputs.element_size() < 4 else 0
+    scaled = area > 1 and not (weight is None and bias is None)
+    return KernelCall("group_norm", (moments, samples * channels * 4 if scaled else 0))
+
+
+def _group_norm_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """Two sums for each channel, two numbers for each group, and the channels' scale.
+
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (2.11 and 2.13).
+    """
+    weight, samples, channels, area, groups = args[4:9]
+    each, group = samples * channels * 4, samples * groups * 4
+    if weight is None or area == 1:
+        return fixed(after=(each, each, group, group, ~3, ~2, ~1, ~0))
+    return fixed(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
+
+
+def _layer_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Inputs that do not lie in rows are copied first.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda`` and
+    ``layer_norm_backward_cuda``; recorded with PyTorch 2.13.
+    """
+    tensors = args[:2] if isinstance(args[1], torch.Tensor) else args[:1]
+    copied = [bytes_of(t) for t in tensors if not t.is_contiguous()]
+    if not copied:
+        return None
+    return fixed(before=tuple(copied), after=tuple(~n for n in reversed(range(len(copied)))))
+
+
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
+    "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
+    **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),
+    "_softmax_backward_data": _softmax_backward,
+    "_safe_softmax": _safe_softmax,
+}

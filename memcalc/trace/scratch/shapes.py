@@ -1,0 +1,29 @@
+"""What readers of arguments ask of tensors, and the kernel calls that many of them find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.kernels.formulas import KernelCall
+
+Reader = Callable[[tuple[Any, ...], Any], KernelCall | None]
+"""Finds a kernel call in an operator's arguments and output; ``None`` where there is none."""
+
+
+def fixed(before: tuple[int, ...] = (), after: tuple[int, ...] = ()) -> KernelCall:
+    """A call that takes these, before and after its outputs are made."""
+    return KernelCall("fixed", (before, after))
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """From the first to the last element lie no others, and none twice."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return sum((size - 1) * stride for size, stride in pairs) + 1 == tensor.numel()
