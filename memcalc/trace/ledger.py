@@ -12,80 +12,15 @@ import torch
 from memcalc.kernels.scratch import Allocations
 from memcalc.records.trace import Aside, Component, Mark, Phase, Sent, Storage
 from memcalc.trace import device
-from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace, unit_of
+from memcalc.trace.entries import Entry, Position, dtype_name
+from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace
+from memcalc.trace.settling import BY_PARAMETER, settled
 from memcalc.trace.streams import BackwardStreams
 from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.torch_private.tensors import named, storage_key, storage_of
 
-BY_PARAMETER = (Phase.PREPARE, Phase.RESUME, Phase.STEP, Phase.ZERO_GRAD)
-"""Phases that go through parameters: what happens there repeats with the parameter's layer."""
-
-
 _PLAIN = ("empty", "empty_strided", "zeros")
 """Operators that make a tensor of nothing."""
-MOST_HELD = 2
-"""Repetitions whose storages variables of a loop hold at once: the present and the one before."""
-
-
-class _Entry:
-    """What is known of one storage while the run goes on; frozen into a Storage at its end."""
-
-    __slots__ = (
-        "bytes",
-        "component",
-        "dtype",
-        "grad",
-        "module",
-        "node",
-        "op",
-        "phase",
-        "resized",
-        "source",
-        "step",
-        "stream",
-        "tag",
-        "until",
-        "used_by",
-    )
-
-    def __init__(self, nbytes: int, op: str, where: _Position, node: Any) -> None:
-        self.bytes = nbytes
-        self.op = op
-        self.module = where.module
-        self.tag = where.tag
-        self.source = where.source
-        self.phase = where.phase
-        self.step = where.step
-        self.node = id(node) if node is not None else 0
-        self.grad = torch.is_grad_enabled()
-        self.component: Component | None = None
-        self.dtype = ""
-        self.until = ""
-        self.stream = 0
-        self.resized = False
-        self.used_by: int | None = None
-
-    def purpose(self) -> Component:
-        """What it was for, by what was said of it or by how it lived."""
-        if self.resized and self.component in (None, Component.ACTIVATIONS):
-            return Component.UNSHARDED
-        if self.component is None and self.stream:
-            return Component.COMMUNICATION
-        return self.component or Component.TEMPORARIES
-
-
-class _Position:
-    """The present moment: phase, step and the module whose code runs."""
-
-    __slots__ = ("module", "phase", "source", "step", "tag")
-
-    def __init__(self) -> None:
-        self.module = ""
-        self.tag = UNTAGGED
-        self.source: int | None = None
-        """The storage whose repetition, known at the end, is that of what happens now."""
-        self.phase = Phase.LOAD
-        self.step = 0
 
 
 class Ledger:
@@ -93,12 +28,12 @@ class Ledger:
 
     def __init__(self, size: Callable[[Any], int] = int) -> None:
         self._size = size
-        self.entries: list[_Entry] = []
+        self.entries: list[Entry] = []
         self.events: list[int] = []
         self.event_tags: list[int] = []
         self.marks: list[Mark] = []
         self.asides: list[Aside] = []
-        self.position = _Position()
+        self.position = Position()
         self.wrapped = False
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
         self.by_parameter = False
@@ -181,8 +116,8 @@ class Ledger:
         if nbytes == 0:
             return
         number = len(self.entries)
-        entry = _Entry(self._size(nbytes), name, self.position, node)
-        entry.dtype = _dtype_name(tensor.dtype)
+        entry = Entry(self._size(nbytes), name, self.position, node)
+        entry.dtype = dtype_name(tensor.dtype)
         entry.stream = self.streams.of(node)
         self.entries.append(entry)
         self.log(number)
@@ -208,7 +143,7 @@ class Ledger:
         if not after:
             return
         self._empty.discard(key)
-        entry = _Entry(self._size(after), old.op, self.position, None)
+        entry = Entry(self._size(after), old.op, self.position, None)
         entry.stream, entry.resized = self.streams.of(None), True
         entry.component, entry.dtype = old.component, old.dtype
         self._live[key] = (len(self.entries), reference)
@@ -242,7 +177,7 @@ class Ledger:
         for word in allocations:
             if word > 0:
                 number = len(self.entries)
-                entry = _Entry(word, name, self.position, node)
+                entry = Entry(word, name, self.position, node)
                 entry.component = Component.WORKSPACES
                 entry.stream = self.streams.of(node)
                 self.entries.append(entry)
@@ -309,7 +244,7 @@ class Ledger:
 
     def tagged_trace(self, flops: int | None, sent: tuple[Sent, ...] = ()) -> TaggedTrace:
         """Everything seen so far, beside the operations and the messages that were counted."""
-        event_tags = self._settled_tags()
+        event_tags = settled(self.entries, self.events, self.event_tags, self.marks)
         return TaggedTrace(
             storages=[
                 Storage(
@@ -334,42 +269,3 @@ class Ledger:
             marks=list(self.marks),
             asides=list(self.asides),
         )
-
-    def _settled_tags(self) -> list[int]:
-        """Tags of all events; storages that follow another one take its tag.
-
-        Where parameters are gone through, deaths take theirs from what dies together. A list that
-        is dropped frees something of every repetition, and each death belongs to its own.
-        Otherwise it is the present repetition that frees: a loop's variable holds what the one
-        before has made until it is given something else.
-        """
-        for entry in self.entries:
-            if entry.source is not None:
-                entry.tag = self.entries[entry.source].tag
-        tags = [
-            self.entries[event].tag if event >= 0 else tag
-            for event, tag in zip(self.events, self.event_tags, strict=True)
-        ]
-        ends = [mark.index for mark in self.marks[1:]] + [len(self.events)]
-        for mark, end in zip(self.marks, ends, strict=True):
-            present, begin = UNTAGGED, mark.index
-            while mark.phase in BY_PARAMETER and begin < end:
-                if self.events[begin] >= 0:
-                    present, begin = tags[begin], begin + 1
-                    continue
-                after = next((i for i in range(begin, end) if self.events[i] >= 0), end)
-                own = [self.entries[~event].tag for event in self.events[begin:after]]
-                list_dropped = len({unit_of(tag) for tag in own if tag != UNTAGGED}) > MOST_HELD
-                tags[begin:after] = own if list_dropped else [present] * len(own)
-                begin = after
-        return tags
-
-
-_dtypes: dict[torch.dtype, str] = {}
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    name = _dtypes.get(dtype)
-    if name is None:
-        name = _dtypes[dtype] = str(dtype).removeprefix("torch.")
-    return name

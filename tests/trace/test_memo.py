@@ -8,7 +8,7 @@ def program():
     from torch import nn
 
     from memcalc.kernels.target import Target
-    from memcalc.trace import device, memo
+    from memcalc.trace import device, outcomes
     from memcalc.trace.operators import overrides
     from memcalc.trace.recorder import TraceRecorder
     from memcalc.trace.scratch.kernels import TargetKernelMemory
@@ -51,7 +51,7 @@ def program():
         return last[0]
 
     def ran(most):
-        memo.MOST = most
+        outcomes.MOST = most
         seen = []
         with device.fake_mode(), TraceRecorder(TargetKernelMemory(target)) as recorder:
             weight = torch.zeros(8, 8, device=on, requires_grad=True)
@@ -66,7 +66,7 @@ def program():
 
     first, later = ran(1 << 15), ran(1 << 15)
     assert later[0] >= first[0] > 50
-    memo.outcomes(with_kernels=True).clear()
+    outcomes.outcomes(with_kernels=True).clear()
     without = ran(0)
     assert without[0] == 0
     return [

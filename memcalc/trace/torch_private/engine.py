@@ -42,7 +42,7 @@ def node_number(node: Any) -> int:
 
 _WRAPPERS = (
     *("torch/_compile.py", "torch/_dynamo/eval_frame.py"),
-    *("memcalc/trace/recorder.py", "memcalc/script/recorder.py"),
+    *("memcalc/trace/recorder.py", "memcalc/trace/routes.py", "memcalc/script/recorder.py"),
     "memcalc/script/driver/known.py",
 )
 """Files whose functions stand between C++ and whoever asks for an operator."""

@@ -1,0 +1,81 @@
+"""What is known of one storage while a run goes on, and the moment in which it was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.records.trace import Component, Phase
+from memcalc.trace.folding.tagged import UNTAGGED
+
+_dtypes: dict[torch.dtype, str] = {}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What PyTorch calls a type, such as ``bfloat16``."""
+    name = _dtypes.get(dtype)
+    if name is None:
+        name = _dtypes[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+class Entry:
+    """What is known of one storage while the run goes on; frozen into a Storage at its end."""
+
+    __slots__ = (
+        "bytes",
+        "component",
+        "dtype",
+        "grad",
+        "module",
+        "node",
+        "op",
+        "phase",
+        "resized",
+        "source",
+        "step",
+        "stream",
+        "tag",
+        "until",
+        "used_by",
+    )
+
+    def __init__(self, nbytes: int, op: str, where: Position, node: Any) -> None:
+        self.bytes = nbytes
+        self.op = op
+        self.module = where.module
+        self.tag = where.tag
+        self.source = where.source
+        self.phase = where.phase
+        self.step = where.step
+        self.node = id(node) if node is not None else 0
+        self.grad = torch.is_grad_enabled()
+        self.component: Component | None = None
+        self.dtype = ""
+        self.until = ""
+        self.stream = 0
+        self.resized = False
+        self.used_by: int | None = None
+
+    def purpose(self) -> Component:
+        """What it was for, by what was said of it or by how it lived."""
+        if self.resized and self.component in (None, Component.ACTIVATIONS):
+            return Component.UNSHARDED
+        if self.component is None and self.stream:
+            return Component.COMMUNICATION
+        return self.component or Component.TEMPORARIES
+
+
+class Position:
+    """The present moment: phase, step and the module whose code runs."""
+
+    __slots__ = ("module", "phase", "source", "step", "tag")
+
+    def __init__(self) -> None:
+        self.module = ""
+        self.tag = UNTAGGED
+        self.source: int | None = None
+        """The storage whose repetition, known at the end, is that of what happens now."""
+        self.phase = Phase.LOAD
+        self.step = 0
