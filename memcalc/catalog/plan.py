@@ -8,8 +8,10 @@ from typing import Any
 from memcalc.catalog import gpus
 from memcalc.catalog.launch_files import many, spelled_out
 from memcalc.errors import SettingError, UsageError, unknown
+from memcalc.records.disagreement import disagreement
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import ZERO_STAGES, Plan
+from memcalc.records.layouts import ZERO_STAGES
+from memcalc.records.plan import Plan
 from memcalc.records.texts import input_of
 
 TRAINER_OPTIM = "adamw_torch_fused"
@@ -43,8 +45,9 @@ def make(settings: Mapping[str, Any]) -> Plan:
         # ``bf16.enabled`` is what is meant where nobody says more.
         checked.setdefault("precision", "amp-bf16")
     plan = Plan(**_several(checked))
-    if plan.disagreement is not None:
-        raise UsageError(plan.disagreement)
+    wrong = disagreement(plan)
+    if wrong is not None:
+        raise UsageError(wrong)
     return plan
 
 

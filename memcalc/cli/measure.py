@@ -15,6 +15,7 @@ from memcalc.cli.output import deliver
 from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
+from memcalc.records.disagreement import disagreement
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 
@@ -118,8 +119,9 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
         plans = load_suite(suite)
     plans = [replace(plan, target=device or plan.target) for plan in plans]
     for plan in plans:
-        if plan.disagreement is not None:
-            raise UsageError(plan.disagreement)
+        wrong = disagreement(plan)
+        if wrong is not None:
+            raise UsageError(wrong)
     return plans
 
 

@@ -5,8 +5,7 @@ words for help, and how it is typed. The command line, the check of settings, th
 budget files and docs/cli.md are made from that; see ``memcalc.records.fields``.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -31,33 +30,6 @@ def about(words: str, *, otherwise: str = "", option: str | None = "", typed: st
         typed: a sentence on how it is typed there.
     """
     return Meta(description=words, extra={"otherwise": otherwise, "option": option, "typed": typed})
-
-
-_HALF: dict[str, Scalar] = {"precision": "bf16", "optim": "paged_adamw_8bit", "checkpointing": True}
-PRESETS: dict[str, dict[str, Scalar]] = {
-    "full": _HALF,
-    "lora": {**_HALF, "lora": USUAL_LORA},
-    "qlora": {**_HALF, "lora": USUAL_LORA, "quant": "nf4-dq"},
-}
-"""What people usually mean by a word, as settings of a plan."""
-_OF_TRAINING = ("optim", "checkpointing")
-ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
-"""DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""How FSDP's first version shards, by accelerate's names and in its order."""
-WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
-
-
-def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with what their preset stands for; what they say themselves is left as it is."""
-    name = settings.get("preset")
-    stands_for = PRESETS.get(name, {}) if isinstance(name, str) else {}
-    said = {str(key).replace("-", "_"): value for key, value in settings.items()}
-    if said.get("generate") is not None or said.get("inference"):
-        # Once it is trained it is as it was loaded, and nothing of training is left.
-        stands_for = {key: one for key, one in stands_for.items() if key not in _OF_TRAINING}
-    return {**settings, **{key: one for key, one in stands_for.items() if key not in said}}
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -360,95 +332,3 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def gathers(self) -> bool:
         """The cache quantises tokens together, whenever enough of them are there."""
         return self.cache in ("quantized", "quantized-hqq")
-
-    @property
-    def disagreement(self) -> str | None:
-        """Why PyTorch itself cannot run these settings together; ``None``: it can."""
-        if self.inputs and (self.seq is not None or self.padding is not None):
-            name = "seq" if self.seq is not None else "padding"
-            return (
-                f"{name} is of batches that memcalc makes, and input describes them: leave one out."
-            )
-        if self.infers:
-            return self._without_training()
-        if self.engine is not None or self.engine_args:
-            return "engine needs generate: say how many tokens, such as --generate 256."
-        if self.scheme is not None and self.lora == NO_LORA:
-            return (
-                f"on a base in {self.scheme} adapters alone train: leave out lora none, or quant."
-            )
-        if self.cache != "dynamic" or self.beams > 1:
-            name = "cache" if self.cache != "dynamic" else "beams"
-            return f"{name} needs generate: say how many tokens, such as --generate 256."
-        if self.scheme is None and self.kbit_prepare is False:
-            return "kbit_prepare is of quantised bases: add quant, or leave it out."
-        if self.checkpoint_every > 1 and not self.checkpointing:
-            return "checkpoint_every needs checkpointing: add --checkpointing."
-        if self.liger and self.loss_chunks > 1:
-            return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
-        if self.liger and self.target == "cpu":
-            return "Liger's kernels are for GPUs: leave out liger, or target cpu."
-        if self.gpu is not None and self.target == "cpu":
-            return f"target cpu runs on no GPU: leave out gpu {self.gpu}, or target cpu."
-        against = {
-            "grad_accum above 1": self.grad_accum > 1,
-            "max_grad_norm": self.max_grad_norm is not None,
-            "precision amp-fp16": self.precision == "amp-fp16",
-        }
-        named = next((name for name, given in against.items() if given), None)
-        if named is None or not self.optim_in_backward:
-            return None
-        return (
-            f"optim_in_backward does not go with {named}: gradients are used and freed one by "
-            "one, before all of them are known."
-        )
-
-    def _without_training(self) -> str | None:
-        """What of a plan that infers is about training, or about another kind of inference."""
-        asked = "generate" if self.generate is not None else "inference"
-        if self.inference and self.generate is not None:
-            return "generate is inference already: leave inference out."
-        if self.inference and (self.cache != "dynamic" or self.beams > 1):
-            return "inference is one forward pass without a cache: type --generate N for one."
-        training = {
-            "grad_accum": self.grad_accum > 1,
-            "checkpointing": self.checkpointing,
-            "loss_chunks": self.loss_chunks > 1,
-            "liger": self.liger,
-            "max_grad_norm": self.max_grad_norm is not None,
-            "optim_in_backward": self.optim_in_backward,
-            "resume": self.resume,
-            "eval": self.eval is not None,
-            "freeze": bool(self.freeze),
-            "kbit_prepare": not self.kbit_prepare,
-            "keep_outputs": self.keep_outputs is not None,
-            "kv_cache": self.kv_cache is not None,
-            "optim_args": bool(self.optim_args),
-            f"loop {self.loop}": self.loop != "plain",
-        }
-        named = next((name for name, given in training.items() if given), None)
-        if named is not None:
-            return f"{asked} trains nothing: leave out {named}, or {asked}."
-        if self.devices > 1 or self.parallel is not None:
-            return f"{asked} is answered for one GPU so far: leave out devices and parallel."
-        if self.generate is not None and self.inputs:
-            return "generate makes its prompts itself: leave out input."
-        return self._about_engines() or self._about_devices()
-
-    def _about_engines(self) -> str | None:
-        if self.engine is None:
-            return "engine_args needs engine: name vllm or sglang." if self.engine_args else None
-        if self.gpu is None:
-            return "an engine reserves a share of a GPU: name it, such as --gpu a100-80gb."
-        if self.precision.startswith("amp-"):
-            return f"engines have no {self.precision}: type --precision {self.precision[4:]}."
-        if self.scheme is not None:
-            return "engines are answered with weights as they are so far: leave quant out."
-        if self.cache != "dynamic" or self.beams > 1:
-            return "engine keeps a cache of its own, and no beams: leave out cache and beams."
-        return None
-
-    def _about_devices(self) -> str | None:
-        if self.gpu is not None and self.target == "cpu":
-            return f"target cpu runs on no GPU: leave out gpu {self.gpu}, or target cpu."
-        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,16 +16,16 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import inference, layouts, loops, lora, past, quantised, tasks
+from memcalc.workload import checkpointing, inference, layouts, loops, lora, past, quantised, tasks
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inference import Inference
 from memcalc.workload.inputs import Batch, Inputs, Use, check, described
 from memcalc.workload.inventory import take
 from memcalc.workload.job import Job
-from memcalc.workload.loops import Loop
 from memcalc.workload.model import build
 from memcalc.workload.precision import PRECISIONS, Precision
 from memcalc.workload.quantised import compute_dtype
+from memcalc.workload.said import said
 from memcalc.workload.tasks import CALLABLE, Task
 
 
@@ -223,7 +223,7 @@ def program_of(
         assumptions=(
             *notes,
             *past.of(model, plan).notes,
-            *_said(plan, choice, loop, cached=cached),
+            *said(plan, choice, loop, cached=cached),
         ),
         inputs=inputs,
     )
@@ -241,7 +241,7 @@ def _finished(
     if not inventory.trainable and not plan.infers:
         raise UsageError(_nothing_left(plan))
     if plan.checkpointing:
-        _checkpoint(model, plan, reentrant=then.reentrant)
+        checkpointing.checkpoint(model, plan, reentrant=then.reentrant)
     return model, inventory
 
 
@@ -258,7 +258,7 @@ def finished(program: Program, loaded: torch.nn.Module) -> Program:
         UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.
     """
     if program.plan.checkpointing:
-        _check_checkpointing(loaded)
+        checkpointing.switch(loaded)
     if not program.plan.infers:
         quantised.prepare(loaded, program.plan)
     known = program.inventory
@@ -287,61 +287,6 @@ def _kv_cache(model: torch.nn.Module, wanted: bool | None) -> bool:
     return wanted
 
 
-def _said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
-    if plan.infers:
-        yield from _said_of_inference(plan)
-        return
-    if loop.keep_outputs(plan):
-        returned = "outputs, keys and values among them," if cached else "outputs"
-        ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"
-        yield f"the loop keeps the model's {returned} until the next forward has its own ({ways})"
-    if layouts.of(plan).package == "deepspeed":
-        yield "DeepSpeed makes its flat buffers on the GPU, as it does where that has the room"
-    if plan.optim_in_backward or choice.row.in_backward:
-        yield "each parameter is updated inside backward, and its gradient freed at once"
-    yield from _said_of_base(plan)
-    if plan.liger:
-        yield "Liger's kernels are those that its defaults replace, with the loss and its logits"
-    if plan.resume:
-        yield "the checkpoint is read into host memory first, as transformers' Trainer does"
-    if plan.eval:
-        yield f"evaluation runs {plan.eval} batches of the training's size and keeps their logits"
-
-
-def _said_of_base(plan: Plan) -> Iterator[str]:
-    if plan.scheme is not None:
-        yield quantised.said_of_types(plan)
-    if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
-        yield (
-            "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "
-            "fully_shard brings it to its GPU block by block; the constants of its weights stay "
-            "whole on each"
-        )
-    elif plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
-        yield (
-            "each GPU loads the whole base, as transformers has it, before it is divided; the "
-            "constants of its weights stay whole on each"
-        )
-    if plan.scheme == "int8":
-        yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
-
-
-def _said_of_inference(plan: Plan) -> Iterator[str]:
-    yield from _said_of_base(plan)
-    if plan.generate is None:
-        yield "one forward pass without gradients"
-        return
-    rest = plan.generate - 1
-    yield (
-        f"the prompt's pass gives the first token, {rest:,} passes of one token each the others"
-        if rest
-        else "the prompt's pass gives the only token"
-    )
-    yield f"generate() of transformers runs{' a beam search' if plan.beams > 1 else ', greedily'}"
-    if plan.cache.endswith("static"):
-        yield "decoding is not compiled (disable_compile=True)"
-
-
 def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | None, list[str]]:
     if plan.inputs:
         return None, []
@@ -367,39 +312,3 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
                 f"cache{'' if plan.devices > 1 else ' (--lengths)'}"
             )
     return inputs, notes
-
-
-def _check_checkpointing(model: torch.nn.Module) -> Callable[[], None]:
-    """What turns checkpointing on.
-
-    Raises:
-        UsageError: nothing does.
-    """
-    enable: Any = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
-        raise UsageError(
-            f"{type(model).__name__} does not support gradient checkpointing: "
-            "leave --checkpointing out."
-        )
-    return enable  # type: ignore[no-any-return]
-
-
-def _checkpoint(model: torch.nn.Module, plan: Plan, *, reentrant: bool) -> None:
-    enable: Any = _check_checkpointing(model)
-    every = plan.checkpoint_every
-    if every == 1 and reentrant:
-        enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-        if plan.adapters is not None:
-            # Such layers have no gradient unless their input has one, so that loops ask for it.
-            model.enable_input_require_grads()  # type: ignore[operator]
-        return
-    if every == 1:
-        enable()
-        return
-    sparse = getattr(model, "activation_checkpointing_enable", None)
-    if sparse is None:
-        raise UsageError(
-            "This transformers recomputes all layers or none: install 5.23, or leave "
-            "--checkpoint-every out."
-        )
-    sparse(every_n_layers=every)

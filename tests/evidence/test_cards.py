@@ -7,6 +7,7 @@ import pytest
 from memcalc.accuracy.compare import peak
 from memcalc.catalog import models, suite
 from memcalc.files.results import load
+from memcalc.records.disagreement import disagreement
 
 ROOT = Path(__file__).parent.parent.parent
 CARDS = sorted((ROOT / "evidence" / "cards").glob("*.json"))
@@ -18,7 +19,7 @@ def test_the_community_suite_is_found_by_its_name_and_holds_bundled_models_only(
     assert plans == suite.load(ROOT / "configs" / "suites" / "community.toml")
     assert len(plans) == 16
     assert all(models.find(plan.model).origin == "bundled" for plan in plans)
-    assert all(plan.disagreement is None for plan in plans)
+    assert all(disagreement(plan) is None for plan in plans)
 
 
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from memcalc.catalog import gpus
+from memcalc.records.disagreement import disagreement
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = sorted((ROOT / "evidence" / "published").glob("*.json"))
@@ -27,7 +28,7 @@ def test_every_reading_says_where_it_is_from_and_is_a_plan(path, judge):
     rows = list(judge["rows_of"](source))
     assert len(rows) == len(source["rows"])
     for plan, read in rows:
-        assert plan.disagreement is None
+        assert disagreement(plan) is None
         assert read
         assert all(size > 0 for size in read.values())
 

@@ -18,7 +18,7 @@ from memcalc.catalog.launch_files.records import Said, mapping
 from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import with_preset
+from memcalc.records.presets import with_preset
 
 __all__ = ["FILES", "Said", "many", "mapping", "read", "spelled_out"]
 _SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")

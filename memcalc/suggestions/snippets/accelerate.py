@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memcalc.records.plan import ZERO_STAGES, Plan
+from memcalc.records.layouts import ZERO_STAGES
+from memcalc.records.plan import Plan
 from memcalc.suggestions.snippets import words
 from memcalc.suggestions.snippets.words import Lines
 

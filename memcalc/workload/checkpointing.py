@@ -1,0 +1,52 @@
+"""Turns gradient checkpointing on, or says why a model has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.errors import UsageError
+from memcalc.records.plan import Plan
+
+
+def switch(model: torch.nn.Module) -> Callable[[], None]:
+    """What turns checkpointing on.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    enable: Any = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None or not getattr(model, "supports_gradient_checkpointing", True):
+        raise UsageError(
+            f"{type(model).__name__} does not support gradient checkpointing: "
+            "leave --checkpointing out."
+        )
+    return enable  # type: ignore[no-any-return]
+
+
+def checkpoint(model: torch.nn.Module, plan: Plan, *, reentrant: bool) -> None:
+    """Recompute every layer, or every n-th, as the plan says.
+
+    Raises:
+        UsageError: the model has no checkpointing, or its transformers none of every n-th layer.
+    """
+    enable: Any = switch(model)
+    every = plan.checkpoint_every
+    if every == 1 and reentrant:
+        enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        if plan.adapters is not None:
+            # Such layers have no gradient unless their input has one, so that loops ask for it.
+            model.enable_input_require_grads()  # type: ignore[operator]
+        return
+    if every == 1:
+        enable()
+        return
+    sparse = getattr(model, "activation_checkpointing_enable", None)
+    if sparse is None:
+        raise UsageError(
+            "This transformers recomputes all layers or none: install 5.23, or leave "
+            "--checkpoint-every out."
+        )
+    sparse(every_n_layers=every)

@@ -1,0 +1,73 @@
+"""What an answer says that a program takes for granted, by its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.records.plan import Plan
+from memcalc.registry import Choice
+from memcalc.workload import layouts, quantised
+from memcalc.workload.loops import Loop
+
+
+def said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
+    """Sentences on what a run is taken to do.
+
+    Args:
+        plan: what is run.
+        choice: the optimizer.
+        loop: who drives it.
+        cached: the model returns its keys and values.
+    """
+    if plan.infers:
+        yield from _said_of_inference(plan)
+        return
+    if loop.keep_outputs(plan):
+        returned = "outputs, keys and values among them," if cached else "outputs"
+        ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"
+        yield f"the loop keeps the model's {returned} until the next forward has its own ({ways})"
+    if layouts.of(plan).package == "deepspeed":
+        yield "DeepSpeed makes its flat buffers on the GPU, as it does where that has the room"
+    if plan.optim_in_backward or choice.row.in_backward:
+        yield "each parameter is updated inside backward, and its gradient freed at once"
+    yield from _said_of_base(plan)
+    if plan.liger:
+        yield "Liger's kernels are those that its defaults replace, with the loss and its logits"
+    if plan.resume:
+        yield "the checkpoint is read into host memory first, as transformers' Trainer does"
+    if plan.eval:
+        yield f"evaluation runs {plan.eval} batches of the training's size and keeps their logits"
+
+
+def _said_of_base(plan: Plan) -> Iterator[str]:
+    if plan.scheme is not None:
+        yield quantised.said_of_types(plan)
+    if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
+        yield (
+            "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "
+            "fully_shard brings it to its GPU block by block; the constants of its weights stay "
+            "whole on each"
+        )
+    elif plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
+        yield (
+            "each GPU loads the whole base, as transformers has it, before it is divided; the "
+            "constants of its weights stay whole on each"
+        )
+    if plan.scheme == "int8":
+        yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
+
+
+def _said_of_inference(plan: Plan) -> Iterator[str]:
+    yield from _said_of_base(plan)
+    if plan.generate is None:
+        yield "one forward pass without gradients"
+        return
+    rest = plan.generate - 1
+    yield (
+        f"the prompt's pass gives the first token, {rest:,} passes of one token each the others"
+        if rest
+        else "the prompt's pass gives the only token"
+    )
+    yield f"generate() of transformers runs{' a beam search' if plan.beams > 1 else ', greedily'}"
+    if plan.cache.endswith("static"):
+        yield "decoding is not compiled (disable_compile=True)"
