@@ -71,7 +71,7 @@ def test_every_example_of_the_help_is_understood(example):
     _, name, *words = shlex.split(example, comments=True)
     if "*" in example:
         words = ["runs.json"]
-    app.commands[name].make_context(name, words)
+    app.commands[name].make_context(name, words, click.Context(app, **app.context_settings))
 
 
 def test_every_verb_has_examples_and_every_option_of_a_plan_a_heading():

@@ -29,8 +29,10 @@ def test_an_answer_looks_as_it_did_and_keeps_within_the_width(name, width):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", VERBS)
 def test_help_keeps_within_the_width(name, width):
-    with click.Context(app.commands[name], info_name=name, terminal_width=width) as context:
-        text = app.commands[name].get_help(context)
+    whole = click.Context(app, info_name="memcalc", **app.context_settings)
+    command = app.commands[name]
+    with click.Context(command, whole, info_name=name, terminal_width=width) as context:
+        text = command.get_help(context)
     assert max(map(len, text.splitlines())) <= width
 
 
