@@ -33,13 +33,22 @@ CASES = [
 ]
 _MARKED = [CASES[0], *(pytest.param(*case, marks=pytest.mark.nightly) for case in CASES[1:])]
 WITHIN = 0.001
-TRIES = 3
-"""A thread of gloo that is late on a busy machine holds a tensor longer than the step needs it."""
+STEPS = 6
 
 
-def is_near(one):
-    real = steady_peak(one.measurement, "requested")
-    return abs(one.prediction.peak.requested - real) <= WITHIN * real
+def quiet_peak(one):
+    """The peak of steps in which no thread of gloo was late, bytes.
+
+    After ``wait`` gloo's own thread still holds a collective's tensors until it has its lock again
+    (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, ``runLoop``, 2.13): on a busy machine for up
+    to 30 ms, in one of some hundred calls, and the step goes on meanwhile.
+    """
+    lowest = {}
+    for reading in one.measurement.phases:
+        if reading.step:
+            known = lowest.get(reading.phase, reading.requested)
+            lowest[reading.phase] = min(known, reading.requested)
+    return max(lowest.values())
 
 
 def measured(memcalc, tmp_path, model, *options):
@@ -47,7 +56,7 @@ def measured(memcalc, tmp_path, model, *options):
     (tmp_path / "config.json").write_text(json.dumps(config))
     done = memcalc(
         "measure", "config.json", "--batch", "2", "--seq", "64", "--device", "cpu",
-        "-o", "out.json", *options,
+        "--steps", str(STEPS), "-o", "out.json", *options,
     )  # fmt: skip
     (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
     return done, decode(Run, run)
@@ -56,15 +65,12 @@ def measured(memcalc, tmp_path, model, *options):
 @pytest.mark.parametrize(("model", "layout", "world"), _MARKED)
 def test_the_peak_of_each_rank_is_what_its_estimate_says(memcalc, tmp_path, model, layout, world):
     spread = ("--devices", str(world), "--parallel", layout)
-    for _ in range(TRIES):
-        done, run = measured(memcalc, tmp_path, model, *spread)
-        assert done.returncode == 0, done.stderr
-        if all(is_near(one) for one in run.ranks):
-            break
-        (tmp_path / "out.json").unlink()
+    done, run = measured(memcalc, tmp_path, model, *spread)
+    assert done.returncode == 0, done.stderr
     assert [one.plan.rank for one in run.ranks] == list(range(world))
     for one in run.ranks:
-        assert is_near(one)
+        real = quiet_peak(one)
+        assert abs(one.prediction.peak.requested - real) <= WITHIN * real
         assert one.prediction.gradients == one.measurement.gradients
         assert one.prediction.components["weights"] == one.measurement.weights
     peaks = [steady_peak(one.measurement, "requested") for one in run.ranks]
