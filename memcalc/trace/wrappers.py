@@ -79,7 +79,24 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
             # Ranks are numbers on the host, and so the simulated device holds none.
             stack.enter_context(meshes_wrapped(_for_real))
             stack.enter_context(buckets_rebuilt_by(_with_numbers(recorder)))
+            recorder.in_python[torch.ops.fsdp.chunk_cat.default] = _filled_up
         yield
+
+
+def _filled_up(
+    tensors: list[torch.Tensor], dim: int, num_chunks: int, *, out: torch.Tensor
+) -> None:
+    """FSDP2's chunks of gradients on the CPU: those that cannot be divided are filled up first.
+
+    All of them live until their chunks are copied. Source: aten/src/ATen/native/TensorShape.cpp,
+    ``_chunk_cat_out`` (2.13); on a GPU a kernel does without.
+    """
+    filled = []
+    for tensor in tensors:
+        missing = -tensor.shape[dim] % num_chunks
+        if missing:
+            behind = (0, 0) * (tensor.dim() - 1 - dim)
+            filled.append(torch.constant_pad_nd(tensor, (*behind, 0, missing)))
 
 
 def _with_numbers(recorder: TraceRecorder) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ def installed(choice: Choice, recorder: TraceRecorder) -> Iterator[None]:
         EstimateError: this bitsandbytes is another one than was read.
     """
     if choice.row.package == "memcalc":
-        recorder.in_python = _of_memcalc()
+        recorder.in_python.update(_of_memcalc())
     if choice.row.package != "bitsandbytes" or version_of("bitsandbytes") is None:
         # Without it the optimizer cannot be made, which is said where that is tried.
         yield
