@@ -2,7 +2,8 @@
 
 Source: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (``malloc``,
 ``get_free_block``, ``alloc_block``, ``should_split``, ``free``) of torch 2.11 to 2.13, native
-backend, without private pools (CUDA graphs, ``MemPool``).
+backend. A private pool (CUDA graphs, ``MemPool``) is a stream of its own here: no block passes from
+one to the other, and its segments are kept as long as the pool is (``release_cached_blocks``).
 """
 
 from __future__ import annotations
@@ -118,6 +119,14 @@ class CachingAllocator(AllocatorState):
     def empty_cache(self) -> None:
         """Give every segment nobody uses back to the device (``torch.cuda.empty_cache``)."""
         release.release_cached(self)
+
+    def keep_pool(self, stream: int, *, kept: bool) -> None:
+        """A stream within a private pool: its segments are given back only once nobody keeps it."""
+        self.private[stream] = kept
+
+    def empty_pool(self, stream: int) -> None:
+        """Give back what is free in a private pool (the end of a ``torch.cuda.MemPool``)."""
+        release.release_private(self, stream)
 
     def _find(self, pool: Pool, rounded: int, stream: int) -> Block | None:
         """The smallest free block that fits; the lowest address among equals."""

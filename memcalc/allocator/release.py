@@ -17,18 +17,29 @@ from memcalc.allocator.state import AllocatorState
 def release_cached(state: AllocatorState) -> None:
     """Wait for all streams, then give back every segment, and every page, that is free as a whole.
 
-    Other streams' segments go too, not only those of the stream that is short of memory.
+    Other streams' segments go too, not only those of the stream that is short of memory; those of
+    private pools only once nobody uses the pool.
     """
     state.syncs += 1
     state.complete_all()
     for pool in (state.large, state.small):
-        free = list(pool)
+        free = [block for block in pool if not state.private.get(block.stream)]
         for block in free:
             if block.segment is None and not block.is_split:
                 release_segment(state, block)
         for block in free:
             if block.segment is not None:
                 expandable.unmap(state, block)
+
+
+def release_private(state: AllocatorState, stream: int) -> None:
+    """Give back what is free in a private pool, and nothing else."""
+    for pool in (state.large, state.small):
+        for block in [block for block in pool if block.stream == stream]:
+            if block.segment is not None:
+                expandable.unmap(state, block)
+            elif not block.is_split:
+                release_segment(state, block)
 
 
 def release_oversize(state: AllocatorState, pool: Pool, rounded: int, stream: int) -> bool:
@@ -69,7 +80,11 @@ def collect_garbage(state: AllocatorState) -> None:
     if target <= 0:
         return
     pool = state.large
-    ages = {block: pool.searches - block.born for block in pool if not block.is_split}
+    ages = {
+        block: pool.searches - block.born
+        for block in pool
+        if not block.is_split and block.stream not in state.private
+    }
     count, total, reclaimed, progress = len(ages), sum(ages.values()), 0, True
     while count and progress and reclaimed < target:
         mean, progress = total / count, False

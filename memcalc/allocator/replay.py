@@ -11,6 +11,9 @@ An event is a plain tuple, so that a million of them cost little:
 ``(Op.PASSED, key)``                   the other streams are done with a storage that died; without
                                        this they are by the next birth (see ``streams_lag``)
 ``(Op.EMPTY_CACHE, None)``             ``torch.cuda.empty_cache()``
+``(Op.KEEP_POOL, stream)``             the stream is one within a private pool, which is in use
+``(Op.LET_GO_POOL, stream)``           nobody uses that pool any more
+``(Op.EMPTY_POOL, stream)``            what is free in that pool goes back to the device
 =====================================  ==========================================================
 """
 
@@ -39,6 +42,9 @@ class Op(Enum):
     USED_BY = "used_by"
     PASSED = "passed"
     EMPTY_CACHE = "empty_cache"
+    KEEP_POOL = "keep_pool"
+    LET_GO_POOL = "let_go_pool"
+    EMPTY_POOL = "empty_pool"
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +115,16 @@ def replay(
     failure = player.play(events)
     player.close_interval()
     return player.result(settings, failure)
+
+
+def to_pools(allocator: CachingAllocator, what: Op, stream: int) -> None:
+    """Tell an allocator of its cache, or of a private pool."""
+    if what is Op.EMPTY_CACHE:
+        allocator.empty_cache()
+    elif what is Op.EMPTY_POOL:
+        allocator.empty_pool(stream)
+    else:
+        allocator.keep_pool(stream, kept=what is Op.KEEP_POOL)
 
 
 class Player:
@@ -189,4 +205,4 @@ class Player:
         elif event[0] is Op.PASSED:
             self.allocator.complete(self.shared.pop(event[1]))
         else:
-            self.allocator.empty_cache()
+            to_pools(self.allocator, event[0], event[1])

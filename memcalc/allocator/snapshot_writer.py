@@ -18,7 +18,7 @@ from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError
 from memcalc.allocator.constants import UNLIMITED
 from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.replay import Event, Op
+from memcalc.allocator.replay import Event, Op, to_pools
 from memcalc.allocator.segments import BlockState, Segment, segments
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.allocator.state import TraceEntry
@@ -98,11 +98,11 @@ class _SnapshotWriter:
             self._phase = event[1]
         elif key is Op.USED_BY:
             self.allocator.record_stream(self._live[event[1]], event[2])
-        elif key is Op.EMPTY_CACHE:
-            self.allocator.empty_cache()
-            self.take_over(())
         elif key is Op.PASSED:
             return
+        elif isinstance(key, Op):
+            to_pools(self.allocator, key, event[1])
+            self.take_over(())
         elif event[1]:
             self._born(key, *event[1:])
         else:

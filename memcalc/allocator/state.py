@@ -35,6 +35,8 @@ class AllocatorState:
         """First block of every segment, by address."""
         self.waiting: dict[int, list[Block]] = {}
         """Freed blocks that wait for a stream, by that stream."""
+        self.private: dict[int, bool] = {}
+        """Streams that stand for one within a private pool, and whether that pool is kept."""
         self.trace: list[TraceEntry] = []
         """What happened to segments, frees that were completed late, and failures."""
         self.retries = self.ooms = self.syncs = 0

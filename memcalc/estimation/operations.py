@@ -59,9 +59,9 @@ def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
 
 
 def _told(aside: Aside) -> tuple[Any, ...]:
-    if aside.what == "empty_cache":
-        return Op.EMPTY_CACHE, None
-    return Op.USED_BY, aside.storage, aside.stream
+    if aside.what == "used_by":
+        return Op.USED_BY, aside.storage, aside.stream
+    return Op(aside.what), aside.stream
 
 
 def replayable(

@@ -13,7 +13,7 @@ from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
-from memcalc.allocator.replay import Op
+from memcalc.allocator.replay import Op, to_pools
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.operations import tuples
 from memcalc.estimation.replays import UNLIMITED
@@ -96,10 +96,10 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int
     for key, what, *stream in tuples(whole):
         if key is Op.MARK:
             step, phase = what
-        elif key is Op.EMPTY_CACHE:
-            allocator.empty_cache()
         elif key is Op.USED_BY:
             allocator.record_stream(live[what], *stream)
+        elif isinstance(key, Op) and key is not Op.PASSED:
+            to_pools(allocator, key, what)
         if isinstance(key, Op):
             continue
         storage = trace.storages[key % len(trace.storages)]

@@ -24,7 +24,8 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     what: str
-    """``empty_cache``, or ``used_by``: another stream uses a storage."""
+    """``used_by``: another stream uses a storage; ``empty_cache``; ``keep_pool``, ``let_go_pool``
+    and ``empty_pool``: of a private pool, whose storages have a stream of their own."""
     storage: int = -1
     stream: int = 0
 

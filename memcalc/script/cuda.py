@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from memcalc.errors import EstimateError
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.inert import Inert
 from memcalc.script.patches import Patches
@@ -80,9 +79,6 @@ def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None
         patches.set(cuda, name, value)
     for name in ("Stream", "Event", "ExternalStream"):
         patches.set(cuda.streams, name, given[name])
-    for module in (cuda, cuda.graphs):
-        patches.set(module, "is_current_stream_capturing", lambda: False)
-    _refuse_pools(patches)
     patches.set(torch, "Generator", Generator)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     if torch.version.cuda is None:
@@ -123,7 +119,6 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_getCurrentBlasHandle": zero,
         "_cuda_set_sync_debug_mode": nothing,
         "_cuda_get_sync_debug_mode": zero,
-        "_cuda_isCurrentStreamCapturing": _always(False),
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": lambda device=0: memory.reset_peaks(),
         "_cuda_resetAccumulatedMemoryStats": nothing,
@@ -165,32 +160,6 @@ def _install_accelerator(patches: Patches) -> None:
         for module in (accelerator, getattr(accelerator, "memory", None)):
             if module is not None and hasattr(module, name):
                 patches.set(module, name, value)
-
-
-_GRAPHS = (
-    "CUDA graphs are not simulated: what they capture lives in a memory pool of its own. Simulate "
-    "the script without them, and count their pools beside, or measure it with memcalc run."
-)
-_POOLS = (
-    "Memory pools of one's own (torch.cuda.MemPool) are not simulated: leave them out, or type "
-    "--backend driver where PyTorch's CUDA build is installed."
-)
-
-
-def _refuse_pools(patches: Patches) -> None:
-    """Say so in a sentence where a script asks for what the allocator's model does not have."""
-
-    def refuses(why: str) -> Any:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise EstimateError(why)
-
-        return refuse
-
-    patches.set(torch.cuda.graphs.CUDAGraph, "__new__", staticmethod(refuses(_GRAPHS)))
-    for module in (torch.cuda.graphs, torch.cuda):
-        patches.set(module, "graph_pool_handle", refuses(_GRAPHS))
-    patches.set(torch.cuda.memory.MemPool, "__init__", refuses(_POOLS))
-    patches.set(torch.cuda.memory.MemPool, "__new__", staticmethod(refuses(_POOLS)))
 
 
 def _always(value: Any) -> Any:

@@ -19,8 +19,10 @@ from memcalc.allocator.constants import (
     SMALL_SEGMENT,
 )
 from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.replay import Op, to_pools
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.records.trace import Aside
+from memcalc.script.pools import Pools
 from memcalc.trace.ledger import Ledger
 from memcalc.units import GIB, MIB
 
@@ -52,13 +54,15 @@ class GpuMemory(Ledger):
         self._most = 0
         """Bytes that can be reserved at most after all events."""
         self._blocks: dict[int, Any] = {}
+        self.pools = Pools(self._tell)
         self._refused: tuple[int, int, int, int] | None = None
         """The last storage without room; how many events, marks and asides there were then."""
 
     def log(self, event: int) -> None:
         """Write an event down; a birth that finds no room raises ``torch.OutOfMemoryError``."""
         if event >= 0:
-            size = self.entries[event].bytes
+            entry = self.entries[event]
+            entry.stream, size = self.pools.stream_of(entry.stream), entry.bytes
             # A request takes one segment at most, whose size is rounded up.
             grows = SMALL_SEGMENT if size <= _SURELY_SMALL else 2 * size + self._rounding
             self._most += grows
@@ -132,6 +136,11 @@ class GpuMemory(Ledger):
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         """The same, as wrappers over several GPUs say it."""
         self.used_by(tensor, stream.stream_id)
+
+    def _tell(self, what: Op, stream: int) -> None:
+        """Something of a private pool."""
+        self.asides.append(Aside(index=len(self.events), what=what.value, stream=stream))
+        to_pools(self._allocator, what, stream)
 
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""

@@ -95,6 +95,10 @@ class Phases:
             yield
         self._end_step(owner)
 
+    def made(self) -> dict[Any, int]:
+        """How many steps each optimizer has made."""
+        return dict(self._made)
+
     def drives(self, module: torch.nn.Module) -> None:
         """Somebody trains this module by tensors of its own."""
         self._labels.trains(module)

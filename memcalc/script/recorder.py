@@ -31,6 +31,7 @@ _READS = (
     "there, with zeros in place of real numbers"
 )
 _WEIGHTS_READ = "weights on the host (at {}) are read as zeros (--weights reads the real ones)"
+_CAPTURING = "CUDA error: operation not permitted when stream is capturing"
 _PINNED = "_simulated_as_pinned"
 """Attribute of tensors that were asked for in pinned host memory: DDP's reducer insists on it."""
 _SHOWN = 6
@@ -53,6 +54,8 @@ class ScriptRecorder(TraceRecorder):
         self.over = False
         """The run has ended; threads that go on are no part of it."""
         self._one_at_a_time = threading.RLock()
+        self.uncounted: dict[str, None] = {}
+        """What the script used whose memory is not known."""
         self.real_weights = False
         """Weights on the host hold their numbers."""
         self.draws = Draws(self.assume)
@@ -170,7 +173,7 @@ class ScriptRecorder(TraceRecorder):
             transfers.staging(target, source, blocking=not non_blocking)
         if there:
             self._values.know(target, source)
-        elif not is_fake((target,)):
+        elif not is_fake((target,)) and not (non_blocking and self.memory.pools.capturing):
             value = self.read_whole(source, target.dtype)
             with without_dispatch():
                 target.copy_(value)
@@ -243,6 +246,8 @@ class ScriptRecorder(TraceRecorder):
         return tuple(rule.format(_listed(lines)) for rule, lines in said if lines)
 
     def _note_read(self) -> None:
+        if self.memory.pools.capturing:
+            raise torch.AcceleratorError(_CAPTURING)
         self._reads[place.line() or self._place()] = None
 
 

@@ -20,6 +20,7 @@ from memcalc.records.trace import Trace
 from memcalc.script import (
     cuda,
     decisions,
+    graphs,
     loading,
     packages,
     parameters,
@@ -133,6 +134,7 @@ class Session:
         quiet.install(patches, self.say)
         packages.install(patches, self.recorder, self.phases, self._target, folders)
         self.phases.install(patches)
+        graphs.install(patches, self.recorder, self.phases, self._target.torch)
         patches.environment("MEMCALC_SIMULATED", "1")
         self._follow_cudnn(patches)
         self._serve_threads(patches, mode)
@@ -220,7 +222,7 @@ class Session:
                 *recorder.operations.said(),
                 *gradients.assumed(),
             ),
-            uncounted=tuple(self._kernels.uncounted),
+            uncounted=(*self._kernels.uncounted, *recorder.uncounted),
             bounds=self._kernels.bounds,
             whole=True,
             asides=tuple(self.memory.asides),

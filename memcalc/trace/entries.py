@@ -8,6 +8,7 @@ import torch
 
 from memcalc.records.trace import Component, Phase
 from memcalc.trace.folding.tagged import UNTAGGED
+from memcalc.trace.streams import POOLS
 
 _dtypes: dict[torch.dtype, str] = {}
 
@@ -58,11 +59,16 @@ class Entry:
         self.resized = False
         self.used_by: int | None = None
 
+    @property
+    def is_on_side(self) -> bool:
+        """It is of another stream than the default one, and not of a private pool."""
+        return 0 < self.stream < POOLS
+
     def purpose(self) -> Component:
         """What it was for, by what was said of it or by how it lived."""
         if self.resized and self.component in (None, Component.ACTIVATIONS):
             return Component.UNSHARDED
-        if self.component is None and self.stream:
+        if self.component is None and self.is_on_side:
             return Component.COMMUNICATION
         return self.component or Component.TEMPORARIES
 

@@ -236,7 +236,7 @@ class Ledger:
             entry = self.entries[number]
             if number < since:
                 continue
-            if entry.component is not None or entry.phase is not phase or entry.stream:
+            if entry.component is not None or entry.phase is not phase or entry.is_on_side:
                 continue
             # What a wrapper makes before the model's own code begins are its buckets.
             bucket = self.wrapped and not entry.module and entry.op in _PLAIN

@@ -236,9 +236,9 @@ class TraceRecorder(Routes):
             self.assumptions[TRIED if self.cudnn_benchmark else PLANNED] = None
         self._writer.write(name, args, out, node, call)
 
-    def clear_workspaces(self) -> None:
-        """``torch._C._cuda_clearCublasWorkspaces``."""
-        self._writer.clear_workspaces()
+    def clear_workspaces(self, stream: int | None = None) -> None:
+        """``torch._C._cuda_clearCublasWorkspaces``; or those of one stream alone."""
+        self._writer.clear_workspaces(stream)
 
     def _take(self, call: KernelCall) -> None:
         self._writer.take(call, self.modules.locate())

@@ -65,6 +65,8 @@ class Event:
         return 0.0
 
 
+POOLS = 1 << 20
+"""From here on the number of a stream stands for one within a private pool of memory."""
 _numbers = [itertools.count()]
 _local = threading.local()
 _switched = [False]

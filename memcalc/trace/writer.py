@@ -30,8 +30,8 @@ class Writer:
         self._kernels = kernels
         self._threads: set[tuple[str, int, int]] = set()
         """What a thread has taken on a stream, once and for all."""
-        self._workspaces: list[int] = []
-        """Storages that cuBLAS' handles keep."""
+        self._workspaces: dict[int, int] = {}
+        """Storages that cuBLAS' handles keep, and the streams they are for."""
 
     def write(
         self, name: str, args: tuple[Any, ...], out: Any, node: Any, call: KernelCall | None
@@ -51,8 +51,8 @@ class Writer:
             self._track_with_scratch(out, name, node, call, args)
         else:
             self.track(out, name, node, args)
-        if name in blas.PRODUCTS:
-            self._workspace(name, args, node)
+            if name in blas.PRODUCTS:
+                self._workspace(name, args, node)
 
     def take(self, call: KernelCall, node: Any) -> None:
         """Take what a kernel needs, and give it back."""
@@ -97,6 +97,12 @@ class Writer:
             self.track(out, name, node, args if listed else ())
             if listed:
                 self.ledger.leave_repetition()
+            if name in blas.PRODUCTS:
+                # The handle is asked for when the operands are copied, and they are not yet let go.
+                held = next((at for at, word in enumerate(after) if word < 0), len(after))
+                self.ledger.play(after[:held], taken, name, node)
+                self._workspace(name, args, node)
+                after = after[held:]
             self.ledger.play(after, taken, name, node)
         finally:
             for number in taken:
@@ -119,14 +125,19 @@ class Writer:
                 script = self._kernels.persistent(KernelCall(library))
                 taken: list[int] = []
                 self.ledger.play(script, taken, f"{library} workspace", node)
-                self._workspaces += (number for number in taken if number >= 0)
+                self._workspaces |= {number: stream for number in taken if number >= 0}
 
-    def clear_workspaces(self) -> None:
-        """Give all of cuBLAS' workspaces back; the next product takes one anew."""
-        for number in self._workspaces:
+    def clear_workspaces(self, stream: int | None = None) -> None:
+        """Give cuBLAS' workspaces back, or those of one stream; the next product takes one anew."""
+        cleared = [n for n, held in self._workspaces.items() if stream in (None, held)]
+        for number in cleared:
             self.ledger.log(~number)
-        self._workspaces.clear()
-        self._threads = {taken for taken in self._threads if not taken[0].startswith("cublas")}
+            del self._workspaces[number]
+        self._threads = {
+            (name, thread, held)
+            for name, thread, held in self._threads
+            if not name.startswith("cublas") or stream not in (None, held)
+        }
 
     def _probe(self, name: str) -> None:
         """Take and give back what an operator does the first time that one of its kind runs."""

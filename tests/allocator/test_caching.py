@@ -224,3 +224,40 @@ def test_active_peaks_count_what_waits_in_the_other_pool():
     assert stats["active_bytes.all.peak"] == 5 * MIB + 512
     assert stats["active_bytes.large_pool.peak"] == 5 * MIB
     assert stats["allocated_bytes.all.peak"] == 5 * MIB
+
+
+def test_a_private_pool_is_apart_and_kept_until_it_is_let_go():
+    tried, pool = allocator(), 1 << 20
+    tried.keep_pool(pool, kept=True)
+    tried.free(tried.allocate(12 * MIB, pool))
+    tried.allocate(12 * MIB)
+    assert tried.levels().reserved == 24 * MIB
+    tried.empty_cache()
+    assert tried.levels().reserved == 24 * MIB
+    tried.keep_pool(pool, kept=False)
+    assert tried.levels().reserved == 24 * MIB
+    tried.empty_cache()
+    assert tried.levels().reserved == 12 * MIB
+
+
+def test_the_end_of_a_pool_gives_back_what_is_free_in_it_alone():
+    tried, pool = allocator(), 1 << 20
+    tried.keep_pool(pool, kept=True)
+    tried.free(tried.allocate(12 * MIB))
+    tried.free(tried.allocate(14 * MIB, pool))
+    held = tried.allocate(16 * MIB, pool)
+    tried.empty_pool(pool)
+    assert tried.levels().reserved == 28 * MIB
+    tried.free(held)
+    tried.empty_pool(pool)
+    assert tried.levels().reserved == 12 * MIB
+
+
+def test_a_full_device_does_not_take_from_a_pool_that_is_kept():
+    tried, pool = allocator(total=40 * MIB), 1 << 20
+    tried.keep_pool(pool, kept=True)
+    tried.free(tried.allocate(24 * MIB, pool))
+    with pytest.raises(DeviceOutOfMemoryError):
+        tried.allocate(24 * MIB)
+    tried.keep_pool(pool, kept=False)
+    assert tried.allocate(24 * MIB).size == 24 * MIB

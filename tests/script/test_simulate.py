@@ -244,16 +244,6 @@ def test_attention_of_ones_own_scores_runs_its_eager_code_and_the_answer_says_so
     assert prediction.peak.requested > 2 * 2 * 128 * 128 * 4
 
 
-def test_cuda_graphs_and_pools_of_ones_own_are_refused_in_a_sentence(run, capfd):
-    text = "import torch; torch.ones(1, device='cuda'); {}"
-    assert run(text.format("torch.cuda.CUDAGraph()")).ending.code == 1
-    assert "CUDA graphs are not simulated" in capfd.readouterr().err
-    assert run(text.format("torch.cuda.MemPool()")).ending.code == 1
-    assert "Memory pools of one's own (torch.cuda.MemPool) are not simulated" in (
-        capfd.readouterr().err
-    )
-
-
 def test_of_several_gpus_a_script_finds_one_and_the_answer_says_what_to_type(run):
     text = "import torch; torch.ones(torch.cuda.device_count(), device='cuda')"
     said = " ".join(run(text, gpu="2xh100-sxm").traced.prediction.assumptions)

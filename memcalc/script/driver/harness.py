@@ -43,6 +43,7 @@ class Peaks:
         torch._C._cuda_resetPeakMemoryStats = self._noted_reset
         optimizers.register_optimizer_step_pre_hook(self._before)
         optimizers.register_optimizer_step_post_hook(self._after)
+        self._count_replays()
 
     def among_others(self, group: Any) -> None:
         """The program is one of several processes: before each step its collectives are done."""
@@ -59,14 +60,46 @@ class Peaks:
         self.note()
         self._reset(device)
 
+    def _count_replays(self) -> None:
+        """Optimizer steps that a CUDA graph has captured are made again as it is replayed."""
+        graph: Any = torch.cuda.CUDAGraph
+        begin, replay = graph.capture_begin, graph.replay
+        end = graph.capture_end
+        before: dict[int, dict[int, int]] = {}
+        captured: dict[int, list[int]] = {}
+
+        def begun(one: Any, *args: Any, **kwargs: Any) -> None:
+            begin(one, *args, **kwargs)
+            before[id(one)] = dict(self._made)
+
+        def ended(one: Any) -> None:
+            end(one)
+            were = before.pop(id(one), {})
+            captured[id(one)] = [key for key, made in self._made.items() if made != were.get(key)]
+
+        def replayed(one: Any) -> None:
+            for key in captured.get(id(one), ()):
+                self._begin(key)
+            replay(one)
+            for key in captured.get(id(one), ()):
+                self._end(key)
+
+        graph.capture_begin, graph.capture_end, graph.replay = begun, ended, replayed
+
     def _before(self, optimizer: object, args: object, kwargs: object) -> None:
         self._settle()
-        if self._wanted and self._made.get(id(optimizer), 0) >= self._wanted:
-            raise EnoughSteps
+        self._begin(id(optimizer))
 
     def _after(self, optimizer: object, args: object, kwargs: object) -> None:
-        self._made[id(optimizer)] = self._made.get(id(optimizer), 0) + 1
-        self.steps = max(self.steps, self._made[id(optimizer)])
+        self._end(id(optimizer))
+
+    def _begin(self, optimizer: int) -> None:
+        if self._wanted and self._made.get(optimizer, 0) >= self._wanted:
+            raise EnoughSteps
+
+    def _end(self, optimizer: int) -> None:
+        self._made[optimizer] = self._made.get(optimizer, 0) + 1
+        self.steps = max(self.steps, self._made[optimizer])
 
 
 def main(result: str, steps: str, *program: str) -> None:

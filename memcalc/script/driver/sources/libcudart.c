@@ -276,18 +276,66 @@ EXPORT int cudaEventElapsedTime(float *milliseconds, void *begin, void *end) {
   *milliseconds = 1;
   return 0;
 }
-EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
-  *status = 0;
+
+/* One capture at a time: the stream that began it, and those that wait for what it has recorded. */
+#define MOST_CAPTURED 64
+static struct { void *handle; int is_event; } captured[MOST_CAPTURED];
+static int number_captured;
+static unsigned long long capture_id;
+
+static int is_captured(void *one, int is_event) {
+  for (int i = 0; i < number_captured; i++)
+    if (captured[i].handle == one && captured[i].is_event == is_event) return 1;
   return 0;
 }
-EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status) {
+static void capture(void *one, int is_event) {
+  if (is_captured(one, is_event) || number_captured == MOST_CAPTURED) return;
+  captured[number_captured].handle = one;
+  captured[number_captured++].is_event = is_event;
+}
+EXPORT int cudaStreamBeginCapture(void *stream, int mode) {
+  number_captured = 0;
+  capture_id++;
+  capture(stream, 0);
+  return 0;
+}
+EXPORT int cudaStreamEndCapture(void *stream, void **graph) {
+  number_captured = 0;
+  *graph = handle();
+  return 0;
+}
+EXPORT int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+  if (is_captured(stream, 0)) capture(event, 1);
+  return 0;
+}
+EXPORT int cudaEventRecord(void *event, void *stream) {
+  return cudaEventRecordWithFlags(event, stream, 0);
+}
+EXPORT int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+  if (is_captured(event, 1)) capture(stream, 0);
+  return 0;
+}
+EXPORT int cudaStreamIsCapturing(void *stream, int *status) {
+  *status = is_captured(stream, 0); /* active: 1 */
+  return 0;
+}
+EXPORT int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id) {
+  if (id) *id = capture_id;
   return cudaStreamIsCapturing(stream, status);
 }
-EXPORT int cudaStreamGetCaptureInfo_v2(void *stream, int *status) {
-  return cudaStreamIsCapturing(stream, status);
+EXPORT int cudaStreamGetCaptureInfo_v2(void *stream, int *status, unsigned long long *id) {
+  return cudaStreamGetCaptureInfo(stream, status, id);
 }
-EXPORT int cudaStreamGetCaptureInfo_v3(void *stream, int *status) {
-  return cudaStreamIsCapturing(stream, status);
+EXPORT int cudaStreamGetCaptureInfo_v3(void *stream, int *status, unsigned long long *id) {
+  return cudaStreamGetCaptureInfo(stream, status, id);
+}
+EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
+  *count = 1; /* an empty graph would be a mistake of the program */
+  return 0;
+}
+EXPORT int cudaGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
+  *made = handle();
+  return 0;
 }
 EXPORT int cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *function) {
   memset(found, 0, sizeof *found);
