@@ -32,6 +32,10 @@ _READS = (
 )
 _WEIGHTS_READ = "weights on the host (at {}) are read as zeros (--weights reads the real ones)"
 _CAPTURING = "CUDA error: operation not permitted when stream is capturing"
+_NESTED = (
+    "nn.TransformerEncoder evaluates with its padding: nested tensors, which leave it out and take "
+    "less, are not simulated (enable_nested_tensor=False keeps it on a GPU too)"
+)
 _PINNED = "_simulated_as_pinned"
 """Attribute of tensors that were asked for in pinned host memory: DDP's reducer insists on it."""
 _SHOWN = 6
@@ -68,6 +72,7 @@ class ScriptRecorder(TraceRecorder):
             _aten.is_nonzero.default: self._is_nonzero,
             _aten.equal.default: self._equal,
             _aten.nonzero.default: self._nonzero,
+            _aten._nested_tensor_from_mask_left_aligned.default: self._not_nested,
             _aten.is_pinned.default: lambda tensor, *_, **__: hasattr(tensor, _PINNED),
             _aten._pin_memory.default: lambda tensor, *_, **__: tensor,
         }
@@ -239,6 +244,11 @@ class ScriptRecorder(TraceRecorder):
             out = torch.empty(known.shape, dtype=torch.long, device="cuda")
         self._values.know(out, known)
         return out
+
+    def _not_nested(self, tensor: torch.Tensor, mask: torch.Tensor) -> bool:
+        """``nn.TransformerEncoder`` asks whether padding may be left out by nested tensors."""
+        self.assume(_NESTED)
+        return False
 
     def said_of_reads(self) -> tuple[str, ...]:
         """By which rule values were read, and where."""

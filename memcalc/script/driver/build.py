@@ -148,7 +148,8 @@ def _one(soname: str, symbols: set[elf.Wanted], folder: Path, include: Path, com
     source = SOURCES / f"{base}.c"
     text = source.read_text() if source.exists() else '#include "device.h"\n'
     names = _names(base, soname, symbols, include)
-    names -= set(re.findall(r"^(?:EXPORT [^(]*?|MAKES\()(\w+)[(,)]", text, re.MULTILINE))
+    if source.exists():
+        names -= _written(source, include, compiler)
     stubs = (f'EXPORT int {name}(void) {{ return called("{name}"); }}' for name in sorted(names))
     code = folder / f"{base}.c"
     code.write_text("\n".join((text, _STUBS, *stubs, "")))
@@ -168,6 +169,13 @@ def _one(soname: str, symbols: set[elf.Wanted], folder: Path, include: Path, com
         raise EstimateError(
             f"The stand-in for {soname} cannot be compiled: {compiled.stderr.strip()[:500]}"
         )
+
+
+def _written(source: Path, include: Path, compiler: str) -> set[str]:
+    """Functions that are written by hand, also by macros."""
+    command = [compiler, "-E", "-P", f"-I{SOURCES}", f"-I{include}", str(source)]
+    text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return set(re.findall(r'visibility\("default"\)\)\)[^(;{]*?(\w+)\s*\(', text))
 
 
 def _names(base: str, soname: str, symbols: set[elf.Wanted], include: Path) -> set[str]:
