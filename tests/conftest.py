@@ -90,6 +90,62 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path / "cache"))
 
 
+class _Lent:
+    """A tracing child, and whether it is in the middle of a job."""
+
+    def __init__(self, child):
+        self.child, self.busy = child, False
+
+    @property
+    def alive(self):
+        return self.child.alive
+
+    def ask(self, request):
+        self.busy = True
+        try:
+            return self.child.ask(request)
+        finally:
+            self.busy = False
+
+
+@pytest.fixture(scope="session")
+def _idle():
+    """Tracing children of this worker that nobody asks at the moment, and who forks more."""
+    from memcalc.estimation.client import tracing_parent
+
+    with tracing_parent() as parent:
+        yield [], parent
+
+
+@pytest.fixture
+def same_children(_idle, monkeypatch):
+    """Plans are traced in children that have traced before, as those of a long list are.
+
+    For tests whose models are bundled or named by their full path: a child stays where it was.
+    """
+    from memcalc.estimation import pool
+
+    idle, parent = _idle
+
+    class Lender:
+        def __init__(self):
+            self._lent = []
+
+        def child(self, *what, **how):
+            self._lent.append(_Lent(idle.pop() if idle else parent.child(*what, **how)))
+            return self._lent[-1]
+
+        def close(self):
+            for one in self._lent:
+                if one.busy:
+                    one.child.end()
+                elif one.alive:
+                    idle.append(one.child)
+            self._lent.clear()
+
+    monkeypatch.setattr(pool, "tracing_parent", Lender)
+
+
 @pytest.fixture
 def cold(tmp_path):
     """Run the real command line in a process of its own, offline, in an empty folder."""

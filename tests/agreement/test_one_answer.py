@@ -16,6 +16,8 @@ from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
 from memcalc.records.prediction import ALLOCATOR_RUNGS, FitVerdict
 from memcalc.records.trace import Phase
 
+pytestmark = pytest.mark.usefixtures("same_children")
+
 QUESTIONS = {
     "as it is": {},
     "an allocator with a fraction": {"alloc_conf": "per_process_memory_fraction:0.001"},

@@ -9,6 +9,8 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Tracer, estimate
 from memcalc.records.trace import Component, Phase
 
+pytestmark = pytest.mark.usefixtures("same_children")
+
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 256,

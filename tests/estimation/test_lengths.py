@@ -10,6 +10,8 @@ from memcalc.estimation.lengths import samples, sequence, varied
 from memcalc.estimation.question import asked
 from memcalc.estimation.replays import UNLIMITED
 
+pytestmark = pytest.mark.usefixtures("same_children")
+
 
 @pytest.fixture(scope="module")
 def both(small_model):

@@ -12,6 +12,8 @@ from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.pool import Pool
 from memcalc.records.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("same_children")
+
 
 def plans(count):
     return [Plan(model="ab"[n % 2], batch=n + 1) for n in range(count)]

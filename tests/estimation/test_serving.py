@@ -16,6 +16,8 @@ from memcalc.records.trace import Component
 from memcalc.units import GIB
 from tests.estimation.test_inference import A_TOKEN, BF16, LLAMA
 
+pytestmark = pytest.mark.usefixtures("same_children")
+
 READINGS = json.loads(pathlib.Path("evidence/serving/readings.json").read_text())
 LLAMA_8B = (Kind(layers=32, bytes=2 * 8 * 128 * 2),)
 FOUND = pytest.mark.parametrize(
