@@ -94,14 +94,13 @@ def _of_torchao(settings: Mapping[str, Any]) -> str | None:
     return next((name for name, made_by in TORCHAO.items() if made_by == made.get("_type")), None)
 
 
-def torchao_refusal(scheme: str, *, trains: bool, several: bool, installed: bool) -> str | None:
+def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
     """Why a base cannot be loaded in a scheme of torchao; ``None``: as far as is known it can.
 
     Args:
         scheme: ``Plan.scheme``.
         trains: adapters shall train on it.
         several: there is more than one GPU.
-        installed: torchao can be imported.
     """
     if scheme not in TORCHAO and not trains:
         return (
@@ -115,8 +114,6 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool, installed: bool
         )
     if several:
         return "a base in torchao's tensors is answered for one GPU so far: leave --devices out"
-    if not installed:
-        return "it runs torchao's own code: pip install 'torch-memcalc[torchao]'"
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Iterator
 
 from memcalc import registry
@@ -12,6 +11,7 @@ from memcalc.catalog import gpus, inventory, models, positions, quantised
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
+from memcalc.files import extras
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.texts import adapter
@@ -79,11 +79,11 @@ def _check_layout(plan: Plan) -> None:
         layout = layouts.of(plan)
         layouts.checked_rank(plan)
         several = layout.name != layouts.SINGLE
-        if layout.package and importlib.util.find_spec(layout.package) is None:
-            raise UsageError(
-                f"--parallel {plan.parallel} runs {layout.package}'s own code, which is not "
-                f"installed: pip install 'torch-memcalc[{layout.package}]'"
-            )
+        missing = layout.package and extras.lacking(
+            f"--parallel {plan.parallel} needs", layout.package, f"torch-memcalc[{layout.package}]"
+        )
+        if missing:
+            raise UsageError(f"{missing}.")
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
     if several:
@@ -183,13 +183,10 @@ def _check_liger(source: models.ModelSource) -> None:
             f"liger is for models of transformers, and {source.name} is a callable: leave it out."
         )
         raise SettingError("liger", told)
-    missing = [name for name in liger.PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise SettingError(
-            "liger",
-            f"--liger runs Liger's own code, which needs {missing[0]}: pip install "
-            "'torch-memcalc[liger]' on Linux, which Triton is made for.",
-        )
+    for name in liger.PACKAGES:
+        missing = extras.lacking("--liger needs", name, "torch-memcalc[liger]")
+        if missing is not None:
+            raise SettingError("liger", f"{missing} on Linux, which Triton is made for.")
 
 
 def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
@@ -243,10 +240,8 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
         return f"it is for models that transformers loads, and {source.name} is a callable"
     several = layouts.spread(plan).world > 1
     if plan.scheme is not None and plan.scheme.startswith("torchao-"):
-        there = importlib.util.find_spec("torchao") is not None
-        return quantised.torchao_refusal(
-            plan.scheme, trains=not plan.infers, several=several, installed=there
-        )
+        refused = quantised.torchao_refusal(plan.scheme, trains=not plan.infers, several=several)
+        return refused or extras.lacking("it needs", "torchao", "torch-memcalc[torchao]")
     if several and (refused := _unspread(plan)) is not None:
         return refused
     already = quantised.settings_in(source.config)
@@ -254,9 +249,7 @@ def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
         refused = quantised.unsharded(already)
         if refused is not None:
             return refused
-    if importlib.util.find_spec("bitsandbytes") is None:
-        return "it runs bitsandbytes' own code: pip install bitsandbytes"
-    return None
+    return extras.lacking("it needs", "bitsandbytes")
 
 
 def _check_parameters(plan: Plan, shipped: Inventory) -> None:

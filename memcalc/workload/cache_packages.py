@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 
 from memcalc.errors import UsageError
+from memcalc.files.extras import lacking
 
 _PACKAGES = {
     "quantized": ("optimum.quanto", "optimum-quanto"),
@@ -21,11 +21,9 @@ def check(cache: str) -> None:
         UsageError: it is not installed.
     """
     module, package = _PACKAGES.get(cache, ("", ""))
-    if module and not _installed(module):
-        raise UsageError(
-            f"The cache {cache} needs {package}, which is not installed: type pip install "
-            f"{package}, or name another --cache; quantized-fp8 needs nothing."
-        )
+    said = lacking(f"The cache {cache} needs", package, module=module) if module else None
+    if said is not None:
+        raise UsageError(f"{said}, or name another --cache; quantized-fp8 needs nothing.")
 
 
 def gathered(cache: str) -> int:
@@ -38,10 +36,3 @@ def gathered(cache: str) -> int:
     layer = {"quantized": "QuantoQuantizedLayer", "quantized-hqq": "HQQQuantizedLayer"}[cache]
     taken = inspect.signature(getattr(cache_utils, layer)).parameters
     return int(taken["residual_length"].default)
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
