@@ -1,10 +1,14 @@
 """Trace every model type that transformers registers, at its default config; print a table.
 
     python benchmarks/coverage.py [--task causal-lm] [--output evidence/coverage.json]
+    python benchmarks/coverage.py --again bamba,blt --output evidence/coverage.json
     python benchmarks/coverage.py --markdown evidence/coverage.json > docs/coverage.md
 
 For each model type and task: traced, or why not. A default config that transformers itself
-cannot build on the meta device is listed with transformers' own error and not counted.
+cannot build on the meta device is listed with transformers' own error and not counted. Where a
+trace fails, the same model, with fewer layers, runs a step on the CPU with real tensors and the
+same inputs (real_run.py): what PyTorch or transformers refuse there as well is listed with their
+own error and not counted either, unless it trains without keys and values and is traced so.
 """
 
 import argparse
@@ -14,8 +18,10 @@ import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import sys
+import tempfile
 
 from memcalc.catalog import architectures
 
@@ -29,6 +35,8 @@ TASKS = (
     "speech-seq2seq",
 )
 SECONDS = 600
+WITHOUT = "without keys and values (--no-kv-cache)"
+"""How a pair is traced that cannot be trained as its default config says."""
 
 
 def attempt(model_type: str, task: str) -> tuple[str, str]:
@@ -37,7 +45,8 @@ def attempt(model_type: str, task: str) -> tuple[str, str]:
     pid = os.fork()
     if pid == 0:
         os.close(reader)
-        signal.alarm(SECONDS)
+        # Of the processor, whatever else the machine does.
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         outcome = _trace(model_type, task)
         os.write(writer, json.dumps(outcome).encode()[:4000])
@@ -50,16 +59,18 @@ def attempt(model_type: str, task: str) -> tuple[str, str]:
         outcome, reason = json.loads(text)
         return outcome, reason
     ended = os.WTERMSIG(status)
-    if ended == signal.SIGALRM:
-        return "failed", f"took longer than {SECONDS} seconds"
+    if ended == signal.SIGXCPU:
+        return "failed", f"took more than {SECONDS} seconds of a processor"
     return "failed", f"the process ended by signal {ended}"
 
 
 def _trace(model_type: str, task: str) -> tuple[str, str]:
+    import real_run
     import torch
+    from msgspec.structs import replace
 
     from memcalc import registry
-    from memcalc.catalog.models import ModelSource
+    from memcalc.catalog import models
     from memcalc.errors import MemcalcError
     from memcalc.estimation.question import ASSUMED
     from memcalc.records.plan import Plan
@@ -68,27 +79,46 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
     from memcalc.workload.program import program_of
     from memcalc.workload.tasks import choose
 
-    source = ModelSource(name=model_type, origin="local", config={"model_type": model_type})
+    config = pathlib.Path(tempfile.mkdtemp()) / "config.json"
+    config.write_text(json.dumps({"model_type": model_type}))
+    source = models.find(str(config))
     fixed = model_type in ("perceiver", "reformer")
-    plan = Plan(model=model_type, task=task, batch=2, seq=None if fixed else 64, optim="sgd")
+    plan = Plan(model=str(config), task=task, batch=2, seq=None if fixed else 64, optim="sgd")
     try:
         head = choose(source, task)
         with torch.device("meta"):
             model = build(source, head)
     except MemcalcError as error:
-        return "unbuildable", str(error)
-    try:
-        program = program_of(plan, registry.find("sgd", {}), model, head.name)
-        trace(program, ASSUMED)
-    except Exception as error:
-        return "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-    return "traced", ""
+        return "unbuildable", str(error).replace(str(config), model_type)
+
+    def traced(plan: Plan, model: torch.nn.Module) -> str:
+        try:
+            program = program_of(plan, registry.find("sgd", {}), model, head.task)
+            trace(program, ASSUMED)
+        except Exception as error:
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        return ""
+
+    reason = traced(plan, model)
+    if not reason:
+        return "traced", ""
+    refused = real_run.refusal(plan, model_type)
+    if not refused:
+        return "failed", reason
+    without = replace(plan, kv_cache=False)
+    if real_run.refusal(without, model_type):
+        return "untrainable", refused
+    with torch.device("meta"):
+        model = build(source, head)
+    reason = traced(without, model)
+    return ("failed", reason) if reason else ("traced", f"{WITHOUT}: {refused}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="")
     parser.add_argument("--only", default="")
+    parser.add_argument("--again", default="", help="these model types alone; others are kept")
     parser.add_argument("--output", type=pathlib.Path)
     parser.add_argument("--markdown", type=pathlib.Path, help="print the page of a saved table")
     arguments = parser.parse_args()
@@ -99,9 +129,14 @@ def main() -> None:
     import transformers  # noqa: F401
 
     rows = []
+    again = set(arguments.again.split(",")) if arguments.again else None
+    kept = _kept(arguments.output) if again else {}
     for task in TASKS if not arguments.task else (arguments.task,):
         for model_type, entry in architectures.table().items():
             if task in entry["heads"] and arguments.only in model_type:
+                if again is not None and model_type not in again:
+                    rows.extend([kept[task, model_type]] if (task, model_type) in kept else [])
+                    continue
                 outcome, reason = attempt(model_type, task)
                 rows.append((task, model_type, outcome, reason))
                 if outcome != "traced":
@@ -110,12 +145,18 @@ def main() -> None:
     built = counts["traced"] + counts["failed"]
     share = counts["traced"] / built if built else 0.0
     print(f"{counts['traced']} of {built} that can be built are traced ({share:.1%}); "
-          f"{counts['unbuildable']} cannot be built", file=sys.stderr)  # fmt: skip
+          f"{counts['untrainable']} cannot be trained, {counts['unbuildable']} cannot be built",
+          file=sys.stderr)  # fmt: skip
     if arguments.output:
         lines = ",\n".join(json.dumps(row) for row in rows)
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
         head = json.dumps({"versions": versions})[:-1]
         arguments.output.write_text(f'{head}, "rows": [\n{lines}\n]}}\n')
+
+
+def _kept(path: pathlib.Path) -> dict[tuple[str, str], list]:
+    """Rows of a saved table, by task and model type."""
+    return {(row[0], row[1]): row for row in json.loads(path.read_text())["rows"]}
 
 
 PAGE = """# Which architectures are traced
@@ -129,13 +170,29 @@ is whether the code of the architecture runs.
 
 {summary}
 
-Where the trace fails, `memcalc estimate` says at which module and operator, and answers from
-closed forms. A default config is a class's own defaults, not that of a published model: some
-cannot be trained in a real run either, and some cannot even be built.
+A default config is a class's own defaults, not that of a published model: some cannot even be
+built, and some that can be built cannot be trained. The share is of those that can.
 
 ## Not traced
 
+Where the trace fails, `memcalc estimate` says at which module and operator, and answers from
+closed forms.
+
 {failed}
+
+## Traced without keys and values
+
+With the cache that their default config asks for, these fail in a real run on the CPU as well;
+with `--no-kv-cache` they train there, and are traced.
+
+{without}
+
+## Cannot be trained
+
+A step on the CPU, with real tensors and the same inputs, fails as well: the words are PyTorch's
+or transformers'.
+
+{untrainable}
 
 ## Not built
 
@@ -152,17 +209,23 @@ def page(saved: dict) -> str:
     for task, _, outcome, _ in rows:
         by_task.setdefault(task, collections.Counter())[outcome] += 1
     total = sum(by_task.values(), collections.Counter())
-    lines = ["| task | built | traced | share | not built |", "|---|--:|--:|--:|--:|"]
+    lines = [
+        "| task | can be trained | traced | share | cannot be trained | not built |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for task, counts in [*by_task.items(), ("all", total)]:
         built = counts["traced"] + counts["failed"]
         share = counts["traced"] / built
         lines.append(
-            f"| {task} | {built} | {counts['traced']} | {share:.1%} | {counts['unbuildable']} |"
+            f"| {task} | {built} | {counts['traced']} | {share:.1%} "
+            f"| {counts['untrainable']} | {counts['unbuildable']} |"
         )
     return PAGE.format(
         **saved["versions"],
         summary="\n".join(lines),
-        failed=_reasons(rows, "failed"),
+        failed=_reasons(rows, "failed") or "None.",
+        without=_reasons(rows, "traced"),
+        untrainable=_reasons(rows, "untrainable"),
         unbuildable=_reasons(rows, "unbuildable"),
     )
 
@@ -171,8 +234,9 @@ def _reasons(rows: list, wanted: str) -> str:
     """One line for each model type, its tasks together."""
     found: dict[tuple[str, str], list[str]] = {}
     for task, model_type, outcome, reason in rows:
-        if outcome == wanted:
-            text = re.sub(r"^transformers cannot build \w+ of [\w-]+: ", "", reason)
+        if outcome == wanted and reason:
+            text = reason.removeprefix(f"{WITHOUT}: ")
+            text = re.sub(r"^transformers cannot build \w+ of \S+: ", "", text)
             found.setdefault((model_type, " ".join(text.split())[:140]), []).append(task)
     return "\n".join(
         f"- `{model_type}` ({', '.join(tasks)}): {text}"

@@ -46,9 +46,18 @@ class Unknown:
 class Recipe:
     """The operator and arguments a tensor was made by; output ``index`` where there are several."""
 
-    __slots__ = ("args", "depth", "found", "func", "index", "kwargs")
+    __slots__ = ("args", "depth", "found", "func", "index", "kwargs", "sure")
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, index: int | None, depth: int) -> None:
+    def __init__(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        index: int | None,
+        depth: int,
+        *,
+        sure: bool = False,
+    ) -> None:
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -56,6 +65,8 @@ class Recipe:
         self.depth = depth
         self.found: dict[int, torch.Tensor] = {}
         """Values that were worked out, by the numbers that symbols stood for."""
+        self.sure = sure
+        """The device holds just this, whatever is in memory that nobody described."""
 
     def inputs(self) -> Iterator[Recipe]:
         """What it is made of, as far as that is remembered."""
@@ -82,7 +93,7 @@ def host_value(tensor: torch.Tensor) -> Recipe | None:
         return None
     with without_dispatch():
         kept = tensor.detach().clone()
-    return Recipe(lambda: kept, [], {}, None, 0)
+    return Recipe(lambda: kept, [], {}, None, 0, sure=True)
 
 
 class Worked:
@@ -150,7 +161,8 @@ class Worked:
 def alone() -> Iterator[None]:
     """Outside of all modes, and without a trace in the random numbers of the program."""
     with without_modes(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        # Of the CPU alone, which is what recipes run on: torch.manual_seed asks every device.
+        torch.default_generator.manual_seed(0)
         yield
 
 

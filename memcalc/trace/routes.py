@@ -58,6 +58,7 @@ _INITIALISES = {
     torch.ops.aten.uniform_.default,
     torch.ops.aten.zero_.default,
 }
+_NONZERO = torch.ops.aten.nonzero.default
 _IS_PINNED = torch.ops.aten.is_pinned.default
 ITSELF = object()
 """Said of an operator that is one kernel of its own."""
@@ -182,6 +183,12 @@ class Routes(TorchDispatchMode):
             return args[0]
         if func is _IS_PINNED:
             return storage_key(args[0]) in self._pinned or func(*args, **kwargs)
+        if func is _NONZERO and isinstance(args[0], FakeTensor):
+            # Of a copy of the device's: as many as there are, or all.
+            chosen = self._chosen(args[0])
+            shape = args[0].numel() if chosen is None else chosen, args[0].dim()
+            with without_modes():
+                return args[0].new_empty(shape, dtype=torch.long)
         pinned = kwargs.get("pin_memory")
         if pinned:
             # Pinned or not, it is the host's, and nobody here could pin it.
@@ -197,6 +204,11 @@ class Routes(TorchDispatchMode):
 
     def _replaced(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what stands for an operator; its allocations come back as operators of their own."""
+        if func is _NONZERO and (chosen := self._chosen(args[0])) is not None:
+            with self:
+                out = torch.empty(chosen, args[0].dim(), dtype=torch.long, device=device.NAME)
+            self._values.remember(func, args, kwargs, out)
+            return out
         instead, assumed = OVERRIDES[func]
         with self:
             out = instead(*args, **kwargs)
@@ -208,6 +220,12 @@ class Routes(TorchDispatchMode):
             self._values.remember(VALUE_RECIPES[func], args, kwargs, out)
         self.operations.count(self.position.step, func, args, kwargs, out)
         return out
+
+    def _chosen(self, mask: torch.Tensor) -> int | None:
+        """How many entries of a mask are not zero, where the program itself says it."""
+        if self._symbols is not None or compared_with_zeros():
+            return None
+        return self._values.chosen(mask)
 
     def _by_package(
         self, kernel: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

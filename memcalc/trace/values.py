@@ -61,7 +61,8 @@ class Values:
             whole = isinstance(item, torch.Tensor) and item.layout is torch.strided
             if whole and depth < LONGEST:
                 at = index if isinstance(out, list | tuple) else None
-                self._keep(item, Recipe(func, *described, at, depth + 1))
+                sure = _sure(func, described)
+                self._keep(item, Recipe(func, *described, at, depth + 1, sure=sure))
 
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         """A tensor now holds what this one of the host holds.
@@ -167,6 +168,21 @@ class Values:
         with alone():
             return self._worked.value(made, int, None).clone()
 
+    def chosen(self, mask: torch.Tensor) -> int | None:
+        """How many entries of a mask are not zero; ``None``: the program does not say.
+
+        Masks of known tokens say it. Where none of these is a special one, such as the end of a
+        text, the synthetic ones are at fault, and nothing is said.
+        """
+        made = self._of(mask)
+        if made is None or not made.sure:
+            return None
+        with alone():
+            try:
+                return int(self._worked.value(made, int, None).count_nonzero()) or None
+            except UnansweredError:
+                return None
+
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What an operator makes of values such as these, on the host.
 
@@ -178,6 +194,20 @@ class Values:
             made = Recipe(func, given, named, None, depth)
             known = {id(part): self._worked.value(part, int, None) for part in made.inputs()}
             return call(made, known, int)
+
+
+def _sure(func: Any, described: tuple[Any, Any]) -> bool:
+    """What an operator makes follows from its arguments, and all of these are sure."""
+    if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+        return False
+    pending = [*described[0], *described[1].values()]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Unknown) or (isinstance(value, Recipe) and not value.sure):
+            return False
+        if isinstance(value, list | tuple):
+            pending.extend(value)
+    return True
 
 
 def decides(func: Any, out: Any) -> bool:

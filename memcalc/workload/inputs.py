@@ -15,6 +15,8 @@ import torch
 from memcalc.catalog.positions import lengths
 from memcalc.errors import SettingError, UsageError
 from memcalc.records.texts import input_of
+from memcalc.workload import sound
+from memcalc.workload.sound import Recordings
 from memcalc.workload.tasks import Task
 
 Batch = dict[str, torch.Tensor]
@@ -59,14 +61,16 @@ class Inputs:
         self.batch = batch
         self.padding = padding
         self.config: Any = getattr(model, "config", None)
-        self.names = frozenset(inspect.signature(without_adapters(model).forward).parameters)
-        self.has_tokens = "input_ids" in self.names
-        media = [name for name in _MEDIA if name in self.names]
         kind = str(getattr(self.config, "model_type", ""))
+        self.names = frozenset(inspect.signature(without_adapters(model).forward).parameters)
+        self.has_tokens = "input_ids" in self.names and kind not in _HEAR_ALONE
+        media = [name for name in _MEDIA if name in self.names]
         self.text_only = (
             self.has_tokens and bool(media) and task.of_text and kind not in _NEED_MEDIA
         )
         """The model also takes images or sound, and trains on text without them."""
+        self.recordings = Recordings(model, self.names)
+        """Of which some models take a place among their tokens for each piece."""
         self.lengths = lengths(_as_json(self.config))
         refusal = self.lengths.refusal(type(model).__name__, seq)
         if refusal is not None:
@@ -109,7 +113,7 @@ class Inputs:
         if not self.text_only:
             batch.update(self._media(device))
         if self.has_tokens:
-            batch["input_ids"] = self._ids(device, self.seq)
+            batch["input_ids"] = self._tokens(device)
             if "attention_mask" in names and (self.padding or self.use is Use.PROMPTS):
                 batch["attention_mask"] = self._mask(device)
         if self.use is not Use.TRAINING:
@@ -117,14 +121,43 @@ class Inputs:
         if "return_loss" in names and "labels" not in names:
             batch["return_loss"] = True  # type: ignore[assignment]
         if task.always_labelled or "labels" in names:
-            batch.update(task.labels(_Shapes(self, device)))
+            batch.update(self._labels(device))
         return batch
+
+    @property
+    def whole(self) -> Any:
+        """Tokens of a sample, those where sound is put among them."""
+        return self.seq if self.text_only else self.recordings.tokens + self.seq
+
+    def _tokens(self, device: Any) -> torch.Tensor:
+        """(B, S), or (B, S, codebooks); where sound is put they say so."""
+        places = self.whole - self.seq
+        books = sound.codebooks(self.config)
+        if books is not None:
+            shape = self.batch, self.seq, books
+            return torch.ones(shape, dtype=torch.long, device=device)
+        if not places:
+            return self._ids(device, self.seq)
+        # Made on the host, as by a collator: what stands where is then known on the device.
+        shape = self.batch, places
+        heard = torch.full(shape, self.recordings.spoken, dtype=torch.long, device="cpu")
+        return torch.cat((heard, self._ids("cpu", self.seq)), dim=1).to(device)
+
+    def _labels(self, device: Any) -> Batch:
+        """Of the task; one for each token where sound stands among the tokens of a decoder."""
+        speaks = sound.decoded(self.config, self.batch, device)
+        if speaks is not None and "decoder_input_ids" in self.names:
+            return speaks
+        encodes = getattr(self.config, "is_encoder_decoder", False)
+        if self.task.of_sound and self.has_tokens and not encodes:
+            return {"labels": self._ids(device, self.whole)}
+        return self.task.labels(_Shapes(self, device))
 
     def _mask(self, device: Any) -> torch.Tensor:
         """Prompts are padded at their beginning, and a tokenizer gives a mask with them always."""
         if self.use is not Use.PROMPTS:
-            return _mask(self.batch, self.seq, device)
-        mask = self._ids(device, self.seq)
+            return _mask(self.batch, self.whole, device)
+        mask = self._ids(device, self.whole)
         if self.padding:
             mask[:, :1].zero_()
         return mask
@@ -140,10 +173,9 @@ class Inputs:
 
     def _media(self, device: Any) -> Batch:
         names = self.names
-        if "input_features" in names:
-            return self._features(device)
-        if "input_values" in names and "input_ids" not in names:
-            return {"input_values": torch.zeros(self.batch, self._samples(), device=device)}
+        heard = "input_values" in names and (self.recordings.tokens or "input_ids" not in names)
+        if "input_features" in names or heard:
+            return self.recordings.make(self.batch, self.seq, device)
         if "pixel_values" in names and "spatial_shapes" in names:
             return self._patches(device)
         if "pixel_values" in names:
@@ -171,30 +203,6 @@ class Inputs:
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return getattr(config, "num_channels", None) or 3, height, width
 
-    def _features(self, device: Any) -> Batch:
-        """(B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins).
-
-        In the dtype of the weights: models of speech convolve them as they come.
-        """
-        weights = (p.dtype for p in self.model.parameters() if p.is_floating_point())
-        dtype = next(weights, torch.float32)
-        parts = (getattr(self.config, name, None) for name in ("audio_config", "encoder_config"))
-        encoder = next((part for part in parts if part is not None), self.config)
-        bins = next((int(getattr(encoder, name)) for name in _BINS if hasattr(encoder, name)), 80)
-        positions = getattr(encoder, "max_source_positions", None)
-        if positions is not None:
-            shape = self.batch, bins, 2 * int(positions)
-            features = torch.zeros(shape, dtype=dtype, device=device)
-            return {"input_features": features}
-        frames = _SECONDS * 100
-        features = torch.zeros(self.batch, frames, bins, dtype=dtype, device=device)
-        if "attention_mask" not in self.names:
-            return {"input_features": features}
-        return {"input_features": features, "attention_mask": _mask(self.batch, frames, device)}
-
-    def _samples(self) -> int:
-        return 16000 * _SECONDS
-
 
 class _Shapes:
     """Labels of one kind of batch, on a device."""
@@ -213,12 +221,11 @@ class _Shapes:
         return self._inputs._ids(self._device, length)
 
 
-_SECONDS = 10
-"""Of audio, where a model takes any length; 16,000 samples or 100 frames each."""
-_BINS = ("num_mel_bins", "feature_projection_input_dim")
 _MEDIA = ("pixel_values", "input_features", "input_values")
-_NEED_MEDIA = ("vilt",)
+_NEED_MEDIA = ("vilt", "voxtral_realtime")
 """Models that refuse text alone even for the tasks of text."""
+_HEAR_ALONE = ("pop2piano",)
+"""Models that take either tokens or sound."""
 
 
 def described(specs: tuple[str, ...]) -> Callable[[Any], Batch]:

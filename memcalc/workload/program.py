@@ -16,7 +16,17 @@ from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.workload import checkpointing, inference, layouts, loops, lora, past, quantised, tasks
+from memcalc.workload import (
+    checkpointing,
+    inference,
+    layouts,
+    loops,
+    lora,
+    past,
+    quantised,
+    sound,
+    tasks,
+)
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inference import Inference
 from memcalc.workload.inputs import Batch, Inputs, Use, check, described
@@ -298,6 +308,10 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
     notes: list[str] = []
     if inputs.text_only:
         notes.append("batches hold text alone: no images and no sound")
+    if inputs.whole != inputs.seq:
+        places = inputs.whole - inputs.seq
+        notes.append(f"{places} tokens of each sample are its sound, --seq those of its text")
+    notes.extend(sound.notes(inputs.config))
     if inputs.has_tokens:
         notes.append(
             "batches hold padding, so an attention mask is used"

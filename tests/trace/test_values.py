@@ -42,6 +42,46 @@ def test_what_is_read_is_what_zeroed_memory_gives(forked):
     assert any("taken to be those of zeros" in text for text in forked(reads))
 
 
+def selections():
+    import torch
+
+    from memcalc.trace import device
+    from memcalc.trace.operators import overrides
+    from memcalc.trace.recorder import TraceRecorder
+
+    device.use("cuda")
+    overrides.install()
+    found = {}
+    with device.fake_mode(), TraceRecorder(None):
+        on = device.NAME
+        ids = torch.cat((torch.full((2, 3), 9), torch.ones(2, 4, dtype=torch.long)), 1).to(on)
+        wide = torch.zeros(2, 7, 5, device=on)
+        places = (ids == 9).unsqueeze(-1).expand_as(wide)
+        found["by token"] = list(wide[ids == 9].shape)
+        found["expanded"] = list(wide[places].shape)
+        found["selected"] = list(torch.masked_select(wide, places).shape)
+        found["by the host"] = list(wide[(ids == 9).cpu()].shape)
+        found["of no token"] = list(wide[ids == 8].shape)
+        found["by numbers nobody wrote"] = list(wide[torch.rand(2, 7, device=on) > 0.5].shape)
+        found["drawn"] = list(wide[torch.randint(2, (2, 7), device=on) == 1].shape)
+        ends = ids.sum(1)
+        found["listed"] = torch.tensor([0, *ends], device=on).cumsum(0).tolist()
+    return found
+
+
+def test_a_mask_of_known_tokens_selects_as_many_and_any_other_may_select_all(forked):
+    assert forked(selections) == {
+        "by token": [6, 5],
+        "expanded": [30],
+        "selected": [30],
+        "by the host": [6, 5],
+        "of no token": [14, 5],
+        "by numbers nobody wrote": [14, 5],
+        "drawn": [14, 5],
+        "listed": [0, 31, 62],
+    }
+
+
 def sizes_and_truths():
     """Operators whose result, or its size, depends on values, and how often one is worked out."""
     import torch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,22 +39,23 @@ def every_position(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones(tensor.shape).nonzero()
 
 
-def _all_selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Without values every element may be selected; that is the most there can be.
+def _selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As many elements as the mask has positions: all, where its values are not known.
 
     Their positions are made first: aten/src/ATen/native/cuda/IndexKernel.cpp (2.13).
     """
     shape = torch.broadcast_shapes(tensor.shape, mask.shape)
     positions = mask.expand(shape).nonzero()
-    out = torch.empty(math.prod(shape), dtype=tensor.dtype, device=tensor.device)
+    out = torch.empty(positions.shape[0], dtype=tensor.dtype, device=tensor.device)
     del positions
     return out
 
 
 def _positions(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Turn masks among indices into positions, as CUDA does.
+    """Turn masks among indices into positions, as CUDA does; those of the host are copied.
 
-    Source: aten/src/ATen/native/IndexingUtils.h, ``expandTensors`` (2.13).
+    Source: aten/src/ATen/native/IndexingUtils.h, ``expandTensors`` (2.13), and
+    TensorAdvancedIndexing.cpp, ``make_info``.
     """
     expanded: list[torch.Tensor | None] = []
     for index in indices:
@@ -63,6 +63,7 @@ def _positions(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> 
             expanded.extend(index.nonzero().unbind(1))
         else:
             expanded.append(index)
+    expanded = [index if index is None else index.to(tensor.device) for index in expanded]
     return _aten.index.Tensor(tensor, expanded)  # type: ignore[no-any-return]
 
 
@@ -118,7 +119,7 @@ def _grouped_mm(
 
 OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.unique_consecutive.default: (_all_alike, "all entries are taken to be alike"),
-    _aten.masked_select.default: (_all_selected, "every element is taken to be selected"),
+    _aten.masked_select.default: (_selected, ""),
     _aten.logsumexp.default: (decompositions.logsumexp, ""),
     _aten.mse_loss.default: (decompositions.mean_squares, ""),
     _aten.smooth_l1_loss.default: (decompositions.mean_squares, ""),

@@ -140,11 +140,20 @@ def _make_on_host_first() -> None:
     """``torch.tensor(data, device=gpu)`` makes a host tensor and copies it, with the GIL released.
 
     In a backward thread that ends the process where the device is simulated, so the same two
-    steps are taken apart.
+    steps are taken apart. Single numbers of the device among the data are read first: its C++ reads
+    them where nobody is asked.
     """
     original: Callable[..., torch.Tensor] = torch.tensor
 
+    def read(data: Any) -> Any:
+        if isinstance(data, list | tuple) and any(
+            isinstance(item, torch.Tensor | list | tuple) for item in data
+        ):
+            return [read(item) for item in data]
+        return data.item() if isinstance(data, FakeTensor) and data.dim() == 0 else data
+
     def tensor(data: Any, **options: Any) -> torch.Tensor:
+        data = read(data) if isinstance(data, list | tuple) else data
         place = options.get("device")
         if place is None or torch.device(place).type != device.NAME or device.NAME == "cpu":
             return original(data, **options)

@@ -62,6 +62,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The labels have names of their own, whatever the forward calls ``labels``."""
     of_text: bool = False
     """A model that also takes images or sound is trained on text without them."""
+    of_sound: bool = False
+    """Language models that hear put the sound among their tokens, and have a label for each."""
     packed: bool = False
     """Batches are packed by default: no padding and no attention mask."""
     vocabulary: bool = False

@@ -19,4 +19,5 @@ TASK = Task(
     # Whisper also has a classifier.
     chosen=((10, "speech-seq2seq"),),
     labels=_labels,
+    of_sound=True,
 )
