@@ -125,6 +125,13 @@ class Inputs:
         return batch
 
     @property
+    def hears(self) -> bool:
+        """Recordings are in its batches."""
+        alone = "input_ids" not in self.names or self.recordings.tokens > 0
+        given = "input_features" in self.names or ("input_values" in self.names and alone)
+        return given and not self.text_only
+
+    @property
     def whole(self) -> Any:
         """Tokens of a sample, those where sound is put among them."""
         return self.seq if self.text_only else self.recordings.tokens + self.seq
@@ -134,13 +141,13 @@ class Inputs:
         places = self.whole - self.seq
         books = sound.codebooks(self.config)
         if books is not None:
-            shape = self.batch, self.seq, books
-            return torch.ones(shape, dtype=torch.long, device=device)
-        if not places:
+            return torch.ones(self.batch, self.seq, books, dtype=torch.long, device=device)
+        token = self.recordings.spoken
+        if not places or token is None:
             return self._ids(device, self.seq)
         # Made on the host, as by a collator: what stands where is then known on the device.
         shape = self.batch, places
-        heard = torch.full(shape, self.recordings.spoken, dtype=torch.long, device="cpu")
+        heard = torch.full(shape, token, dtype=torch.long, device="cpu")
         return torch.cat((heard, self._ids("cpu", self.seq)), dim=1).to(device)
 
     def _labels(self, device: Any) -> Batch:
@@ -173,8 +180,7 @@ class Inputs:
 
     def _media(self, device: Any) -> Batch:
         names = self.names
-        heard = "input_values" in names and (self.recordings.tokens or "input_ids" not in names)
-        if "input_features" in names or heard:
+        if self.hears:
             return self.recordings.make(self.batch, self.seq, device)
         if "pixel_values" in names and "spatial_shapes" in names:
             return self._patches(device)

@@ -308,6 +308,10 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
     notes: list[str] = []
     if inputs.text_only:
         notes.append("batches hold text alone: no images and no sound")
+    if inputs.recordings.follows:
+        notes.append("each recording lasts as long as the tokens that it is heard with")
+    elif inputs.hears:
+        notes.append(f"each recording lasts {sound.SECONDS} seconds")
     if inputs.whole != inputs.seq:
         places = inputs.whole - inputs.seq
         notes.append(f"{places} tokens of each sample are its sound, --seq those of its text")
