@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.cli.command import no_cache, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option, in_full
 from memcalc.cli.progress import progress
 from memcalc.cli.values import SIZE
 from memcalc.errors import UsageError
@@ -69,8 +69,8 @@ def command(
     )
     with progress(f"fitting {plan.model}"):
         found = answer(plan, question, use_cache=use_cache)
-    every = verbose or output is not None or name == "markdown"
-    deliver(name, output, fitted.blocks(found, verbose=every), json=lambda: fitted.as_json(found))
+    blocks = fitted.blocks(found, verbose=in_full(verbose, output, name))
+    deliver(name, output, blocks, json=lambda: fitted.as_json(found))
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

@@ -61,6 +61,11 @@ def seen_width(stream: TextIO) -> int | None:
     return width() if stream.isatty() or "COLUMNS" in os.environ else None
 
 
+def in_full(verbose: bool, output: Path | None, name: str) -> bool:
+    """Every figure and source is shown: a file and Markdown always have them."""
+    return verbose or output is not None or name == "markdown"
+
+
 def deliver(
     name: str, output: Path | None, blocks: Sequence[Block], **others: Callable[[], str]
 ) -> None:
@@ -85,22 +90,21 @@ def deliver(
 def deliver_predictions(
     found: Sequence[Prediction], name: str, output: Path | None, *, verbose: bool = False
 ) -> None:
-    """Print or write predictions; a file and Markdown always have every figure."""
+    """Print or write predictions."""
     from memcalc.report import csv, json, predictions
 
     if name == "markdown":
         blocks = [b for p in found for b in predictions.blocks([p])]
     else:
-        blocks = predictions.blocks(found, verbose=verbose or output is not None)
+        blocks = predictions.blocks(found, verbose=in_full(verbose, output, name))
     deliver(name, output, blocks, json=lambda: json.render(found), csv=lambda: csv.render(found))
 
 
 def deliver_explanation(
     found: Explanation, name: str, output: Path | None, top: int, *, verbose: bool = False
 ) -> None:
-    """Print or write an explanation; a file and Markdown always have every source."""
+    """Print or write an explanation."""
     from memcalc.report import explained
 
-    every = verbose or output is not None or name == "markdown"
-    blocks = explained.blocks(found, top, verbose=every)
+    blocks = explained.blocks(found, top, verbose=in_full(verbose, output, name))
     deliver(name, output, blocks, json=lambda: explained.as_json(found))

@@ -15,6 +15,7 @@ from memcalc.cli.output import (
     deliver_explanation,
     deliver_predictions,
     format_option,
+    in_full,
 )
 from memcalc.cli.saved import explanation_in
 from memcalc.cli.values import counted
@@ -70,7 +71,7 @@ def command(
         deliver_explanation(explanation_in(data, file), name, output, top, verbose=verbose)
     elif kind == "measurements":
         _measurements(file, format, output)
-    elif (found := _other(data, file, verbose or output is not None, top)) is not None:
+    elif (found := _other(data, file, in_full(verbose, output, format or ""), top)) is not None:
         name = chosen(found.kind, format, output)
         deliver(name, output, found.blocks, json=found.json)
     else:

@@ -9,7 +9,7 @@ import click
 
 from memcalc.cli.command import exit_with, no_cache, option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option, put
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option, in_full, put
 from memcalc.cli.progress import progress
 from memcalc.cli.values import PRICE, TOKENS
 from memcalc.errors import UsageError
@@ -74,8 +74,7 @@ def command(
         put(snippet(best.plan, program), output)
         return
     work = suggested.Work(tokens=tokens, price=price)
-    # A file keeps all there is to say.
-    blocks = list(suggested.blocks(found, work, verbose=verbose or output is not None))
+    blocks = list(suggested.blocks(found, work, verbose=in_full(verbose, output, name)))
     deliver(name, output, blocks, json=lambda: suggested.as_json(found))
     if not found.fitting:
         raise exit_with(1)
@@ -93,7 +92,7 @@ def _cards(plan: Plan, name: str, output: Path | None, *, verbose: bool, use_cac
             steps.row(report.words(one))
 
         found = cards(plan, use_cache=use_cache, seen=tell)
-    blocks = list(report.blocks(found, verbose=verbose or output is not None))
+    blocks = list(report.blocks(found, verbose=in_full(verbose, output, name)))
     deliver(name, output, blocks, json=lambda: report.as_json(found))
     if not found.fitting:
         raise exit_with(1)

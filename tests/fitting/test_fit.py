@@ -201,3 +201,12 @@ def test_what_generates_is_found_by_formulas_and_agrees_with_estimates(config, s
             device = device_of(gpus.find("t4"), settings["memory"], plan)
             assert on_device(answer, trace, device).fit == probe.fit, plan
             assert probe.fits is fits, plan
+
+
+def test_a_saved_answer_is_shown_in_full_in_markdown(found, cli, tmp_path):
+    answer = found["gpt2"]
+    (tmp_path / "fit.json").write_text(fitted.as_json(answer))
+    done = cli("show", "fit.json", "-f", "markdown")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == markdown(fitted.blocks(answer, verbose=True))
+    assert len(done.stdout) > len(cli("show", "fit.json").stdout)
