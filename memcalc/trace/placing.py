@@ -139,15 +139,7 @@ def _quantised(
         return torch.empty(like.shape, dtype=like.dtype, device="cpu")
 
     bitsandbytes.forget()
-    with contextlib.ExitStack() as stack:
-        if world > 1:
-            streams.renumber()
-            stack.enter_context(wrappers.process_group(rank, world))
-        stack.enter_context(device.fake_mode(shapes))
-        stack.enter_context(recorder)
-        if world > 1:
-            stack.enter_context(wrappers.seen_by(recorder))
-        stack.enter_context(subclasses.made_of_fakes())
+    with _loading(recorder, shapes, rank, world):
         with (
             ledger.phase(Phase.LOAD, 0),
             transformers.loading_in_turn(lambda name: _at_layer_of(name, ledger)),
@@ -167,6 +159,21 @@ def _quantised(
                 if world > 1:
                     ready = _wrapped(ready, rank, ledger)
         yield ready, loaded
+
+
+@contextlib.contextmanager
+def _loading(recorder: TraceRecorder, shapes: Any, rank: int, world: int) -> Iterator[None]:
+    """The fake mode and the recorder over one rank, in which packages make tensors of their own."""
+    with contextlib.ExitStack() as stack:
+        if world > 1:
+            streams.renumber()
+            stack.enter_context(wrappers.process_group(rank, world))
+        stack.enter_context(device.fake_mode(shapes))
+        stack.enter_context(recorder)
+        if world > 1:
+            stack.enter_context(wrappers.seen_by(recorder))
+        stack.enter_context(subclasses.made_of_fakes())
+        yield
 
 
 def _wrapped(ready: Program, rank: int, ledger: Ledger) -> Program:
