@@ -15,6 +15,7 @@ from memcalc.trace.operators import (
     decompositions,
     depthwise,
     distances,
+    encoder,
     gradients,
     lookups,
     losses,
@@ -144,6 +145,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
         if not one._schema.returns
     },
     **distances.OVERRIDES,
+    **encoder.OVERRIDES,
     **lookups.OVERRIDES,
     **losses.OVERRIDES,
     **recurrent.OVERRIDES,
