@@ -44,6 +44,10 @@ class UnwrittenFiles:
             content: what was saved.
             size: bytes that the file would have.
         """
+        with self.overlay.lock:
+            self._put(file, content, size)
+
+    def _put(self, file: Any, content: Any, size: int) -> None:
         number, self._next = self._next, self._next + 1
         self._kept[number] = content
         path = full(file)
@@ -84,12 +88,15 @@ class UnwrittenFiles:
         number = _number(at) if at is not None and there is not None else None
         if number is None or there is None or at is None:
             return original(source, target, **kwargs)
-        self._mark(there, number, os.stat(at).st_size)
+        with self.overlay.lock:
+            self._mark(there, number, os.stat(at).st_size)
         return target
 
     def _forget_what_is_gone(self) -> None:
         gone = {
-            path: number for path, number in self.overlay.numbers.items() if _number(path) != number
+            path: number
+            for path, number in tuple(self.overlay.numbers.items())
+            if _number(path) != number
         }
         for path in gone:
             del self.overlay.numbers[path]

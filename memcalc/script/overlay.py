@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,8 @@ class Overlay:
         """What lies in files of our folder, for whoever keeps it by numbers."""
         self.of_checkpoints: set[str] = set()
         """Folders with checkpoints; in one that the script made, what lies beside goes too."""
+        self.lock = threading.RLock()
+        """Held while something is kept: checkpoints may be saved by threads."""
         self._begun = time.time_ns() - _COARSE
         named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
         self._caches = tuple(
@@ -69,10 +72,10 @@ class Overlay:
         found = self.led.get(path)
         if found is not None:
             return found
-        for link, target in self.links.items():
+        for link, target in tuple(self.links.items()):
             if inside(path, link):
                 return self.where(target + path[len(link) :])
-        for folder, more in self.folders.items():
+        for folder, more in tuple(self.folders.items()):
             if inside(path, folder):
                 at = more + path[len(folder) :]
                 if _exists(at):
@@ -81,7 +84,7 @@ class Overlay:
 
     def place(self, path: str) -> str:
         """Where a new file of this path is written: the path itself, where nothing is spoiled."""
-        for link, target in self.links.items():
+        for link, target in tuple(self.links.items()):
             if inside(path, link):
                 return self.place(target + path[len(link) :])
         if path in self.led or path in self.hidden or self.was_there(path):
@@ -93,7 +96,7 @@ class Overlay:
         head = os.path.dirname(path)
         if not self.folders or (_exists(head) and head not in self.hidden):
             return None
-        for folder, more in self.folders.items():
+        for folder, more in tuple(self.folders.items()):
             if inside(head, folder) and _exists(more + head[len(folder) :]):
                 return more + path[len(folder) :]
         return None
@@ -109,13 +112,17 @@ class Overlay:
 
     def folder(self, path: str) -> str:
         """A folder in place of one that shall be filled: elsewhere, and found there."""
+        with self.lock:
+            return self._folder_of(path)
+
+    def _folder_of(self, path: str) -> str:
         self.of_checkpoints.add(path)
         if self.is_own(path):
             at = path
         elif path in self.folders:
             return self.folders[path]
         else:
-            outer = next((one for one in self.folders if inside(path, one)), None)
+            outer = next((one for one in tuple(self.folders) if inside(path, one)), None)
             at = self.new() if outer is None else self.folders[outer] + path[len(outer) :]
             if outer is None:
                 self.folders[path] = at
@@ -131,11 +138,11 @@ class Overlay:
 
     def forget(self, folder: str) -> None:
         """What was led to from inside a folder, and from itself, is no more."""
-        for path in [path for path in self.led if inside(path, folder)]:
+        for path in [path for path in tuple(self.led) if inside(path, folder)]:
             self.drop(path)
-        for path in [path for path in self.links if inside(path, folder)]:
+        for path in [path for path in tuple(self.links) if inside(path, folder)]:
             del self.links[path], self.drawn[path]
-        for path in [path for path in self.folders if inside(path, folder)]:
+        for path in [path for path in tuple(self.folders) if inside(path, folder)]:
             more = self.folders.pop(path)
             if self.is_own(more):
                 _rmtree(more, ignore_errors=True)
@@ -144,10 +151,10 @@ class Overlay:
         """All that is known of a path, and of what lies inside, holds for another from now on."""
         tables: tuple[dict[str, Any], ...] = (self.led, self.folders, self.links, self.drawn)
         for known in (*tables, self.numbers):
-            for path in [path for path in known if inside(path, here)]:
+            for path in [path for path in tuple(known) if inside(path, here)]:
                 known[there + path[len(here) :]] = known.pop(path)
         for held in (self.made, self.of_checkpoints):
-            for path in [path for path in held if inside(path, here)]:
+            for path in [path for path in tuple(held) if inside(path, here)]:
                 held.remove(path)
                 held.add(there + path[len(here) :])
         self.new_folders = [
@@ -186,14 +193,14 @@ class Overlay:
 
     def names(self, folder: str) -> list[str]:
         """Names in a folder, as the script sees them; none where it is not seen."""
-        for link, target in self.links.items():
+        for link, target in tuple(self.links.items()):
             if inside(folder, link):
                 return self.names(target + folder[len(link) :])
         names: dict[str, None] = {}
         if folder not in self.hidden:
             with contextlib.suppress(OSError):
                 names = dict.fromkeys(_listdir(folder))
-        for path in self.hidden:
+        for path in tuple(self.hidden):
             head, name = os.path.split(path)
             if head == folder:
                 names.pop(name, None)

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,15 @@ def test_functions_that_were_imported_by_name_before_write_nothing_either(tmp_pa
         patches.undo()
     assert early.save is before
     assert os.listdir() == []
+
+
+def test_threads_save_and_look_at_once(user):
+    def save(name):
+        for number in range(30):
+            user.overlay.folder(os.path.abspath(f"{name}{number}"))
+            user.put(f"ck/{name}{number}.pt", number)
+            assert os.path.exists(f"ck/{name}{number}.pt")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(save, "abcd"))
+    assert len(os.listdir("ck")) == 123
