@@ -2,12 +2,15 @@
 
     PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
     python benchmarks/judge_published.py --with 4.46=FOLDER --packages FOLDER ...
+    python benchmarks/judge_published.py --apart configs/transformers_apart.json
 
 A reading belongs to the PyTorch and the transformers it was made with, which its plan names.
 ``--with`` names a folder that holds that transformers (``pip install --target FOLDER --no-deps
 transformers==4.46.3``, and its tokenizers and huggingface_hub), whose own code runs then. Models of
 packages that are not there are left out, with their reason. A source that ``runs`` a script of
 benchmarks/published_scripts is judged by a run of it on a simulated GPU (``memcalc simulate``).
+``--apart`` says how far readings that memcalc may be improved by (``tune``) lie from today's code,
+which is what an answer for another release allows for.
 """
 
 from __future__ import annotations
@@ -21,16 +24,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from memcalc.accuracy.compare import Difference
+from memcalc.catalog.releases import Apart
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import trace_all
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component
 from memcalc.report.rows import process_ends
 from memcalc.script.simulate import simulate
 from memcalc.version import installed
@@ -44,6 +49,11 @@ RUNGS = ("allocated", "reserved", "process_used", BESIDE)
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 OLDEST = "2.0"
 """PyTorch that stands in for older ones and for those that are not said."""
+FIXED = (
+    *(Component.WEIGHTS, Component.QUANTISED_WEIGHTS, Component.QUANTISATION_CONSTANTS),
+    *(Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE),
+)
+"""What a model's code leaves alone."""
 LOADING = {"loaded at the start": "eager"}
 """What a source says of kernels, as ``Plan.module_loading``."""
 
@@ -145,6 +155,26 @@ def _of_script(plan: Plan) -> Prediction | Exception:
     return found.traced.prediction
 
 
+def apart() -> Iterator[Apart]:
+    """Readings of other releases that may be looked at, by the code of the installed one."""
+    for path in sorted(PUBLISHED.glob("*.json")):
+        source = json.loads(path.read_text())
+        if source["half"] != "tune" or release_of(source) is None:
+            continue
+        rows = list(rows_of(source))
+        for (plan, read), answer in zip(rows, answers([plan for plan, _ in rows]), strict=True):
+            if isinstance(answer, Exception):
+                raise answer
+            yield Apart(
+                source=path.stem,
+                transformers=source["transformers"],
+                plan=label(plan),
+                published=read["allocated"],
+                said=answer.peak.allocated or 0,
+                fixed=sum(answer.components.get(name, 0) for name in FIXED),
+            )
+
+
 def elsewhere(name: str, folders: list[str]) -> list[Judged]:
     """The same by a process that finds its packages in other folders first."""
     path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
@@ -215,10 +245,13 @@ def summary(rows: list[Judged]) -> dict[str, Any]:
     }
 
 
-def write(rows: list[Judged], path: pathlib.Path) -> None:
+def write(rows: Sequence[msgspec.Struct], path: pathlib.Path) -> None:
     """One reading a line."""
-    lines = ",\n".join(json.dumps(msgspec.to_builtins(row)) for row in rows)
-    path.write_text(f"[\n{lines}\n]\n")
+    path.write_text(f"[\n{_lines(rows)}\n]\n")
+
+
+def _lines(rows: Sequence[msgspec.Struct]) -> str:
+    return ",\n".join(json.dumps(msgspec.to_builtins(row)) for row in rows)
 
 
 def main() -> None:
@@ -228,7 +261,11 @@ def main() -> None:
     parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
     parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
     parser.add_argument("-o", "--output", type=pathlib.Path)
+    parser.add_argument("--apart", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.apart:
+        arguments.apart.write_text(f'{{"readings": [\n{_lines(list(apart()))}\n]}}\n')
+        return
     folders = dict(text.split("=", 1) for text in arguments.versions)
     every: list[Judged] = []
     for path in sorted(PUBLISHED.glob("*.json")):

@@ -8,6 +8,7 @@ Read out of each release's own source, without running it, for every model type:
 
 - ``sdpa``: the first release read in which its file calls PyTorch's scaled_dot_product_attention
   or says that it supports it; before that its attention was made of single operators;
+- ``cache``: the first release read, if not the first of all, in which its file knows a ``Cache``;
 - ``loss``: how its causal language model made its loss, from the first release on that did so.
 """
 
@@ -26,6 +27,7 @@ AUTO = "transformers/models/auto/modeling_auto.py"
 LOSSES = "transformers/loss/loss_utils.py"
 MODELING = re.compile(r"transformers/models/(?:deprecated/)?\w+/modeling_(?!tf_|flax_)\w+\.py")
 SDPA = re.compile(r"_supports_sdpa\s*=\s*True|scaled_dot_product_attention\(|[\"']sdpa[\"']\s*:")
+CACHE = re.compile(r"cache_utils import .*Cache")
 CLASS = re.compile(r"^class (\w+)\(", re.MULTILINE)
 UPCAST = re.compile(r"(logits|scores)\s*=\s*\w+(\.float\(\)|\.to\(torch\.float32\))")
 SHIFT = re.compile(r"\[(\.\.\.|:), ?:-1(, ?:)?\]\.contiguous\(\)")
@@ -48,9 +50,16 @@ class Release:
 
     def has_sdpa(self, model_type: str) -> bool | None:
         """Its file knows SDPA; ``None``: there is no such model."""
+        return self._knows(SDPA, model_type)
+
+    def has_cache(self, model_type: str) -> bool | None:
+        """Its file knows a cache of the library's; ``None``: there is no such model."""
+        return self._knows(CACHE, model_type)
+
+    def _knows(self, words: re.Pattern[str], model_type: str) -> bool | None:
         homes = [self.home.get(names[model_type]) for names in self.maps if model_type in names]
         known = [home for home in homes if home is not None]
-        return any(SDPA.search(self.sources[home]) for home in known) if known else None
+        return any(words.search(self.sources[home]) for home in known) if known else None
 
     def loss(self, model_type: str) -> str | None:
         """How its causal language model makes its loss; ``None``: it has none, or another way."""
@@ -111,6 +120,8 @@ def main() -> None:
             entry = history.setdefault(model_type, {"since": release.version})
             if "sdpa" not in entry and release.has_sdpa(model_type):
                 entry["sdpa"] = release.version
+            if "cache" not in entry and release.has_cache(model_type):
+                entry["cache"] = release.version
             form, forms = release.loss(model_type), entry.setdefault("loss", [])
             assert isinstance(forms, list)
             if form is not None and form != (forms[-1][1] if forms else None):

@@ -16,8 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
+from memcalc.catalog.releases import Spread, spread_of
 from memcalc.estimation.outside import outside_span
-from memcalc.records.model import OptimizerState, Place
+from memcalc.records.model import Inventory, OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span
 from memcalc.units import format_bytes
@@ -37,14 +38,23 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Of the process, outside the allocator."""
     others: int = 0
     """What the process holds beside, such as managed memory."""
+    other_code: Spread | None = None
+    """How far the code of another release may be from the one that was traced."""
+    fixed: int = 0
+    """Weights, gradients and states, which that code leaves alone."""
 
     def room(self, context: int) -> int:
         """What is left for the allocator."""
         return max(self.capacity - context - self.others, 0)
 
-    def holding(self, state: OptimizerState) -> Device:
+    def holding(self, state: OptimizerState, inventory: Inventory | None = None) -> Device:
         """The same for a process that holds this optimizer's managed memory beside."""
-        return replace(self, others=state.total(Place.MANAGED))
+        fixed = state.total(Place.DEVICE) + (inventory.held if inventory is not None else 0)
+        return replace(self, others=state.total(Place.MANAGED), fixed=fixed)
+
+    def apart(self, reserved: int) -> tuple[int, int]:
+        """Bytes that the allocator may hold beside these, at the least and at the most."""
+        return (0, 0) if self.other_code is None else self.other_code.ends(reserved, self.fixed)
 
 
 def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
@@ -52,7 +62,12 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
     capacity = memory if memory is not None else gpu.memory if gpu is not None else 0
     size = f" of {format_bytes(capacity)}" if memory is not None else ""
     name = gpu.name if gpu is not None else "a GPU"
-    return Device(name=f"{name}{size}", capacity=capacity, context=outside_span(gpu, plan))
+    return Device(
+        name=f"{name}{size}",
+        capacity=capacity,
+        context=outside_span(gpu, plan),
+        other_code=spread_of(plan.transformers) if plan is not None else None,
+    )
 
 
 def verdict(fit: Fit, context: Span | None = None, spare: int = 0) -> FitVerdict:
@@ -102,7 +117,9 @@ def judge(
         played: replays a long decode on a device of so many bytes, of which the allocator can get
             as many; ``None``: the events are all there are.
     """
-    low, high = device.room(device.context.high), device.room(device.context.low)
+    fewer, more = device.apart(unlimited.reserved)
+    low = max(device.room(device.context.high) - more, 0)
+    high = device.room(device.context.low) - fewer
     fit = functools.partial(_fit, device, settings.allowed(device.capacity))
     # A long decode was replayed on this device already, and may have given its cache back to fit.
     if played is None and unlimited.reserved <= low and not _depends_on_size(settings):
@@ -157,7 +174,7 @@ def _fit(
         gpu=device.name,
         capacity=device.capacity,
         needed=reserved + outside,
-        needed_high=reserved + device.others + device.context.high,
+        needed_high=reserved + device.others + device.context.high + device.apart(reserved)[1],
         metric="process_used",
         verdict=verdict,
         retries=retries,

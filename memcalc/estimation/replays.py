@@ -103,7 +103,7 @@ def long_decode_of(question: Asked, trace: Trace) -> Played | None:
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
     """The same prediction, judged by a device that need not be the plan's GPU."""
-    there = device.holding(prediction.optimizer_state)
+    there = device.holding(prediction.optimizer_state, trace.inventory)
     return replace(prediction, fit=judged(asked(prediction.plan), trace, there))
 
 

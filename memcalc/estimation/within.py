@@ -13,7 +13,7 @@ RESERVED = "reserved by PyTorch's allocator"
 WORKSPACES = "workspaces of convolutions that are not known exactly"
 ALIKE = (
     f"{WORKSPACES} are those of the recorded ones most like them "
-    "(pip install nvidia-cudnn-cu13==9.20.* nvidia-cublas to ask cuDNN itself)"
+    "(pip install nvidia-cudnn-cu13==9.20.* nvidia-cublas==13.1.1.* to ask cuDNN itself)"
 )
 _OPERATORS = ("convolution", "convolution_backward")
 
@@ -91,6 +91,31 @@ def given_back(known: Span | None, reserved: int, unlimited: int) -> Span:
         low=min(known.low, low),
         high=max(known.high, high),
         source=f"{known.source}; {GIVEN_BACK}",
+        parts=(*known.parts, part),
+    )
+
+
+OTHER_CODE = "the code of the release that is named, in place of which today's was traced"
+
+
+def of_other_code(known: Span | None, reserved: int, ends: tuple[int, int], source: str) -> Span:
+    """The span where the code that will run is not the one that was traced.
+
+    Args:
+        known: what is known only within limits besides.
+        reserved: bytes by the code that was traced.
+        ends: bytes to add to them, at the least and at the most.
+        source: of the ends.
+    """
+    low, high = reserved + ends[0], reserved + ends[1]
+    part = Part(name=OTHER_CODE, low=low, likely=reserved, high=high, source=source)
+    if known is None:
+        return Span(low=low, likely=reserved, high=high, source=OTHER_CODE, parts=(part,))
+    return replace(
+        known,
+        low=known.low + ends[0],
+        high=known.high + ends[1],
+        source=f"{known.source}; {OTHER_CODE}",
         parts=(*known.parts, part),
     )
 

@@ -132,7 +132,7 @@ class Oracle:
         if trace is None:
             return None
         self.assumptions, self.uncounted = trace.assumptions, trace.uncounted
-        fit = judged(question, trace, device.holding(state_for(question, trace)))
+        fit = judged(question, trace, device.holding(state_for(question, trace), trace.inventory))
         return Probe(batch=point.batch, seq=point.seq, fit=fit)
 
     def _decode(self, question: Asked, point: Point) -> Trace | None:
@@ -176,7 +176,7 @@ class Oracle:
             return known
         question = asked(plan)
         trace = self._trace(plan)
-        fit = judged(question, trace, device.holding(state_for(question, trace)))
+        fit = judged(question, trace, device.holding(state_for(question, trace), trace.inventory))
         self.assumptions, self.uncounted = trace.assumptions, trace.uncounted
         self._symbolic.prove(plan, trace)
         found = Probe(batch=plan.batch, seq=trace.seq, fit=fit, traced=True)
@@ -299,4 +299,4 @@ def _judged(events: _Events, question: Asked, trace: Trace, device: Device) -> F
     settings = question.settings
     state = state_for(question, trace)
     unlimited = replay(events(), settings, UNLIMITED).peaks
-    return judge(events, settings, device.holding(state), unlimited)
+    return judge(events, settings, device.holding(state, trace.inventory), unlimited)

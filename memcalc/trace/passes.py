@@ -67,8 +67,12 @@ class Pass(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> dict[int, Role]:
-        """What may live on, by number in the trace: its own storages and those of passes before."""
-        return {**self.before, **dict(zip(self.numbers, roles(self.storages), strict=True))}
+        """What may live on, by number in the trace: its own storages and those of passes before.
+
+        By the names that the next pass knows them by.
+        """
+        older = {number: aged(role) for number, role in self.before.items()}
+        return {**older, **dict(zip(self.numbers, roles(self.storages), strict=True))}
 
 
 def passes_of(traced: TaggedTrace) -> dict[int, Pass]:

@@ -19,10 +19,11 @@ from memcalc.version import installed
 
 def release(plan: Plan, model_type: str | None) -> Release:
     """What the plan's transformers does otherwise for a model type; nothing where that runs."""
-    asked, runs = plan.transformers, installed("transformers") or ""
-    if asked is not None and f"{runs}.".startswith(f"{asked}."):
-        return Release(notes=(f"transformers {runs} is the one that runs: the code is its own",))
-    return releases.of(asked, model_type)
+    asked = plan.transformers
+    if asked is not None and releases.runs(asked):
+        said = f"transformers {installed('transformers')} is the one that runs: the code is its own"
+        return Release(notes=(said,))
+    return releases.of(asked, model_type, generates=plan.generate is not None)
 
 
 def of(model: torch.nn.Module, plan: Plan) -> Release:
@@ -38,6 +39,27 @@ def give_loss(model: torch.nn.Module, past: Release) -> None:
         return
     made = functools.partial(_shifting_loss, form=past.loss)
     model.loss_function = made  # type: ignore[assignment]
+
+
+def keep_past(model: torch.nn.Module, then: Release) -> None:
+    """Let ``generate`` hold what a pass was given of past tokens until the next pass begins.
+
+    Of tuples, a pass makes all layers' anew, and the dictionary that it was called with holds the
+    old ones until the next one is made (transformers 4.35, generation/utils.py, greedy_search).
+    """
+    if not then.tuples:
+        return
+    held: list[torch.Tensor] = []
+
+    def hold(_: torch.nn.Module, __: object, options: dict[str, Any]) -> None:
+        held.clear()
+        past = options.get("past_key_values")
+        # What is kept of an encoder's outputs stays as it is.
+        past = getattr(past, "self_attention_cache", past)
+        for layer in getattr(past, "layers", ()):
+            held.extend(t for t in (layer.keys, layer.values) if isinstance(t, torch.Tensor))
+
+    model.register_forward_pre_hook(hold, with_kwargs=True)
 
 
 def _shifting_loss(

@@ -245,6 +245,7 @@ def _finished(
     """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
     then = past.of(model, plan)
     past.give_loss(model, then)
+    past.keep_past(model, then)
     if plan.adapters is not None:
         model = lora.attach(model, plan.adapters)
     inventory = take(model, name, task, plan.freeze)

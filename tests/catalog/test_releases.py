@@ -36,3 +36,28 @@ def test_releases_and_models_outside_what_was_read_are_said() -> None:
     assert any("outside" in note for note in releases.of("99.0", "gpt2").notes)
     assert any("it came with 4.34" in note for note in releases.of("4.30", "mistral").notes)
     assert any("nothing is known" in note for note in releases.of("4.30", "martian").notes)
+
+
+def test_the_code_of_another_release_is_allowed_for() -> None:
+    spread = releases.spread_of("4.46")
+    assert spread is not None
+    assert spread.least < 0 < spread.most
+    assert releases.spread_of(None) is None
+    # Weights, gradients and states are what they are, whatever the code.
+    assert spread.ends(10 << 30, 10 << 30) == (0, 0)
+    low, high = spread.ends(10 << 30, 8 << 30)
+    assert spread.least * (2 << 30) - 1 < low < 0 < high < spread.most * (2 << 30) + 1
+
+
+def test_the_release_that_runs_needs_no_allowance(monkeypatch) -> None:
+    monkeypatch.setattr(releases, "installed", {"transformers": "4.46.3"}.get)
+    assert releases.spread_of("4.46") is None
+    assert releases.spread_of("4.4") is not None
+
+
+def test_a_model_kept_tuples_before_it_had_a_cache() -> None:
+    # Release notes of 4.36: Cache abstraction, for Llama, Mistral, Phi and others.
+    assert releases.of("4.35", "llama").tuples
+    assert not releases.of("4.36", "llama").tuples
+    assert any("tuples" in note for note in releases.of("4.35", "llama").notes)
+    assert not releases.of("4.35", "llama", generates=False).tuples

@@ -1,10 +1,14 @@
 """Where a workspace is known only within limits, so is what the run reserves."""
 
 import pytest
+from msgspec.structs import replace
 
 from memcalc.catalog.plan import make
 from memcalc.estimation import within
+from memcalc.estimation.fits import device_of
 from memcalc.estimation.outside import CUDNN, EAGER
+from memcalc.estimation.question import asked
+from memcalc.estimation.replays import judged
 from memcalc.estimation.tracing import Desk
 from memcalc.kernels import alike, cudnn
 from memcalc.records.prediction import FitVerdict
@@ -74,3 +78,31 @@ def test_a_full_gpu_gets_cached_blocks_back():
     assert [part.name for part in span.parts] == [within.GIVEN_BACK]
     wider = within.given_back(span, reserved=60, unlimited=80)
     assert (wider.low, wider.high, len(wider.parts)) == (60, 90, 2)
+
+
+def test_the_code_of_another_release_widens_what_it_may_change():
+    span = within.of_other_code(None, 100, (-10, 30), "readings")
+    assert (span.low, span.likely, span.high) == (90, 100, 130)
+    wider = within.of_other_code(span, 100, (-5, 5), "others")
+    assert (wider.low, wider.high, len(wider.parts)) == (85, 135, 2)
+
+
+def test_a_verdict_near_the_limit_is_left_open_where_other_code_runs():
+    plan = make({"model": "distilgpt2", "batch": 4, "seq": 64, "gpu": "t4"})
+    today, trace = Desk().estimate(plan)
+    assert today.allocator is None
+    held, ends = today.peak.reserved, {}
+    for version in (None, "4.46"):
+        named = replace(plan, transformers=version)
+        question, state = asked(named), today.optimizer_state
+        at_limit = held + today.context.high
+        device = device_of(question.gpu, at_limit, named).holding(state, trace.inventory)
+        ends[version] = judged(question, trace, device)
+    assert ends[None].verdict is FitVerdict.FITS
+    assert ends["4.46"].verdict is FitVerdict.TOO_CLOSE
+    assert ends["4.46"].needed_high > ends[None].needed_high
+    then, _ = Desk().estimate(replace(plan, transformers="4.46"))
+    (part,) = then.allocator.parts
+    assert part.name == within.OTHER_CODE
+    assert "published readings" in part.source
+    assert then.fit.needed_high == process_ends(then)[1]

@@ -36,6 +36,8 @@ CASES = [
     (SLIDING, {"batch": 16, "seq": 300, "generate": 260}),
     (LLAMA, {"batch": 8, "seq": 300, "generate": 60, "beams": 2}),
     (LLAMA, {"batch": 16, "seq": 300, "generate": 40, "cache": "offloaded"}),
+    # What a pass was given is held until the next one begins.
+    (LLAMA, {"batch": 16, "seq": 300, "generate": 40, "transformers": "4.35"}),
     # It forces its last token, which takes the scores once more.
     (BART, {"batch": 16, "seq": 30, "generate": 40}),
     # Their bias, and their mask, are padded to multiples of 8.

@@ -1,9 +1,12 @@
 """Losses of earlier releases: the same figure, other copies."""
 
+import weakref
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from memcalc.catalog import releases
 from memcalc.catalog.releases import Release
 from memcalc.records.plan import Plan
 from memcalc.workload import past
@@ -32,7 +35,8 @@ def test_a_loss_is_what_it_is_today(form: str) -> None:
 
 
 def test_the_release_that_runs_is_its_own_code(monkeypatch) -> None:
-    monkeypatch.setattr(past, "installed", {"transformers": "4.46.3"}.get)
+    for module in (past, releases):
+        monkeypatch.setattr(module, "installed", {"transformers": "4.46.3"}.get)
     for asked in ("4.46", "4.46.3"):
         found = past.release(Plan(transformers=asked), "opt")
         assert not found.eager
@@ -42,3 +46,23 @@ def test_the_release_that_runs_is_its_own_code(monkeypatch) -> None:
         notes = past.release(Plan(transformers=asked), "opt").notes
         assert "PYTHONPATH=FOLDER" in notes[-1]
         assert f"transformers=={asked}.*" in notes[-1]
+
+
+@torch.no_grad()
+def test_tuples_of_past_tokens_are_held_until_the_next_pass_begins() -> None:
+    config = LlamaConfig(
+        vocab_size=17,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    model = LlamaForCausalLM(config)
+    past.keep_past(model, Release(tuples=True))
+    cache = model(input_ids=torch.zeros(1, 3, dtype=torch.int64)).past_key_values
+    old = [weakref.ref(layer.keys) for layer in cache.layers]
+    for tokens in (4, 5):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
+        assert [layer.keys.shape[2] for layer in cache.layers] == [tokens, tokens]
+        assert all((one() is not None) == (tokens == 4) for one in old)
