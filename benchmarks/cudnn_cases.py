@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def cases() -> Iterator[Case]:
-    """Shapes of convolutions are ones that configs/convolutions.json has."""
+    """Shapes of convolutions are ones that configs/convolutions has."""
     yield from _attention()
     yield from _convolutions()
 

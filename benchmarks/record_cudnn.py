@@ -7,7 +7,7 @@ On a GPU, or over a stand-in driver with a cuDNN that plans for a device it is t
     python benchmarks/record_cudnn.py convolutions problems.json out.json
     python benchmarks/record_cudnn.py ask problems.json 8.0 108 out.json [1,2,4]  (needs no GPU)
     python benchmarks/record_cudnn.py attention out.json
-    python benchmarks/record_cudnn.py join configs/convolutions.json out.json...
+    python benchmarks/record_cudnn.py join configs/convolutions out.json...
 """
 
 import functools
@@ -29,27 +29,104 @@ COLUMNS = (
 def problems(models: list[str]) -> list:
     """Sizes, but for batch and type, of every convolution in these models.
 
-    A model is a bundled name, or module:callable@224 for one of pictures of that size and classes.
+    A model is a bundled name, or package:name@224 for one of pictures of that size: of torchvision,
+    timm or ultralytics, or a callable of a module.
     """
+    seen: dict[str, None] = {}
+    for model in models:
+        package, _, named = model.partition(":")
+        seen |= dict.fromkeys(_of_pictures(package, named) if named else _bundled(model))
+    return [json.loads(text) for text in seen]
+
+
+def _bundled(name: str) -> list[str]:
     from memcalc.estimation.tracing import Desk
     from memcalc.kernels import convolution
     from memcalc.records.plan import Plan
     from memcalc.trace.scratch.kernels import TargetKernelMemory
 
-    seen, transient = {}, TargetKernelMemory.transient
+    seen, transient = [], TargetKernelMemory.transient
 
     def logged(self, call):
         if call.name == "convolution" and len(call.args) == 6:
             (_, *image), weight, moves, groups, _ = call.args[1:]
-            seen[convolution.text((image, weight, moves, groups))] = None
+            seen.append(convolution.text((image, weight, moves, groups)))
         return transient(self, call)
 
     TargetKernelMemory.transient = logged
-    for name in models:
-        model, _, size = name.partition("@")
-        inputs = (f"x=float32[2,3,{size},{size}]", "labels=int64[2]") if size else ()
-        Desk().estimate(Plan(model=model, batch=2, gpu="H100 SXM", inputs=inputs))
-    return [json.loads(text) for text in seen]
+    Desk().estimate(Plan(model=name, batch=2, gpu="H100 SXM"))
+    TargetKernelMemory.transient = transient
+    return seen
+
+
+def _of_pictures(package: str, named: str) -> list[str]:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from memcalc.kernels import convolution
+
+    seen = []
+
+    class Logged(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.convolution.default:
+                x, weight, _, *moves, transposed, _, groups = args
+                if x.dim() == 4 and not transposed:
+                    moves = [n for pair in moves for n in (pair * 2)[:2]]
+                    problem = (list(x.shape[1:]), list(weight.shape), moves, groups)
+                    seen.append(convolution.text(problem))
+            return func(*args, **(kwargs or {}))
+
+    name, _, size = named.partition("@")
+    with torch.device("meta"):
+        model = _built(package, name)
+        pictures = torch.empty(2, 3, int(size), int(size))
+    with Logged(), torch.no_grad():
+        model(pictures)
+    return seen
+
+
+def _built(package: str, name: str):
+    import importlib
+
+    import torch
+
+    if package in ("torchvision", "timm"):
+        _without_operators()
+    if package == "torchvision":
+        import torchvision
+
+        options = {"init_weights": False} if name in ("inception_v3", "googlenet") else {}
+        with torch.device("cpu"):  # some read numbers as they are built
+            return torchvision.models.get_model(name, weights=None, **options).to("meta")
+    if package == "timm":
+        import timm
+
+        return timm.create_model(name)
+    if package == "ultralytics":
+        from ultralytics.nn.tasks import DetectionModel
+
+        with torch.device("cpu"):
+            return DetectionModel(f"{name}.yaml", verbose=False).train().to("meta")
+    return getattr(importlib.import_module(package), name)()
+
+
+def _without_operators() -> None:
+    """Let torchvision be imported where its wheel is for another build of PyTorch.
+
+    That lacks its operators (boxes), which no classifier runs.
+    """
+    import torch
+
+    for name in ("nms", "qnms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"):
+        if not hasattr(torch.ops.torchvision, name):
+            library = torch.library.Library("torchvision", "FRAGMENT")
+            library.define(f"{name}(Tensor x) -> Tensor")
+            _KEPT.append(library)
+
+
+_KEPT: list = []
+"""Libraries go with their last reference."""
 
 
 def asked(
@@ -227,30 +304,42 @@ def main(arguments: list[str]) -> None:
         head = json.dumps({**environment(), "columns": COLUMNS})[:-1]
         pathlib.Path(rest[0]).write_text(f'{head}, "rows": [\n{rows}\n]}}\n')
     elif command == "join":
-        found = [json.loads(pathlib.Path(name).read_text()) for name in rest[1:]]
-        pathlib.Path(rest[0]).write_text(joined(found))
+        for name in rest[1:]:
+            join(pathlib.Path(rest[0]), json.loads(pathlib.Path(name).read_text()))
     sys.stdout.flush()
     os._exit(0)
 
 
-def joined(found: list[dict]) -> str:
-    """One entry a line for each problem; versions that say the same share an entry."""
-    entries: list[dict] = []
-    for new in found:
-        for known in entries:
-            if all(known[key] == new[key] for key in ("capability", "problems")):
-                known["torch"] += new["torch"]
-                known["cudnn"] += f", {new['cudnn']}"
-                break
-        else:
-            entries.append(new)
+def join(folder: pathlib.Path, new: dict) -> None:
+    """Add what is not known yet to the file of its capability; each problem is a line.
+
+    Raises:
+        SystemExit: it says something else than what is known.
+    """
+    path = folder / f"{new['capability']}.json"
+    entries = json.loads(path.read_text())["recorded"] if path.exists() else []
+    for entry in entries:
+        if not set(new["torch"]) <= set(entry["torch"]):
+            continue
+        for problem, sizes in entry["problems"].items():
+            more = new["problems"].get(problem, {})
+            for batch, taken in sizes.items():
+                if batch in more and more.pop(batch) != taken:
+                    raise SystemExit(f"{path}: {problem} at batch {batch} is another")
+    new["problems"] = {name: sizes for name, sizes in new["problems"].items() if sizes}
+    path.write_text(written([*entries, new] if new["problems"] else entries))
+
+
+def written(entries: list[dict]) -> str:
+    """The file of one capability."""
     blocks = []
     for entry in entries:
         lines = ",\n".join(
             f"{json.dumps(name)}: {json.dumps(sizes, separators=(',', ':'))}"
-            for name, sizes in entry.pop("problems").items()
+            for name, sizes in entry["problems"].items()
         )
-        blocks.append(f'{json.dumps(entry)[:-1]}, "problems": {{\n{lines}\n}}}}')
+        head = json.dumps({key: value for key, value in entry.items() if key != "problems"})
+        blocks.append(f'{head[:-1]}, "problems": {{\n{lines}\n}}}}')
     return '{"recorded": [\n' + ",\n".join(blocks) + "\n]}\n"
 
 

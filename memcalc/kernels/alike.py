@@ -1,7 +1,7 @@
 """What a convolution takes that nobody recorded: within the limits of those most like it.
 
 An engine of cuDNN mostly keeps its inputs and outputs once more, in another layout, so what
-recorded convolutions took is compared as a share of these operands (configs/convolutions.json).
+recorded convolutions took is compared as a share of these operands (configs/convolutions).
 The smallest, the median and the largest share of the nearest ones make the limits. Of every
 recorded convolution held against all others but those of its own sizes, 95 % lie inside
 (tests/kernels/test_alike.py).
@@ -17,6 +17,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -60,16 +61,34 @@ class Kind(msgspec.Struct, frozen=True):
     size: float
     """Power of two of the operands."""
 
-    def apart(self, other: Kind) -> float:
-        """How different the two are."""
-        return (
-            BYTES * abs(self.size - other.size)
-            + KERNEL * (self.kernel != other.kernel)
-            + GROUPS * (self.grouped is not other.grouped)
-            + STRIDE * (self.strided is not other.strided)
-            + abs(self.channels[0] - other.channels[0])
-            + abs(self.channels[1] - other.channels[1])
-        )
+
+class Known(msgspec.Struct, frozen=True):
+    """Recorded convolutions as columns, which numpy compares at once; N of them."""
+
+    texts: Any
+    """(N,) problems but for their batches."""
+    kernels: Any
+    """(N, 2)"""
+    places: Any
+    """(N, 5): what differs by degrees (``_place``)."""
+    shares: Any
+    """(N, 3): what each direction takes of the operands."""
+
+    def near(self, kind: Kind, direction: int) -> list[float]:
+        """Shares of those most like a kind, none of them of its own sizes."""
+        import numpy as np
+
+        others = self.texts != kind.text
+        apart = np.abs(self.places[others] - _place(kind)).sum(axis=1)
+        apart += KERNEL * (self.kernels[others] != kind.kernel).any(axis=1)
+        shares = self.shares[others, direction]
+        order = np.lexsort((shares, apart))[:NEAREST]
+        return [float(share) for share in shares[order]]
+
+
+def _place(kind: Kind) -> tuple[float, ...]:
+    """Numbers of which two kinds are as far apart as they differ, all told."""
+    return (BYTES * kind.size, GROUPS * kind.grouped, STRIDE * kind.strided, *kind.channels)
 
 
 @functools.cache
@@ -89,6 +108,10 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
     version = convolution.nearest(target.torch)
     chosen = replace(target, torch=version, cudnn_benchmark=False)
     known = convolution.workspace(direction, problem, chosen)
+    if known is None and target.cudnn_deterministic:
+        known = convolution.workspace(
+            direction, problem, replace(chosen, cudnn_deterministic=False)
+        )
     found = _near(direction, problem, chosen)
     if known is not None:
         found = Limits(least=min(found.least, known), likely=known, most=max(found.most, known))
@@ -96,7 +119,7 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
         # Which engine is the fastest is seen on the GPU only: it may be any of them.
         tried = cudnn.workspaces(direction, problem, chosen) or (0, found.most)
         found = replace(found, least=min(tried), most=max(*tried, found.likely))
-    elif version != target.torch:
+    elif version != target.torch or target.cudnn_deterministic:
         found = replace(found, least=0)
     # What takes a byte has a place in the trace.
     return replace(found, likely=max(found.likely, 1), most=max(found.most, 1))
@@ -105,12 +128,7 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
 def _near(direction: int, problem: convolution.Problem, target: Target) -> Limits:
     """Between what the recorded ones most like it lie."""
     kind = _kind(problem)
-    near = sorted(
-        (kind.apart(other), taken[direction] / other.operands)
-        for other, taken in _kinds(target.torch, target.capability, problem[4])
-        if other.text != kind.text
-    )[:NEAREST]
-    shares = [share for _, share in near]
+    shares = _known(target.torch, target.capability, problem[4]).near(kind, direction)
     most = math.ceil(max(*shares, 1.0) * kind.operands) + _ALIGNED
     if len(problem) > 5:
         # Channels lie last: none of these was recorded, and there is nothing to lay out anew. Of
@@ -145,25 +163,29 @@ def _kind(problem: convolution.Problem) -> Kind:
 
 
 @functools.cache
-def _kinds(
-    torch: tuple[int, int], capability: tuple[int, int], dtype: int
-) -> tuple[tuple[Kind, tuple[int, ...]], ...]:
+def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int) -> Known:
     """Recorded convolutions of a type; on a GPU of another capability those of all."""
-    every = {
-        where: found
-        for (version, where), found in convolution.recorded().items()
-        if version == torch
-    }
-    own = [every[capability]] if capability in every else every.values()
-    # bfloat16 on a GPU that has none is emulated: those of float16 are the nearest.
-    return tuple(found for problems in own for found in _of(problems, dtype)) or _kinds(
-        torch, capability, 1
+    import numpy as np
+
+    every = convolution.capabilities()
+    own = [capability] if convolution.recorded(capability).get(torch) else every
+    found = [
+        (kind, [size / kind.operands for size in taken])
+        for where in own
+        for kind, taken in _of(convolution.recorded(where).get(torch, {}), dtype)
+    ]
+    if not found:
+        # bfloat16 on a GPU that has none is emulated: those of float16 are the nearest.
+        return _known(torch, capability, 1)
+    return Known(
+        texts=np.array([kind.text for kind, _ in found]),
+        kernels=np.array([kind.kernel for kind, _ in found]),
+        places=np.array([_place(kind) for kind, _ in found]),
+        shares=np.array([shares for _, shares in found]),
     )
 
 
-def _of(
-    problems: dict[str, dict[str, list[int]]], dtype: int
-) -> Iterator[tuple[Kind, tuple[int, ...]]]:
+def _of(problems: convolution.Recorded, dtype: int) -> Iterator[tuple[Kind, tuple[int, ...]]]:
     for text, by_batch in problems.items():
         image, *rest = json.loads(text)
         if rest[3] == dtype and len(rest) == 4:

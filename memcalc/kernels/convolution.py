@@ -1,12 +1,11 @@
 """The workspace of cuDNN's convolutions, which PyTorch takes and gives back around each call.
 
-cuDNN's heuristics choose an engine for a problem and a compute capability (the same whatever the
-clocks and the number of multiprocessors), and the engine says what it takes: mostly its inputs
-and outputs in another layout. There is no formula for the choice, so sizes are looked up among
-those read from the library itself, by planning without a device
-(configs/convolutions.json, benchmarks/record_cudnn.py). For a problem that is not there the
-library is asked, where it is installed (``kernels.cudnn``); else it is known within limits
-(``kernels.alike``).
+cuDNN's heuristics choose an engine for a problem and a compute capability (seldom by clocks or the
+number of multiprocessors as well, ``kernels.cudnn``), and the engine says what it takes: mostly its
+inputs and outputs in another layout. There is no formula for the choice, so sizes are looked up
+among those read from the library itself, by planning without a device (configs/convolutions,
+benchmarks/record_cudnn.py). For a problem that is not there the library is asked, where it is
+installed (``kernels.cudnn``); else it is known within limits (``kernels.alike``).
 PyTorch's side: aten/src/ATen/native/cudnn/Conv_v8.cpp, ``run_single_conv``, with
 ``torch.backends.cudnn.benchmark`` off and ``allow_tf32`` on, as they are unless set.
 """
@@ -59,14 +58,16 @@ def workspace(direction: int, problem: Problem | None, target: Target) -> int | 
     (batch, *image), *rest = problem
     if target.torch < OLDEST or target.cudnn_benchmark:
         return None
-    known = recorded().get((target.torch, target.capability), {})
-    sizes = known.get(text((image, *rest)), {}).get(str(batch))
+    known = recorded(target.capability).get(target.torch, {})
+    # What was recorded may choose any engine.
+    by_batch = {} if target.cudnn_deterministic else known.get(text((image, *rest)), {})
+    sizes = by_batch.get(str(batch))
     return cudnn.workspace(direction, problem, target) if sizes is None else sizes[direction]
 
 
 def nearest(torch: tuple[int, int]) -> tuple[int, int]:
     """The version that convolutions were recorded with: this one, else the nearest."""
-    versions = sorted({version for version, _ in recorded()})
+    versions = sorted({version for where in capabilities() for version in recorded(where)})
     return max((version for version in versions if version <= torch), default=versions[0])
 
 
@@ -75,18 +76,32 @@ def text(problem: Any) -> str:
     return json.dumps(problem, separators=(",", ":"))
 
 
+Recorded = dict[str, dict[str, list[int]]]
+"""By problem but for its batch, then by batch: bytes by direction."""
+
+
 @functools.cache
-def recorded() -> dict[tuple[tuple[int, int], tuple[int, int]], Any]:
-    """Recorded problems by PyTorch's version and compute capability, then by batch."""
-    return shipped.read("convolutions.json", _merged)
+def capabilities() -> tuple[tuple[int, int], ...]:
+    """Compute capabilities that convolutions were recorded for."""
+    files = (shipped.configs() / "convolutions").glob("*.json")
+    return tuple(sorted(_pair(file.stem) for file in files))
 
 
-def _merged(data: Any) -> dict[tuple[tuple[int, int], tuple[int, int]], Any]:
-    """Several recordings of one PyTorch and capability add up."""
-    found: dict[tuple[tuple[int, int], tuple[int, int]], Any] = {}
+@functools.cache
+def recorded(capability: tuple[int, int]) -> dict[tuple[int, int], Recorded]:
+    """Recorded problems of a compute capability, by PyTorch's version."""
+    if capability not in capabilities():
+        return {}
+    major, minor = capability
+    return shipped.read(f"convolutions/{major}.{minor}.json", _merged)
+
+
+def _merged(data: Any) -> dict[tuple[int, int], Recorded]:
+    """Several recordings of one PyTorch add up."""
+    found: dict[tuple[int, int], Recorded] = {}
     for entry in data["recorded"]:
         for version in entry["torch"]:
-            known = found.setdefault((_pair(version), _pair(entry["capability"])), {})
+            known = found.setdefault(_pair(version), {})
             for problem, sizes in entry["problems"].items():
                 known[problem] = {**sizes, **known.get(problem, {})}
     return found

@@ -37,6 +37,7 @@ _ALIGNMENT = 16
 
 class _Kind(IntEnum):
     CONVOLUTION = 1
+    ENGINE = 2
     ENGINE_CONFIG = 3
     HEURISTICS = 4
     PLAN = 5
@@ -51,6 +52,7 @@ class _Type(IntEnum):
     FLOAT = 4
     CONVOLUTION_MODE = 7
     HEURISTICS_MODE = 8
+    NUMERICAL_NOTE = 11
     DESCRIPTOR = 15
     CHAR = 24
 
@@ -68,6 +70,8 @@ _DTYPES = (_FLOAT, 2, 9)
 """cudnnDataType_t of float32, float16 and bfloat16."""
 _CROSS_CORRELATION = 1
 _INSTANT, _FALLBACK = 0, 2
+_NONDETERMINISTIC, _NOTES = 4, 10
+"""CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC, and how many notes an engine may have."""
 _OPERATIONS = ((10, 700, (703, 704, 705)), (12, 706, (709, 710, 711)), (11, 712, (715, 716, 717)))
 """By direction: descriptor, first attribute, and those of weight, input and output."""
 
@@ -115,7 +119,8 @@ def workspaces(
         try:
             device = _device(library, target)
             graph = _graph(made, direction, *problem)
-            return tuple(itertools.islice(_plans(made, graph, device), most))
+            plans = _plans(made, graph, device, fixed=target.cudnn_deterministic)
+            return tuple(itertools.islice(plans, most))
         except _Error:
             return ()
 
@@ -201,6 +206,13 @@ class _Descriptor:
         _check(self._library.cudnnBackendGetAttribute(self.handle, attribute, *arguments))
         return value.value
 
+    def numbers(self, attribute: int, kind: _Type, most: int) -> list[int]:
+        """Read a list of numbers of 32 bits."""
+        array, count = (ctypes.c_int * most)(), ctypes.c_int64()
+        arguments = (kind, most, ctypes.byref(count), array)
+        _check(self._library.cudnnBackendGetAttribute(self.handle, attribute, *arguments))
+        return list(array[: count.value])
+
     def fill(self, attribute: int, others: Sequence[_Descriptor]) -> int:
         """Let an attribute's descriptors be written into others; how many there are."""
         array = (ctypes.c_void_p * len(others))(*(other.handle.value for other in others))
@@ -232,10 +244,19 @@ def _check(status: int) -> None:
         raise _Error(status)
 
 
+_CLOCKS = {114: (1_755_000, 1_593_000)}
+_H100_SXM = (1_980_000, 2_619_000)
+"""KHz of multiprocessors and memory, as CUDA's deviceQuery prints them of an H100 PCIe, which has
+114 multiprocessors, and of an H100 SXM. Which is higher decides between engines on 9.0, in one of
+a hundred problems (an H200, with memory at 3,201 MHz, has another one than an H100 SXM in 3 of
+792); on no other capability did it in 792 that were asked."""
+
+
 @functools.cache
 def _device(library: ctypes.CDLL, target: Target) -> _Descriptor:
-    """The device to plan for: limits of its capability; clocks decide nothing."""
+    """The device to plan for: limits of its capability."""
     major, minor = target.capability
+    clock, memory_clock = _CLOCKS.get(target.multiprocessors, _H100_SXM)
     told = {
         "maxGridSize": [2147483647, 65535, 65535],
         "maxBlockSize": [1024, 1024, 64],
@@ -253,8 +274,8 @@ def _device(library: ctypes.CDLL, target: Target) -> _Descriptor:
         "isTccDriver": 0,
         "supportCoopLaunch": 1,
         "totalGlobalMem": 80 << 30,
-        "smClockRateKHz": 1500000,
-        "memClockRateKHz": 1500000,
+        "smClockRateKHz": clock,
+        "memClockRateKHz": memory_clock,
         "l2CacheSize": 40 << 20,
         "cudaDeviceId": 0,
         "deviceVer": major * 100 + minor * 10,
@@ -307,14 +328,26 @@ def _strides(shape: Sequence[int], last: bool) -> list[int]:
     return [steps[axis] for axis in range(4)]
 
 
-def _plans(made: _Maker, graph: _Descriptor, device: _Descriptor) -> Iterator[int]:
-    """What heuristics propose, then the fallbacks, as PyTorch tries them."""
+def _plans(made: _Maker, graph: _Descriptor, device: _Descriptor, *, fixed: bool) -> Iterator[int]:
+    """What heuristics propose, then the fallbacks, as PyTorch tries them.
+
+    ``fixed``: without those whose results differ from run to run (``filterEngineConfigs``).
+    """
     for mode in (_INSTANT, _FALLBACK):
         asked = made(_Kind.HEURISTICS).set(201, _Type.DESCRIPTOR, graph)
         asked.set(200, _Type.HEURISTICS_MODE, mode).set(204, _Type.DESCRIPTOR, device).done()
         configs = [made(_Kind.ENGINE_CONFIG) for _ in range(asked.fill(202, ()))]
         for config in configs[: asked.fill(202, configs)]:
             with contextlib.suppress(_Error):
+                if fixed and _NONDETERMINISTIC in _notes(made, config):
+                    continue
                 plan = made(_Kind.PLAN).set(401, _Type.DESCRIPTOR, config)
                 size = plan.set(407, _Type.DESCRIPTOR, device).done().number(402)
                 yield size
+
+
+def _notes(made: _Maker, config: _Descriptor) -> list[int]:
+    """What is said of the results of a configuration's engine."""
+    engine = made(_Kind.ENGINE)
+    config.fill(300, [engine])
+    return engine.numbers(1303, _Type.NUMERICAL_NOTE, _NOTES)

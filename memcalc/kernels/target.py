@@ -24,6 +24,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     cudnn_benchmark: bool = False
     """Its engines are tried and the fastest one is kept (``torch.backends.cudnn.benchmark``)."""
 
+    cudnn_deterministic: bool = False
+    """Engines whose results differ from run to run are left out
+    (``torch.backends.cudnn.deterministic``, ``torch.use_deterministic_algorithms``)."""
+
     @property
     def architecture(self) -> Architecture:
         """What its capability means for PyTorch."""

@@ -46,6 +46,10 @@ from memcalc.units import GIB
 ANY_GPU = ("NVIDIA A100-SXM4-80GB", 80 * GIB)
 """What a GPU says of itself where none was named; its memory never runs out."""
 
+REPEATED = (
+    "torch.use_deterministic_algorithms is on: of kernels that it makes others run in place of, "
+    "convolutions are those; the rest are counted as without it"
+)
 _ONE_OF_SEVERAL = (
     "of the {0} GPUs named the script finds one, torch.cuda.device_count() is 1: put "
     "torchrun --nproc-per-node {0} before it to have it simulated as the first of {0} processes"
@@ -157,7 +161,7 @@ class Session:
         patches.wrap(threading.Thread, "_bootstrap_inner", begin)
 
     def _follow_cudnn(self, patches: Patches) -> None:
-        """A script may switch cuDNN off and on, and let it try its engines."""
+        """A script may switch cuDNN off and on, let it try its engines, and leave some out."""
         allowed = self._target.cudnn
 
         def use() -> None:
@@ -167,6 +171,8 @@ class Session:
                     self._target,
                     cudnn=recorder.cudnn,
                     cudnn_benchmark=recorder.cudnn_benchmark,
+                    cudnn_deterministic=torch.backends.cudnn.deterministic
+                    or torch.are_deterministic_algorithms_enabled(),
                 )
             )
 
@@ -180,8 +186,24 @@ class Session:
             self.recorder.cudnn_benchmark = wanted
             use()
 
-        patches.wrap(torch._C, "_set_cudnn_enabled", switch)
-        patches.wrap(torch._C, "_set_cudnn_benchmark", benchmark)
+        def repeat(original: Any, wanted: bool, **how: Any) -> None:
+            original(wanted, **how)
+            use()
+
+        def repeat_all(original: Any, wanted: bool, **how: Any) -> None:
+            repeat(original, wanted, **how)
+            if wanted:
+                self.say(REPEATED)
+
+        for name, around in (
+            ("enabled", switch),
+            ("benchmark", benchmark),
+            ("deterministic", repeat),
+        ):
+            patches.wrap(torch._C, f"_set_cudnn_{name}", around)
+            # torch.backends.cudnn.NAME = ... calls the function that it was made with.
+            patches.wrap(vars(type(torch.backends.cudnn))[name], "setter", around)
+        patches.wrap(torch._C, "_set_deterministic_algorithms", repeat_all)
 
     def say(self, assumed: str) -> None:
         """Add to what was assumed."""

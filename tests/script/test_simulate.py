@@ -1,6 +1,7 @@
 import pytest
 
 from memcalc.errors import EstimateError
+from memcalc.kernels import cudnn
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 
@@ -293,3 +294,46 @@ def test_memory_is_known_when_it_is_asked_for_and_where_the_gpu_is_nearly_full(r
         gpu="t4",
     )
     assert (tmp_path / "full").read_text() == "14"
+
+
+def test_results_that_repeat_leave_engines_of_cudnn_out(run):
+    text = """
+        import torch
+        {}
+        model = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(8, 64, 56, 56, device="cuda")).sum().backward()
+        optimizer.step()
+    """
+    plain = run(text.format(""), gpu="t4").traced
+    fixed = run(text.format("torch.backends.cudnn.deterministic = True"), gpu="t4").traced
+    every = run(text.format("torch.use_deterministic_algorithms(True)"), gpu="t4").traced
+    # What was recorded may be any engine's; only the library says which one runs then.
+    assert plain.trace.bounds == ()
+    for one in (fixed, every):
+        assert bool(one.trace.bounds) == (cudnn.version() is None)
+    said = [
+        any("use_deterministic_algorithms" in text for text in one.prediction.assumptions)
+        for one in (plain, fixed, every)
+    ]
+    assert said == [False, False, True]
+
+
+def test_what_a_script_sets_of_cudnn_is_followed(run):
+    text = """
+        import torch
+        torch.backends.cudnn.{}
+        model = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.randn(8, 64, 56, 56, device="cuda")).sum().backward()
+        optimizer.step()
+    """
+    plain, tried, off = (
+        run(text.format(setting), gpu="t4").traced.prediction
+        for setting in ("benchmark = False", "benchmark = True", "enabled = False")
+    )
+    assert any("benchmark is on" in said for said in tried.assumptions)
+    assert not any("benchmark is on" in said for said in plain.assumptions)
+    assert tried.allocator.high > plain.peak.reserved
+    # PyTorch's own convolution is a product, for which cuBLAS keeps a workspace.
+    assert off.components[Component.WORKSPACES] > plain.components[Component.WORKSPACES]
