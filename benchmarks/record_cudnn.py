@@ -30,7 +30,8 @@ def problems(models: list[str]) -> list:
     """Sizes, but for batch and type, of every convolution in these models.
 
     A model is a bundled name, or package:name@224 for one of pictures of that size: of torchvision,
-    timm or ultralytics, or a callable of a module.
+    timm or ultralytics, or a callable of a module; with @224@last its channels lie last, as with
+    ``model.to(memory_format=torch.channels_last)``.
     """
     seen: dict[str, None] = {}
     for model in models:
@@ -51,6 +52,9 @@ def _bundled(name: str) -> list[str]:
         if call.name == "convolution" and len(call.args) == 6:
             (_, *image), weight, moves, groups, _ = call.args[1:]
             seen.append(convolution.text((image, weight, moves, groups)))
+        elif call.name == "convolution" and len(call.args) == 7:
+            (_, *image), weight, moves, groups, _, last = call.args[1:]
+            seen.append(convolution.text((image, weight, moves, groups, last)))
         return transient(self, call)
 
     TargetKernelMemory.transient = logged
@@ -64,6 +68,7 @@ def _of_pictures(package: str, named: str) -> list[str]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from memcalc.kernels import convolution
+    from memcalc.trace.operators.convolution import _layout as layout
 
     seen = []
 
@@ -74,13 +79,16 @@ def _of_pictures(package: str, named: str) -> list[str]:
                 if x.dim() == 4 and not transposed:
                     moves = [n for pair in moves for n in (pair * 2)[:2]]
                     problem = (list(x.shape[1:]), list(weight.shape), moves, groups)
-                    seen.append(convolution.text(problem))
+                    last = (True,) if layout(x, weight) is torch.channels_last else ()
+                    seen.append(convolution.text((*problem, *last)))
             return func(*args, **(kwargs or {}))
 
-    name, _, size = named.partition("@")
+    name, size, *last = named.split("@")
     with torch.device("meta"):
         model = _built(package, name)
         pictures = torch.empty(2, 3, int(size), int(size))
+    if last:
+        model, pictures = (one.to(memory_format=torch.channels_last) for one in (model, pictures))
     with Logged(), torch.no_grad():
         model(pictures)
     return seen
@@ -143,9 +151,9 @@ def asked(
     for problem, dtype in itertools.product(wanted, (0, 1, 2)):
         if major < 8 and dtype == 2:
             continue
-        image, weight, moves, groups = problem
-        rest = (tuple(weight), tuple(moves), groups, dtype)
-        known = found.setdefault(text((*problem, dtype)), {})
+        image, weight, moves, groups, *last = problem
+        rest = (tuple(weight), tuple(moves), groups, dtype, *last)
+        known = found.setdefault(text((*problem[:4], dtype, *last)), {})
         for batch in batches:
             sizes = [cudnn.workspace(way, ((batch, *image), *rest), target) for way in Direction]
             if None not in sizes:

@@ -28,7 +28,8 @@ def test_of_recorded_convolutions_95_in_a_hundred_lie_within_the_limits_of_the_o
     for capability in convolution.capabilities():
         problems = convolution.recorded(capability)[A100.torch]
         target = replace(A100, capability=capability)
-        for text in draw.sample(sorted(problems), 20):
+        plain = [text for text in sorted(problems) if len(json.loads(text)) == 5]
+        for text in draw.sample(plain, 20):
             image, *rest = json.loads(text)
             batch, taken = draw.choice(sorted(problems[text].items()))
             for direction in (0, 1, 2):
