@@ -19,6 +19,7 @@ import msgspec
 
 from memcalc.files import shipped
 from memcalc.files.artifact import decode
+from memcalc.records.plan import Plan
 from memcalc.version import installed
 
 Loss = Literal["own", "own-float", "function-shift", "function"]
@@ -130,9 +131,13 @@ def spread() -> Spread:
     return Spread(least=min([*shares, 0.0]), most=max([*shares, 0.0]), source=source)
 
 
-def spread_of(version: str | None) -> Spread | None:
-    """The same where that release's own code does not run; ``None``: the code is the plan's."""
-    return None if version is None or runs(version) else spread()
+def spread_of(plan: Plan) -> Spread | None:
+    """The same where a plan names a release that does not run; ``None``: nothing is allowed for.
+
+    All readings are of training: what a model takes that only runs is mostly weights and its cache.
+    """
+    version = plan.transformers
+    return None if version is None or plan.infers or runs(version) else spread()
 
 
 @functools.cache

@@ -66,7 +66,7 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
         name=f"{name}{size}",
         capacity=capacity,
         context=outside_span(gpu, plan),
-        other_code=spread_of(plan.transformers) if plan is not None else None,
+        other_code=spread_of(plan) if plan is not None else None,
     )
 
 

@@ -126,7 +126,7 @@ def _allocator(question: Asked, trace: Trace, peak: Peak) -> Span | None:
 
 def _of_release(plan: Plan, trace: Trace, answer: Prediction, known: Span | None) -> Span | None:
     """The same with what another release's code may take more or less."""
-    spread, reserved = spread_of(plan.transformers), answer.peak.reserved or 0
+    spread, reserved = spread_of(plan), answer.peak.reserved or 0
     if spread is None:
         return known
     fixed = trace.inventory.held + answer.optimizer_state.total(Place.DEVICE)

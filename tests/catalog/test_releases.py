@@ -1,6 +1,7 @@
 """What earlier releases of transformers did otherwise."""
 
 from memcalc.catalog import releases
+from memcalc.records.plan import Plan
 
 
 def test_the_installed_release_is_as_it_is() -> None:
@@ -39,10 +40,12 @@ def test_releases_and_models_outside_what_was_read_are_said() -> None:
 
 
 def test_the_code_of_another_release_is_allowed_for() -> None:
-    spread = releases.spread_of("4.46")
+    spread = releases.spread_of(Plan(transformers="4.46"))
     assert spread is not None
     assert spread.least < 0 < spread.most
-    assert releases.spread_of(None) is None
+    assert releases.spread_of(Plan()) is None
+    # What was read is training; a model that only runs is weights and its cache.
+    assert releases.spread_of(Plan(transformers="4.46", generate=8)) is None
     # Weights, gradients and states are what they are, whatever the code.
     assert spread.ends(10 << 30, 10 << 30) == (0, 0)
     low, high = spread.ends(10 << 30, 8 << 30)
@@ -51,8 +54,8 @@ def test_the_code_of_another_release_is_allowed_for() -> None:
 
 def test_the_release_that_runs_needs_no_allowance(monkeypatch) -> None:
     monkeypatch.setattr(releases, "installed", {"transformers": "4.46.3"}.get)
-    assert releases.spread_of("4.46") is None
-    assert releases.spread_of("4.4") is not None
+    assert releases.spread_of(Plan(transformers="4.46")) is None
+    assert releases.spread_of(Plan(transformers="4.4")) is not None
 
 
 def test_a_model_kept_tuples_before_it_had_a_cache() -> None:
