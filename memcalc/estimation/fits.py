@@ -47,9 +47,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         """What is left for the allocator."""
         return max(self.capacity - context - self.others, 0)
 
-    def holding(self, state: OptimizerState, inventory: Inventory | None = None) -> Device:
+    def holding(self, state: OptimizerState, inventory: Inventory) -> Device:
         """The same for a process that holds this optimizer's managed memory beside."""
-        fixed = state.total(Place.DEVICE) + (inventory.held if inventory is not None else 0)
+        fixed = state.total(Place.DEVICE) + inventory.held
         return replace(self, others=state.total(Place.MANAGED), fixed=fixed)
 
     def apart(self, reserved: int) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
-from memcalc.catalog.releases import spread_of
 from memcalc.estimation import within
 from memcalc.estimation.fits import Played, device_of
 from memcalc.estimation.outside import outside_span
@@ -54,10 +53,13 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     span = _allocator(question, trace, answer.peak)
     if crowded is not None:
         span = within.given_back(span, answer.peak.reserved or 0, replayed.peaks.reserved)
-    answer = replace(answer, allocator=_of_release(question.plan, trace, answer, span))
+    device = device_of(question.gpu, plan=question.plan).holding(state, trace.inventory)
+    if device.other_code is not None:
+        reserved, source = answer.peak.reserved or 0, device.other_code.source
+        span = within.of_other_code(span, reserved, device.apart(reserved), source)
+    answer = replace(answer, allocator=span)
     if question.gpu is None:
         return answer
-    device = device_of(question.gpu, plan=question.plan).holding(state, trace.inventory)
     if answer.context is not None:
         device = replace(device, context=answer.context)
     return replace(answer, fit=fit_there(question, trace, device, replayed.peaks, played))
@@ -122,15 +124,6 @@ def _allocator(question: Asked, trace: Trace, peak: Peak) -> Span | None:
         return max(phase.reserved or 0 for phase in phases)
 
     return within.reserved_span(trace, peak.reserved or 0, reserved)
-
-
-def _of_release(plan: Plan, trace: Trace, answer: Prediction, known: Span | None) -> Span | None:
-    """The same with what another release's code may take more or less."""
-    spread, reserved = spread_of(plan), answer.peak.reserved or 0
-    if spread is None:
-        return known
-    fixed = trace.inventory.held + answer.optimizer_state.total(Place.DEVICE)
-    return within.of_other_code(known, reserved, spread.ends(reserved, fixed), spread.source)
 
 
 def _uncounted_flops(trace: Trace) -> str:

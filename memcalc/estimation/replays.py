@@ -77,7 +77,7 @@ def replay_when_crowded(
     room = room_of(question)
     if room is None or played is not None:
         return None
-    device = room.holding(state)
+    device = room.holding(state, trace.inventory)
     if unlimited.peaks.reserved <= device.room(device.context.high):
         return None
     for context in (device.context.high, device.context.low):

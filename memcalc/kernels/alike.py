@@ -131,7 +131,7 @@ def _near(direction: int, problem: convolution.Problem, target: Target) -> Limit
     shares = _known(target.torch, target.capability, problem[4]).near(kind, direction)
     most = math.ceil(max(*shares, 1.0) * kind.operands) + _ALIGNED
     if len(problem) > 5:
-        # Channels lie last: none of these was recorded, and there is nothing to lay out anew. Of
+        # Channels lie last: those looked at do not, and there is nothing to lay out anew. Of
         # 372 that cuDNN 9.20 was asked for in fp16 it took nothing for more than half.
         return Limits(least=0, likely=0, most=most)
     least, likely = min(shares), statistics.median(shares)

@@ -12,18 +12,24 @@ from memcalc.records.plan import Plan
 from memcalc.workload import past
 
 
+def llama(layers):
+    """A small one."""
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=17,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+        )
+    )
+
+
 @pytest.mark.parametrize("form", ["own", "own-float", "function-shift"])
 def test_a_loss_is_what_it_is_today(form: str) -> None:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=17,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config)
+    model = llama(layers=1)
     tokens = torch.randint(0, 17, (2, 5))
     today = model(input_ids=tokens, labels=tokens)
     past.give_loss(model, Release(loss=form))  # type: ignore[arg-type]
@@ -50,15 +56,7 @@ def test_the_release_that_runs_is_its_own_code(monkeypatch) -> None:
 
 @torch.no_grad()
 def test_tuples_of_past_tokens_are_held_until_the_next_pass_begins() -> None:
-    config = LlamaConfig(
-        vocab_size=17,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    model = LlamaForCausalLM(config)
+    model = llama(layers=2)
     past.keep_past(model, Release(tuples=True))
     cache = model(input_ids=torch.zeros(1, 3, dtype=torch.int64)).past_key_values
     old = [weakref.ref(layer.keys) for layer in cache.layers]
