@@ -21,6 +21,7 @@ _KINDS = {
     "quant-": "quantised models",
     "prequantised-": "checkpoints in few bits",
     "liger-": "Liger's kernels",
+    "flash-": "flash-attn",
     "decode-": "decoding",
     "scripts-": "whole scripts",
 }

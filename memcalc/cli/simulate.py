@@ -12,7 +12,7 @@ from memcalc.cli.output import OUTPUT, VERBOSE, deliver, deliver_predictions, fo
 from memcalc.cli.values import Value, counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
-from memcalc.records.plan import Plan
+from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.script.records import Ending
 
 Backend = Literal["simulated", "driver"]
@@ -32,6 +32,11 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     help="Fetch and read weights: for a script that decides by their numbers on the host.",
 )
 @option(
+    "--flash-attn",
+    is_flag=True,
+    help="Let the script import flash-attn, which need not be installed here.",
+)
+@option(
     "--backend",
     type=Value(Backend),
     default="simulated",
@@ -48,6 +53,7 @@ def command(
     torch: str | None,
     alloc_conf: str | None,
     weights: bool,
+    flash_attn: bool,
     backend: str,
     python: str | None,
     format: str | None,
@@ -65,7 +71,14 @@ def command(
     name = chosen("simulation", format, output)
     if output is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
-    plan = plan_of(command, gpu=gpu, steps=steps, torch=torch, alloc_conf=alloc_conf)
+    plan = plan_of(
+        command,
+        gpu=gpu,
+        steps=steps,
+        torch=torch,
+        alloc_conf=alloc_conf,
+        attention=FLASH_ATTN if flash_attn else None,
+    )
     found = simulate(plan, weights=weights)
     if found.traced is None:
         _say_what_became(found.ending)

@@ -26,7 +26,7 @@ from memcalc.estimation.state import state_for
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.model import OptimizerState
-from memcalc.records.plan import Plan
+from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
 from memcalc.registry import Choice
@@ -159,6 +159,8 @@ class Desk:
             raise EstimateError("quantised bases choose kernels by size and are traced at each")
         if plan.liger:
             raise EstimateError("Liger cuts its loss by size, and is traced at each")
+        if plan.attention == FLASH_ATTN:
+            raise EstimateError("flash-attn divides its work by size, and is traced at each")
         program = self._prepared(plan, question.choice)
         if plan.generate is not None:
             if (

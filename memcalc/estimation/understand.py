@@ -13,9 +13,12 @@ from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.files import extras
 from memcalc.records.model import Inventory
-from memcalc.records.plan import Plan
+from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.records.texts import adapter
 from memcalc.workload import cache_packages, layouts, liger, loops, tasks
+
+_FLASH_ATTN_SINCE = (8, 0)
+"""Capability of GPUs."""
 
 
 def check(plan: Plan) -> models.ModelSource:
@@ -36,8 +39,8 @@ def check(plan: Plan) -> models.ModelSource:
     _check_quant(plan, source)
     if plan.liger:
         _check_liger(source)
-    if source.factory is not None and plan.attention == "eager":
-        told = f"{source.name} chooses its attention itself: leave out --attention eager."
+    if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):
+        told = f"{source.name} chooses its attention itself: leave --attention out."
         raise SettingError("attention", told)
     if source.config is not None:
         refusal = positions.lengths(source.config).refusal(source.name, plan.seq)
@@ -68,10 +71,24 @@ def check_names(plan: Plan) -> None:
     with _blamed_on("gpu"):
         if plan.gpu is not None:
             gpus.find(plan.gpu)
+    _check_flash_attn(plan)
     with _blamed_on("torch"):
         version = version_of(plan.torch)
     with _blamed_on("alloc_conf"):
         parse_alloc_conf(plan.alloc_conf, torch=version)
+
+
+def _check_flash_attn(plan: Plan) -> None:
+    """Source: ``mha_fwd`` in csrc/flash_attn/flash_api.cpp (2.8.3)."""
+    if plan.attention != FLASH_ATTN:
+        return
+    if plan.precision in ("fp32", "tf32"):
+        told = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
+        raise SettingError("attention", told)
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    if gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
+        told = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
+        raise SettingError("attention", told)
 
 
 def _check_layout(plan: Plan) -> None:

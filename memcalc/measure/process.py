@@ -73,7 +73,7 @@ def settings() -> dict[str, str]:
 def versions() -> dict[str, str]:
     """Versions of the code that ran, and of the device."""
     found: dict[str, Any] = {"torch": str(torch.__version__), "cuda": torch.version.cuda}
-    for package in ("transformers", "bitsandbytes", "memcalc"):
+    for package in ("transformers", "bitsandbytes", "flash-attn", "memcalc"):
         found[package] = installed(package)
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         major, minor = torch.cuda.get_device_capability()

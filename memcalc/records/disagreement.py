@@ -1,6 +1,6 @@
 """Settings of a plan that PyTorch itself cannot run together, and what to leave out then."""
 
-from memcalc.records.plan import Plan
+from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.records.texts import NO_LORA
 
 
@@ -26,6 +26,8 @@ def disagreement(plan: Plan) -> str | None:
         return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
     if plan.liger and plan.target == "cpu":
         return "Liger's kernels are for GPUs: leave out liger, or target cpu."
+    if plan.attention == FLASH_ATTN and plan.target == "cpu":
+        return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
     if plan.gpu is not None and plan.target == "cpu":
         return f"target cpu runs on no GPU: leave out gpu {plan.gpu}, or target cpu."
     against = {

@@ -17,6 +17,8 @@ from memcalc.records.values import Scalar
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
+FLASH_ATTN = "flash_attention_2"
+"""What transformers calls attention by the package flash-attn, of version 2."""
 
 
 def about(words: str, *, otherwise: str = "", option: str | None = "", typed: str = "") -> Meta:
@@ -94,8 +96,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     attention: Annotated[
-        Literal["auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math"],
-        about("Implementation of attention."),
+        Literal[
+            "auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math", "flash_attention_2"
+        ],
+        about("Implementation of attention; flash_attention_2 is the package flash-attn."),
     ] = "auto"
     gpu: Annotated[Text | None, about("GPU to fit; see memcalc list gpus.")] = None
     padding: Annotated[

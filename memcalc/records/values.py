@@ -52,8 +52,8 @@ def text_of(value: Scalar) -> str:
 
 
 _FLASH_ATTN = (
-    "{} is the package flash-attn, whose compiled extension does not run here: type --attention "
-    "flash for PyTorch's own build of that kernel."
+    "Of flash-attn's kernels those of version 2 are known: type --attention flash_attention_2, or "
+    "--attention flash for PyTorch's own build of them."
 )
 _GPTQMODEL = (
     "{} is made and multiplied by extensions of gptqmodel that are built on the GPU's machine, and "
@@ -70,8 +70,8 @@ _FP8 = (
 )
 _NOT_RUN = {
     **{
-        ("attention", name): _FLASH_ATTN.format(name)
-        for name in ("flash_attention_2", "flash_attention_3", "flash_attn")
+        ("attention", name): _FLASH_ATTN
+        for name in ("flash_attention_3", "flash_attention_4", "flash_attn")
     },
     **{("quant", name): _GPTQMODEL.format(name) for name in ("gptq", "awq")},
     ("quant", "mxfp4"): _OF_CHECKPOINTS.format("mxfp4", "gpt-oss", "nf4"),

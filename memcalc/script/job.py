@@ -29,6 +29,7 @@ from memcalc.script.command import Program, launched, understand
 from memcalc.script.phases import EnoughStepsError
 from memcalc.script.processes import Process
 from memcalc.script.records import Ending
+from memcalc.workload import flash_attn
 
 NAME = "simulated script"
 
@@ -108,6 +109,7 @@ def _ending(program: Program, session: sessions.Session) -> Ending:
                 if isinstance(error, torch.OutOfMemoryError):
                     message = str(error)
                 _show(error)
+                _say_what_helps(error)
                 code = 1
     except EnoughStepsError:
         stopped = True
@@ -160,6 +162,11 @@ def _exits() -> Iterator[None]:
         yield
     finally:
         os._exit = leave
+
+
+def _say_what_helps(error: BaseException) -> None:
+    if isinstance(error, ModuleNotFoundError) and error.name == flash_attn.PACKAGE:
+        print("memcalc: flash-attn need not be installed here: add --flash-attn.", file=sys.stderr)
 
 
 def _code_of(error: SystemExit) -> int:

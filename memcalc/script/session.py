@@ -16,6 +16,7 @@ from memcalc.estimation.estimate import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import UNLIMITED
+from memcalc.records.plan import FLASH_ATTN
 from memcalc.records.trace import Trace
 from memcalc.script import (
     cuda,
@@ -136,7 +137,14 @@ class Session:
         loading.install(patches)
         folders = untouched.install(patches, self.say)
         quiet.install(patches, self.say)
-        packages.install(patches, self.recorder, self.phases, self._target, folders)
+        packages.install(
+            patches,
+            self.recorder,
+            self.phases,
+            self._target,
+            folders,
+            flash=self._question.plan.attention == FLASH_ATTN,
+        )
         self.phases.install(patches)
         graphs.install(patches, self.recorder, self.phases, self._target.torch)
         patches.environment("MEMCALC_SIMULATED", "1")

@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import (
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 from memcalc.records.trace import UNCOUNTED_FLOPS
+from memcalc.workload.flash_attn.operators import NAMESPACES
 
 _aten = torch.ops.aten
 
@@ -128,9 +133,33 @@ def _eight_bit(left: torch.Tensor, right: torch.Tensor, *args: Any, **kwargs: An
     return 2 * left.numel() * right.shape[0]
 
 
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Shapes: (batch, length, heads, head size)."""
+    return int(sdpa_flop_count(*(one.transpose(1, 2).shape for one in (q, k, v))))
+
+
+def _attention_backward(grad: torch.Tensor, *given: Any, **_: Any) -> int:
+    """Shapes: as before."""
+    return int(sdpa_backward_flop_count(*(one.transpose(1, 2).shape for one in (grad, *given[:3]))))
+
+
+def _by_values(*_: Any, **__: Any) -> int:
+    raise NotImplementedError("lengths are on the device")
+
+
 _OF_PACKAGES: dict[str, Callable[..., int]] = {
     "bitsandbytes::gemm_4bit": _four_bit,
     "bitsandbytes::gemv_4bit": _four_bit,
     "bitsandbytes::int8_linear_matmul": _eight_bit,
+    **{
+        f"{namespace}::_flash_attn_{name}": count
+        for namespace in NAMESPACES
+        for name, count in (
+            ("forward", _attention),
+            ("backward", _attention_backward),
+            ("varlen_forward", _by_values),
+            ("varlen_backward", _by_values),
+        )
+    },
 }
-"""Products in kernels of packages (``bitsandbytes/_ops.py``, 0.50.2)."""
+"""Products in kernels of packages (``bitsandbytes/_ops.py``, 0.50.2, and flash-attn 2.8.3)."""

@@ -18,7 +18,7 @@ from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
 from memcalc.trace.operators import attention, autocast, gradients, overrides
-from memcalc.trace.packages import bitsandbytes, liger, quanto
+from memcalc.trace.packages import bitsandbytes, flash_attn, liger, quanto
 from memcalc.trace.placing import fold_length, placed
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
@@ -26,6 +26,7 @@ from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.choices import is_compiled, let_compiled_run_eagerly
 from memcalc.trace.torch_private.names import installed_version
 from memcalc.workload import layouts
+from memcalc.workload.flash_attn import stood_for
 from memcalc.workload.prequantised import names_layers
 from memcalc.workload.program import Program
 
@@ -64,6 +65,7 @@ def tracer(
     _install(program, target, said, symbols)
     kernels = kernels or (TargetKernelMemory(target) if symbols is None else symbols)
     packaged = bitsandbytes.Kernels(target, program.plan.target)
+    flash = flash_attn.Kernels(target)
 
     def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
         recorder = TraceRecorder(
@@ -73,9 +75,12 @@ def tracer(
         recorder.ledger.units = _units(program.model, stacks, repeats)
         recorder.kernels_of[bitsandbytes.NAMESPACE] = packaged
         recorder.kernels_of[quanto.NAMESPACE] = quanto.Kernels(program.plan.target)
+        for name in flash_attn.NAMESPACES:
+            recorder.kernels_of[name] = flash
         shapes = None if symbols is None else symbols.env
         with (
             _liger(program, target, recorder),
+            stood_for(program.plan),
             placed(program, recorder, shapes, rank) as (ready, named),
         ):
             (infer if program.plan.infers else train)(ready, named, recorder)

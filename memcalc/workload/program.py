@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -14,10 +15,11 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.plan import Plan
+from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.registry import Choice
 from memcalc.workload import (
     checkpointing,
+    flash_attn,
     inference,
     layouts,
     loops,
@@ -186,18 +188,28 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     head = tasks.choose(source, plan.task)
     precision = PRECISIONS[plan.precision]
     model_type = source.config.get("model_type") if source.config is not None else None
-    by_release = plan.attention == "auto" and past.release(plan, model_type).eager
-    attention = "eager" if plan.attention == "eager" or (model_type and by_release) else None
-    with torch.device(device if plan.scheme is None else "meta"):
+    traced = device == "meta"
+    with (
+        torch.device(device if plan.scheme is None else "meta"),
+        flash_attn.stood_for(plan) if traced else contextlib.nullcontext(),
+    ):
         model = build(
             source,
             head,
-            attention=attention,
+            attention=_attention(plan, model_type),
             dtype=precision.weights if plan.scheme is None else compute_dtype(plan),
             as_loaded=plan.scheme is not None,
         )
     program = program_of(plan, choice, model, head.task, name=source.name)
     return replace(program, inventory=replace(program.inventory, config=source.digest))
+
+
+def _attention(plan: Plan, model_type: str | None) -> str | None:
+    """The implementation that transformers is told; ``None``: its own choice."""
+    if plan.attention in ("eager", FLASH_ATTN):
+        return plan.attention
+    by_release = plan.attention == "auto" and past.release(plan, model_type).eager
+    return "eager" if model_type and by_release else None
 
 
 def program_of(

@@ -193,10 +193,22 @@ class _AsBuilt:
         self._model = model
 
     def __call__(self, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        # Attention that computes in few bits asks the config for the type that was loaded.
+        for own, told in zip(_parts(self._model.config), _parts(config), strict=True):
+            own.dtype = told.dtype
         return self._model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(type(self._model), name)
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """A config and those in it (transformers 5.23, ``modeling_utils.py``, ``_get_dtype``)."""
+    yield config
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is not None:
+            yield part
 
 
 class _Slice:

@@ -9,6 +9,7 @@ import memcalc.estimation.pool
 from memcalc.__main__ import run
 
 LORA = "r=16,target=all-linear"
+FLASH = "--attention flash_attention_2"
 X = "--input x=float32[2,3,8,8]"
 
 
@@ -79,7 +80,10 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("show gpt2.json --top 0", "whole number from 1"),
         ("init gpt2 --margin 1GiB", "write one, as 5%"),
         ("simulate --steps -1 -- python train.py", "whole number from 0"),
-        ("estimate gpt2 --attention flash_attention_2", "type --attention flash for PyTorch's own"),
+        ("estimate gpt2 --attention flash_attention_3", "type --attention flash_attention_2"),
+        (f"estimate gpt2 {FLASH}", "add --precision amp-bf16"),
+        (f"estimate gpt2 {FLASH} --precision bf16 --gpu t4", "T4 is older"),
+        (f"estimate gpt2 {FLASH} --precision bf16 --target cpu", "leave out attention, or target"),
         ("estimate gpt2 --quant gptq", "type --quant nf4 for 4 bit"),
         ("estimate gpt2 --quant fp8", "such as DeepSeek-V3: name such a model"),
         ("estimate gpt2 --precision fp8", "type --precision amp-bf16"),
@@ -95,7 +99,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         (f"explain own:net {X} --padding", "leave one out"),
         (f"explain own:net {X} --seq 4", "leave one out"),
         (f"estimate own:net {X} --task causal-lm", "leave out --task"),
-        (f"estimate own:net {X} --attention eager", "leave out --attention eager"),
+        (f"estimate own:net {X} --attention eager", "leave --attention out"),
         (f"measure own:net {X} --device cpu --seq 4", "leave one out"),
         ("estimate gpt2 --lengths uniform:1,4 --method analytic", "leave out --method analytic"),
         ("suggest gpt2 --target cpu", "leave --target cpu out"),

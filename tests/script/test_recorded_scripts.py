@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.records.plan import FLASH_ATTN
 from memcalc.script.simulate import plan_of, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -20,6 +21,7 @@ ALWAYS = (
     "thread_prefetch",
     "reinforce_a2c",
     "energy_penalty",
+    "flash_calls",
 )
 """Autocast and a scaler, copies, streams, attention, reads; the rest at night."""
 NEEDED = {
@@ -55,8 +57,14 @@ def as_recorded(monkeypatch, tmp_path):
 
 def peaks(name, parent=None):
     script = ROOT / "benchmarks" / "scripts" / f"{name}.py"
+    imports = "from flash_attn import" in script.read_text()
     plan = plan_of(
-        ["python", str(script)], steps=0, gpu=RECORDED["gpu"], torch="2.13", cudnn_attention=False
+        ["python", str(script)],
+        steps=0,
+        gpu=RECORDED["gpu"],
+        torch="2.13",
+        cudnn_attention=False,
+        attention=FLASH_ATTN if imports else None,
     )
     found = simulate(plan, parent)
     assert found.ending.code == 0

@@ -12,7 +12,11 @@ from typing import Any
 
 from memcalc.budgets.detect import spread, trainer
 
-_ATTENTION = {"flash_attention": "flash", "sdp_attention": "sdpa", "eager_attention": "eager"}
+_ATTENTION = {
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+}
 
 
 def is_one(data: Mapping[str, Any]) -> bool:

@@ -19,7 +19,8 @@ _SEED_AND_OFFSET = 16
 """Bytes that flash attention with dropout takes twice and keeps once (flash_api.cpp)."""
 
 
-def _padded_head(head_dim: int) -> int:
+def padded_head(head_dim: int) -> int:
+    """A head's size as flash attention's accumulators have it."""
     if head_dim <= 128:
         return round_up(head_dim, 32)
     return 192 if head_dim <= 192 else 256
@@ -44,6 +45,18 @@ def key_splits(tasks: int, processors: int, key_blocks: int) -> int:
     return next((s for s, value in efficiency.items() if value >= 0.85 * best), 1)
 
 
+def flash_splits(
+    query: tuple[int, int, int, int], k_len: int, dropout: float, target: Target
+) -> int:
+    """Into how many parts it splits the keys (``set_params_splitkv``); arguments as below."""
+    batch, heads, q_len, head_dim = query
+    if dropout > 0:
+        return 1
+    block_n = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
+    tasks = batch * heads * ceil_div(q_len, 64)
+    return key_splits(tasks, 2 * target.multiprocessors, ceil_div(k_len, block_n))
+
+
 def flash_forward(
     query: tuple[int, int, int, int], k_len: int, dropout: float, target: Target
 ) -> Allocations:
@@ -55,17 +68,14 @@ def flash_forward(
         dropout: probability; splitting is off with dropout.
         target: the GPU.
     """
-    batch, heads, q_len, head_dim = query
     if dropout > 0:
         return (_SEED_AND_OFFSET,)
-    block_n = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
-    splits = key_splits(
-        batch * heads * ceil_div(q_len, 64), 2 * target.multiprocessors, ceil_div(k_len, block_n)
-    )
+    splits = flash_splits(query, k_len, dropout, target)
     if splits == 1:
         return ()
+    batch, heads, q_len, head_dim = query
     rows = splits * batch * heads * q_len
-    return (_FLOAT * rows, _FLOAT * rows * _padded_head(head_dim))
+    return (_FLOAT * rows, _FLOAT * rows * padded_head(head_dim))
 
 
 def flash_backward(
@@ -80,7 +90,7 @@ def flash_backward(
     """
     batch, heads, q_len, head_dim = query
     rows = batch * heads * round_up(q_len, 128)
-    sizes = [_FLOAT * rows, _FLOAT * rows * _padded_head(head_dim)]
+    sizes = [_FLOAT * rows, _FLOAT * rows * padded_head(head_dim)]
     if key[1] != heads:
         sizes += [element * batch * heads * key[2] * head_dim] * 2
     return tuple(sizes)

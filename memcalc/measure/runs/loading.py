@@ -11,7 +11,7 @@ import torch
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import MeasureError
-from memcalc.records.plan import Plan
+from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.workload import tasks
 from memcalc.workload.model import build, configure
 from memcalc.workload.precision import PRECISIONS
@@ -31,7 +31,7 @@ def load(plan: Plan) -> tuple[torch.nn.Module, Task]:
     dtype = PRECISIONS[plan.precision].weights
     if source.factory is not None:
         return build(source, head, dtype=dtype), head.task
-    attention = "eager" if plan.attention == "eager" else None
+    attention = plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
     config = configure(source, head, attention=attention)
     cls = getattr(importlib.import_module("transformers"), head.class_name)
     place = _place(source)
