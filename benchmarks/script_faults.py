@@ -9,6 +9,7 @@ the number of those that did not.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -146,6 +147,8 @@ def _environment(name: str, folder: Path) -> int:
     ended = subprocess.run(
         ["bash", "-c", shell.replace("{{", "{").replace("}}", "}")],
         cwd=folder, capture_output=True, check=False, stdin=subprocess.DEVNULL,
+        # Under nohup this process ignores it, and so would every other.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )  # fmt: skip
     until = time.monotonic() + PATIENCE
     while _running(str(folder)) and time.monotonic() < until:

@@ -171,6 +171,8 @@ class _Family:
             self._let_go_of_others(one)
             scratch.use(one.scratch)
             gc.enable()
+            # When garbage is looked for shall not depend on what was imported before.
+            gc.collect()
             child.serve(one.end, module, one.name, one.breadcrumbs)
             sys.stderr.flush()
             os._exit(0)

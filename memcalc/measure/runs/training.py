@@ -20,13 +20,16 @@ from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.workload.model import in_its_words
 
+_MAKE_IT_ASK = ("torchao", "flash_attn", "flash_attn_interface")
+"""Packages for which transformers (5.23) asks CUDA, or imports what does, as it is imported."""
+
 
 def warm(architecture: str) -> None:
     """Import what runs have in common, but nothing that asks CUDA: a fork could not use it then.
 
-    bitsandbytes asks at once, and so does torchao, which transformers imports where it finds it.
+    bitsandbytes asks at once; transformers does where it finds others.
     """
-    if architecture and importlib.util.find_spec("torchao") is None:
+    if architecture and not any(map(importlib.util.find_spec, _MAKE_IT_ASK)):
         import transformers
 
         _ = transformers.PreTrainedModel
