@@ -127,12 +127,13 @@ assert torch.isin(ends, ends).all().item()
 
 
 @pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
-def test_numbers_that_a_program_put_there_are_read_over_the_driver(monkeypatch, tmp_path):
+@pytest.mark.parametrize("gpu", ["t4", "l4", "b300"])
+def test_numbers_that_a_program_put_there_are_read_over_the_driver(gpu, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(READS)
-    assert run(plan_of(["python", "train.py"], gpu="t4"), CUDA).code == 0
+    assert run(plan_of(["python", "train.py"], gpu=gpu), CUDA).code == 0
     monkeypatch.setenv("MEMCALC_READS", "zeros")
-    assert run(plan_of(["python", "train.py"], gpu="t4"), CUDA).code == 1
+    assert run(plan_of(["python", "train.py"], gpu=gpu), CUDA).code == 1
 
 
 SAVES = """
