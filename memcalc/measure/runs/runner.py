@@ -123,6 +123,8 @@ def environment_of(plan: Plan) -> dict[str, str]:
         kept["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
     kept.setdefault("TRANSFORMERS_VERBOSITY", "error")
     kept["TOKENIZERS_PARALLELISM"] = "false"
+    # Whoever asks for a GPU while packages are imported asks NVML: no fork could use CUDA after it.
+    kept["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     return kept
 
 
