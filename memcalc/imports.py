@@ -44,7 +44,9 @@ def load(text: str) -> Any:
 
 
 def line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """What an error says, in one line; of an import that failed by another, what that says."""
+    while isinstance(error, ImportError) and error.__cause__ is not None:
+        error = error.__cause__
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 
