@@ -19,6 +19,9 @@ from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import wrappers
 from memcalc.trace.torch_private.ranks import fake_store, give_collectives_shapes
 
+_DEVICES_OF_BARRIER = 3
+"""Positional arguments of ``barrier`` where devices are among them."""
+
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """Which one it is."""
@@ -87,11 +90,15 @@ def install(
         return original(*args[:2], **kwargs)
 
     def barrier(original: Any, *args: Any, **kwargs: Any) -> Any:
-        # One tensor names the device, another is summed: ProcessGroup.hpp and
-        # ProcessGroupNCCL.cpp, ``barrier`` (2.13).
-        held = [torch.empty(1, device="cuda") for _ in range(2)] if dist.is_initialized() else []
+        # A byte names the device, which PyTorch makes where one is told; a number is summed:
+        # ProcessGroup.hpp and ProcessGroupNCCL.cpp, ``barrier`` (2.13).
+        if not dist.is_initialized():
+            return original(*args, **kwargs)
+        if len(args) < _DEVICES_OF_BARRIER and not isinstance(kwargs.get("device_ids"), list):
+            kwargs["device_ids"] = [0]
+        summed = torch.empty(1, device="cuda")
         out = original(*args, **kwargs)
-        del held
+        del summed
         return out
 
     for name, around in (

@@ -38,7 +38,7 @@ class Peaks:
         self.steps = 0
         self._wanted = steps
         self._made: dict[int, int] = {}
-        self._settle: Callable[[], None] = lambda: None
+        self._settle: Callable[[], None] = _settle_own_group
         self._reset = torch._C._cuda_resetPeakMemoryStats
         torch._C._cuda_resetPeakMemoryStats = self._noted_reset
         optimizers.register_optimizer_step_pre_hook(self._before)
@@ -100,6 +100,12 @@ class Peaks:
     def _end(self, optimizer: int) -> None:
         self._made[optimizer] = self._made.get(optimizer, 0) + 1
         self.steps = max(self.steps, self._made[optimizer])
+
+
+def _settle_own_group() -> None:
+    """A program may have joined a group by itself, of itself alone."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        _own("group").settle()
 
 
 def main(result: str, steps: str, *program: str) -> None:

@@ -22,7 +22,7 @@ from memcalc.script.driver import build
 HARNESS = Path(__file__).with_name("harness.py")
 NOT_SEEN = (
     "cuDNN is off: it cannot run over the stand-in driver",
-    "workspaces of cuSOLVER and cuSPARSE are taken as none",
+    "workspaces of cuFFT, cuSOLVER and cuSPARSE are taken as none",
 )
 KNOWN = (
     "values read from the GPU are worked out from the whole numbers that the program put there, "
