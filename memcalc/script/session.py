@@ -19,6 +19,7 @@ from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.plan import FLASH_ATTN
 from memcalc.records.trace import Trace
 from memcalc.script import (
+    backward,
     cuda,
     decisions,
     graphs,
@@ -119,6 +120,7 @@ class Session:
         opened.enter_context(no_rules())
         opened.enter_context(device.use_cuda())
         opened.callback(patches.undo)
+        backward.install(patches)
         processes.install(opened, patches, self.recorder, self._process, self.say)
         if self._process is not None:
             self.say(self._process.said)

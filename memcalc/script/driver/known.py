@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memcalc.script import arrivals, decisions, untouched
+from memcalc.script import arrivals, backward, decisions, untouched
 from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.patches import Patches
 from memcalc.trace.calls import ADDS
@@ -73,6 +73,7 @@ class Known(TorchDispatchMode):
         self._entered = 0
         self._answer = _answers()
         arrivals.install(patches)
+        backward.install(patches)
         without_kernels(patches, self._say)
         self._patches = patches
         add_bias_in_place()

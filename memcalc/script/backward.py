@@ -1,0 +1,59 @@
+"""Backward that returns when the engine's thread has let go of what its last node was given.
+
+That thread drops it after it has said that backward is done. To drop a tensor that Python knows, as
+all are where a dispatch mode sees them, it needs the GIL, which the program holds by then: without
+a mode nothing waits. So one node more goes through the thread's queue, which makes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.script.patches import Patches
+from memcalc.trace.torch_private.dispatch import transformed
+from memcalc.trace.torch_private.engine import current_node
+
+
+class _Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0]
+
+
+class _Last:
+    """The node that goes through the queue, made when it can be."""
+
+    def __init__(self) -> None:
+        self._made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    def run(self, engine: Callable[..., Any]) -> None:
+        if self._made is None:
+            if transformed() is not None:
+                # A tensor that is made inside of ``torch.func`` is of that level alone.
+                return
+            with torch.enable_grad():
+                # Of no elements, so of no memory.
+                begin = torch.empty(0, device="cuda", requires_grad=True)
+                self._made = begin, _Nothing.apply(begin), torch.empty(0, device="cuda")  # type: ignore[no-untyped-call]
+        begin, end, grad = self._made
+        engine((end,), (grad,), True, False, (begin,), True, accumulate_grad=False)
+
+
+def install(patches: Patches) -> None:
+    """Every call of the engine from outside of it ends with that node."""
+    last = _Last()
+
+    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(*args, **kwargs)
+        if current_node() is None:
+            last.run(original)
+        return out
+
+    patches.wrap(torch.autograd.graph, "_engine_run_backward", around, also=(torch.autograd,))

@@ -1,0 +1,32 @@
+"""Memory after backward: the engine's thread holds nothing any more."""
+
+SCRIPT = """
+import torch
+
+def gradient(of):
+    x = torch.ones(600, 400, device="cuda", requires_grad=True)
+    return torch.autograd.grad(of(x).sum(), [x])
+
+for of in [torch.relu, lambda x: x.std(1), lambda x: x * 2, lambda x: x.median(1)[0]] * 4:
+    gradient(of)
+    assert torch.cuda.memory_allocated() == 0, torch.cuda.memory_allocated()
+"""
+
+
+def test_what_the_last_node_was_given_is_gone_when_backward_returns(run):
+    assert run(SCRIPT, gpu="t4").ending.code == 0
+
+
+def test_the_thread_of_backward_has_a_workspace_of_its_own(run):
+    found = run(
+        """
+import torch
+x = torch.ones(64, 64, device="cuda", requires_grad=True)
+y = x @ x
+one = torch.cuda.memory_allocated()
+y.sum().backward()
+assert torch.cuda.memory_allocated() - one > 1 << 20
+""",
+        gpu="t4",
+    )
+    assert found.ending.code == 0
