@@ -50,10 +50,14 @@ def install(patches: Patches) -> None:
     """Every call of the engine from outside of it ends with that node."""
     last = _Last()
 
-    def around(original: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original(*args, **kwargs)
-        if current_node() is None:
+    def around(original: Any, begins: Any, *args: Any, **kwargs: Any) -> Any:
+        out = original(begins, *args, **kwargs)
+        if current_node() is None and any(map(_on_device, begins)):
             last.run(original)
         return out
 
     patches.wrap(torch.autograd.graph, "_engine_run_backward", around, also=(torch.autograd,))
+
+
+def _on_device(begin: Any) -> bool:
+    return isinstance(begin, torch.Tensor) and begin.device.type == "cuda"

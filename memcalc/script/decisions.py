@@ -5,6 +5,7 @@ Both back-ends share it. The operators run as they do on a GPU; only what is rea
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,7 +20,11 @@ Know = Callable[[torch.Tensor, torch.Tensor], None]
 Say = Callable[[str], None]
 
 VALID = "arguments of torch.distributions on the GPU are taken to be valid"
+OVERLAP = "windows of torch.istft on the GPU are taken to overlap"
 NO_END = "generate() meets no end-of-sequence token: it makes as many tokens as it may"
+
+inverts = threading.local()
+"""``inside`` is true while ``torch.istft`` runs, which asks whether windows leave a gap."""
 
 
 def install(patches: Patches, know: Know, say: Say) -> None:
@@ -45,10 +50,22 @@ def install(patches: Patches, know: Know, say: Say) -> None:
             say(NO_END)
         return out
 
+    def inverted(original: Any, spectrum: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if spectrum.device.type != "cuda":
+            return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
+        say(OVERLAP)
+        inverts.inside = True
+        try:
+            return original(spectrum, *args, **kwargs)  # type: ignore[no-any-return]
+        finally:
+            inverts.inside = False
+
     def criteria(module: ModuleType) -> None:
         patches.wrap(module.EosTokenCriteria, "__call__", met_end)
 
     patches.wrap(torch, "_is_all_true", all_true)
+    patches.wrap(torch, "istft", inverted)
+    patches.wrap(torch.Tensor, "istft", inverted)
     patches.when_imported("transformers.generation.stopping_criteria", criteria)
 
 

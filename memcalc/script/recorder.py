@@ -10,7 +10,7 @@ import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
-from memcalc.script import arrivals, place, transfers
+from memcalc.script import arrivals, decisions, place, transfers
 from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.gpu import GpuMemory
@@ -220,6 +220,8 @@ class ScriptRecorder(TraceRecorder):
             return NotImplemented
         if one.shape != other.shape or not one.numel():
             return one.shape == other.shape
+        if getattr(decisions.inverts, "inside", False):
+            return False
         # Source: aten/src/ATen/native/cuda/Equal.cpp, ``cuda_equal``.
         if one is other:
             return True

@@ -114,3 +114,18 @@ def test_what_a_script_saved_is_removed_however_it_ends(run, tmp_path, number):
         time.sleep(0.1)
     assert not where.exists()
     assert not (tmp_path / "kept").exists()
+
+
+INVERTS = """
+import torch
+window = torch.hann_window(16).cuda()
+there = torch.stft(torch.randn(60, 40, device="cuda"), 16, 4, window=window, return_complex=True)
+assert torch.istft(there, 16, 4, window=window).shape == (60, 40)
+assert there.istft(16, 4, window=window, length=30).shape == (60, 30)
+"""
+
+
+def test_windows_of_an_inverse_transform_overlap(run):
+    found = run(INVERTS)
+    assert found.ending.code == 0
+    assert any("istft" in said for said in found.traced.prediction.assumptions)
