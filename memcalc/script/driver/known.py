@@ -58,6 +58,10 @@ _CHECKS: dict[Any, tuple[int, ...]] = {
     _aten.repeat_interleave.Tensor: (1,),
     _aten.normal.float_Tensor: (1, 1),
     _aten.normal.Tensor_Tensor: (1, 1),
+    _aten.linalg_eig.default: (1,),
+    _aten._linalg_eigvals.default: (1,),
+    _aten.linalg_eigvals.default: (1,),
+    _aten.segment_reduce.default: (1,),
 }
 """Operators that read, as numbers of so many bytes, whether their arguments are valid."""
 

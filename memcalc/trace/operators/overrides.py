@@ -9,6 +9,7 @@ import torch
 
 from memcalc.trace import device
 from memcalc.trace.operators import (
+    algebra,
     batch_norm,
     convolution,
     ctc,
@@ -146,6 +147,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     },
     **distances.OVERRIDES,
     **encoder.OVERRIDES,
+    **algebra.OVERRIDES,
     **lookups.OVERRIDES,
     **losses.OVERRIDES,
     **recurrent.OVERRIDES,
