@@ -44,6 +44,8 @@ def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> All
         Allocations: the positions as single numbers (each tensor wrapped, then multiplied), sorted
         positions, order and its numbers.
     """
+    if not count:
+        return ()
     size = count * _INDEX
     words: list[int] = [size, size, ~0]
     for number in range(1, indices):

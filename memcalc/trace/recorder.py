@@ -35,6 +35,7 @@ from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
 from memcalc.trace.routes import ITSELF, SCALARS, Routes
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import READERS
+from memcalc.trace.scratch.shapes import is_empty
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.dispatch import (
     DataDependentOutputException,
@@ -218,7 +219,7 @@ class TraceRecorder(Routes):
         self.traffic.count(self.position.step, func, args)
         reader = READERS.get(name)
         call = None
-        if reader is not None and self._kernel_memory is not None:
+        if reader is not None and self._kernel_memory is not None and not is_empty(args):
             placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
             call = reader(placed, kwargs.get("out", out))
         if key is not None and func is operator.func and len(self._outcomes) < outcomes.MOST:

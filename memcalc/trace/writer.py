@@ -13,6 +13,7 @@ from memcalc.trace import device
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import OUTPUT_ORDER
+from memcalc.trace.scratch.shapes import is_empty
 from memcalc.trace.scratch.step import PROBES
 
 
@@ -51,7 +52,7 @@ class Writer:
             self._track_with_scratch(out, name, node, call, args)
         else:
             self.track(out, name, node, args)
-            if name in blas.PRODUCTS:
+            if name in blas.PRODUCTS and not is_empty(args):
                 self._workspace(name, args, node)
 
     def take(self, call: KernelCall, node: Any) -> None:

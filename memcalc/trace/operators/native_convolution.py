@@ -65,6 +65,11 @@ def forward(
         ]
         return forward(inputs.unsqueeze(2), weight.unsqueeze(2), bias, *wide).squeeze(2)
     window, groups = _Window(weight, options), options[-1]
+    if not inputs.numel():
+        # Source: Convolution.cpp, ``ConvBackend::Empty``, which makes no columns (2.13).
+        outer = window.out(tuple(inputs.shape[2:]))
+        channels = weight.shape[1] * groups if window.transposed else weight.shape[0]
+        return _like(inputs, (inputs.shape[0], channels, *outer))
     inputs = inputs.contiguous()
     if groups == 1:
         return _forward(inputs, weight, bias, window)
@@ -116,6 +121,12 @@ def backward(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *re
         grads = backward(grad.unsqueeze(2), inputs.unsqueeze(2), weight.unsqueeze(2), *wide, wanted)
         return (*(g.squeeze(2) if g is not None else None for g in grads[:2]), grads[2])
     window, groups = _Window(weight, options), options[-1]
+    if not inputs.numel():
+        sizes = inputs.shape, weight.shape, (grad.shape[1],)
+        return tuple(
+            grad.new_zeros(size) if asked else None
+            for size, asked in zip(sizes, wanted, strict=True)
+        )
     if groups > 1 and is_depthwise(inputs, weight, window.transposed, groups):
         return _depthwise_backward(grad, inputs, weight, wanted)
     inputs = inputs.contiguous()

@@ -27,3 +27,8 @@ def is_dense(tensor: torch.Tensor) -> bool:
     """From the first to the last element lie no others, and none twice."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((size - 1) * stride for size, stride in pairs) + 1 == tensor.numel()
+
+
+def is_empty(args: tuple[Any, ...]) -> bool:
+    """One of the tensors has no elements: no kernel runs and no library is asked."""
+    return any(isinstance(arg, torch.Tensor) and 0 in arg.shape for arg in args)
