@@ -3,15 +3,16 @@
 OPERATORS = {
     "indexing by no places": "x[torch.zeros(0, dtype=torch.long, device='cuda')] * x[:0]",
     "softmax of no rows": "x[:0].softmax(1)",
-    "a linear layer": "torch.nn.functional.linear(x[:0], x[:3])",
+    "a linear layer": "F.linear(x[:0], x[:3])",
     "a product over nothing": "x[:, :0] @ x[:, :0].T",
-    "group norm": "torch.nn.functional.group_norm(x[:0], 2)",
-    "attention": "torch.nn.functional.scaled_dot_product_attention(*[x[:0].view(0, 2, 2, 2)] * 3)",
-    "a convolution": "torch.nn.functional.conv1d(x[:0].view(0, 2, 4), x[:6].view(6, 2, 4)[..., :3])",
-    "a transposed one": "torch.nn.functional.conv_transpose1d(x[:0].view(0, 2, 4), x.view(2, 9, 4))",
+    "group norm": "F.group_norm(x[:0], 2)",
+    "attention": "F.scaled_dot_product_attention(*[x[:0].view(0, 2, 2, 2)] * 3)",
+    "a convolution": "F.conv1d(x[:0].view(0, 2, 4), x[:6].view(6, 2, 4)[..., :3])",
+    "a transposed one": "F.conv_transpose1d(x[:0].view(0, 2, 4), x.view(2, 9, 4))",
 }
 SCRIPT = """
 import torch
+import torch.nn.functional as F
 x = torch.randn(9, 8, device="cuda", requires_grad=True)
 out = {code}
 torch.autograd.grad(out.sum(), x)

@@ -15,9 +15,8 @@ def _reflectors(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Source: aten/src/ATen/native/BatchLinearAlgebra.cpp, ``geqrf`` (2.13).
     """
     *batch, rows, columns = tensor.shape
-    like = {"dtype": tensor.dtype, "device": tensor.device}
-    made = torch.empty((*batch, columns, rows), **like).mT
-    return made, torch.empty((*batch, min(rows, columns)), **like)
+    made = tensor.new_empty((*batch, columns, rows)).mT
+    return made, tensor.new_empty((*batch, min(rows, columns)))
 
 
 OVERRIDES: dict[Any, tuple[Any, str]] = {_aten.geqrf.default: (_reflectors, "")}
