@@ -6,7 +6,7 @@ import pytest
 
 from tests.evidence.test_standin import STANDIN, accuracy
 
-RECORDED = next(STANDIN.glob("flash-torch*.json"))
+RECORDED, RANKS = (next(STANDIN.glob(f"{name}-torch*.json")) for name in ("flash", "flash-ranks"))
 
 
 def test_a_run_of_grouped_heads_is_equal_in_every_phase_on_every_rung():
@@ -15,8 +15,11 @@ def test_a_run_of_grouped_heads_is_equal_in_every_phase_on_every_rung():
 
 
 @pytest.mark.nightly
-def test_every_run_is_equal_in_every_phase_on_every_rung():
-    for row in accuracy["compare"](RECORDED):
+@pytest.mark.parametrize("path", [RECORDED, RANKS], ids=lambda path: path.stem)
+def test_every_run_is_equal_in_every_phase_on_every_rung(path):
+    if path is RANKS:
+        pytest.importorskip("deepspeed")
+    for row in accuracy["compare"](path):
         assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)
 
 

@@ -22,6 +22,7 @@ def test_every_run_of_a_suite_can_be_estimated(path):
     lacking = {
         "deepspeed": "deepspeed",
         "deepspeed-loops": "deepspeed",
+        "parallel-flash": "deepspeed",
         "unseen-ranks-more": "deepspeed",
         "unseen-ranks-third": "deepspeed",
         "unseen-ranks-fourth": "deepspeed",
