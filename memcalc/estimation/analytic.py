@@ -55,23 +55,20 @@ def estimate(
         choice: the optimizer.
         gpu: where it should fit; ``None``: nowhere in particular.
     """
-    weights = sum(p.bytes for p in inventory.parameters)
-    buffers = sum(t.bytes for t in inventory.tensors if t.buffer)
     # Updated inside backward, no two parameters' gradients are held together.
     in_backward = plan.optim_in_backward or choice.row.in_backward
     together = [max(inventory.trainable, key=lambda p: p.numel)] if in_backward else None
     updated = together or list(inventory.trainable)
-    gradients = sum(p.bytes for p in updated)
-    states = state.total(Place.DEVICE)
-    live = _live(plan, source, inventory)
-    levels, parts = _phases(
-        plan,
-        live,
-        kept=Kept(weights=weights, buffers=buffers, states=states, gradients=gradients),
-        scratch=_step_temporaries(choice, updated),
+    kept = Kept(
+        weights=sum(p.bytes for p in inventory.parameters),
+        buffers=sum(t.bytes for t in inventory.tensors if t.buffer),
+        states=state.total(Place.DEVICE),
+        gradients=sum(p.bytes for p in updated),
     )
+    live = _live(plan, source, inventory)
+    levels, parts = _phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
     top = max(levels, key=lambda phase: levels[phase])
-    fit = _hopeless(weights + buffers + states + gradients, gpu)
+    fit = _hopeless(kept.weights + kept.buffers + kept.states + kept.gradients, gpu)
     return Prediction(
         plan=plan,
         head=inventory.head,
@@ -94,7 +91,7 @@ def estimate(
             choice.rule_bytes_per_parameter,
         ),
         method="analytic",
-        gradients=gradients,
+        gradients=kept.gradients,
         fit=fit,
         assumptions=_assumptions(plan, live),
         uncounted=(*_uncounted(plan), *plan.unread),

@@ -84,31 +84,35 @@ def install(
             world_size=itself.world,
         )
 
-    def group(original: Any, *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("backend", None)
-        kwargs.pop("pg_options", None)
-        return original(*args[:2], **kwargs)
-
-    def barrier(original: Any, *args: Any, **kwargs: Any) -> Any:
-        # A byte names the device, which PyTorch makes where one is told; a number is summed:
-        # ProcessGroup.hpp and ProcessGroupNCCL.cpp, ``barrier`` (2.13).
-        if not dist.is_initialized():
-            return original(*args, **kwargs)
-        if len(args) < _DEVICES_OF_BARRIER and not isinstance(kwargs.get("device_ids"), list):
-            kwargs["device_ids"] = [0]
-        summed = torch.empty(1, device="cuda")
-        out = original(*args, **kwargs)
-        del summed
-        return out
-
     for name, around in (
         ("init_process_group", join),
-        ("new_group", group),
-        ("barrier", barrier),
+        ("new_group", _group),
+        ("barrier", _barrier),
     ):
         patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
     for module in (dist, distributed_c10d):
         patches.set(module, "is_nccl_available", lambda: True)
+
+
+def _group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    kwargs.pop("backend", None)
+    kwargs.pop("pg_options", None)
+    return original(*args[:2], **kwargs)
+
+
+def _barrier(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A byte names the device, which PyTorch makes where one is told; a number is summed.
+
+    Source: ProcessGroup.hpp and ProcessGroupNCCL.cpp, ``barrier`` (2.13).
+    """
+    if not dist.is_initialized():
+        return original(*args, **kwargs)
+    if len(args) < _DEVICES_OF_BARRIER and not isinstance(kwargs.get("device_ids"), list):
+        kwargs["device_ids"] = [0]
+    summed = torch.empty(1, device="cuda")
+    out = original(*args, **kwargs)
+    del summed
+    return out
 
 
 def _as_told(rank: int, world: int) -> Process:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -64,8 +65,7 @@ def tracer(
     """
     _install(program, target, said, symbols)
     kernels = kernels or (TargetKernelMemory(target) if symbols is None else symbols)
-    packaged = bitsandbytes.Kernels(target, program.plan.target)
-    flash = flash_attn.Kernels(target)
+    packages = _packages(program, target)
 
     def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
         recorder = TraceRecorder(
@@ -73,10 +73,7 @@ def tracer(
         )
         recorder.cudnn_benchmark = target.cudnn_benchmark
         recorder.ledger.units = _units(program.model, stacks, repeats)
-        recorder.kernels_of[bitsandbytes.NAMESPACE] = packaged
-        recorder.kernels_of[quanto.NAMESPACE] = quanto.Kernels(program.plan.target)
-        for name in flash_attn.NAMESPACES:
-            recorder.kernels_of[name] = flash
+        recorder.kernels_of.update(packages)
         shapes = None if symbols is None else symbols.env
         with (
             _liger(program, target, recorder),
@@ -98,6 +95,16 @@ def tracer(
         return tagged
 
     return once
+
+
+def _packages(program: Program, target: Target) -> dict[str, Callable[[Any], Any]]:
+    """What runs operators of packages, by their namespaces."""
+    place, flash = program.plan.target, flash_attn.Kernels(target)
+    return {
+        bitsandbytes.NAMESPACE: bitsandbytes.Kernels(target, place),
+        quanto.NAMESPACE: quanto.Kernels(place),
+        **dict.fromkeys(flash_attn.NAMESPACES, flash),
+    }
 
 
 def _install(

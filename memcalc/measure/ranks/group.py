@@ -49,20 +49,8 @@ def measure(
     kills = oom_kills()
     failures: Mapping[int, int] = {}
     trouble = None
-    child = None
     try:
-        hint = models.find(request.plan.model).model_type
-        child = runner.parent_for(request.plan).child(
-            "memcalc.measure.ranks.launching", "process that starts the ranks", hint=hint
-        )
-        answer = child.ask(
-            {"processes": world, "address": group.address},
-            tick=group.look,
-            interval=INTERVAL,
-            timeout=request.timeout,
-        )
-        group.look()
-        failures = {int(rank): int(code) for rank, code in answer["failures"]}
+        failures = _failures(runner, request, group, world)
     except TimeoutError:
         trouble = (
             f"The run took longer than {request.timeout:g} seconds and was ended, "
@@ -75,14 +63,31 @@ def measure(
             raise
         trouble = str(error)
     finally:
-        if child is not None:
-            child.end()
         group.close()
     wrong = next((one.usage for one in group.members if one.usage is not None), None)
     if wrong is not None:
         raise UsageError(wrong)
     trouble = trouble or first_failure(group.members, failures, kills)
     return GroupReading(ranks=readings(group.members, trouble), error=trouble)
+
+
+def _failures(runner: Runner, request: Request, group: _Group, world: int) -> Mapping[int, int]:
+    """Start the ranks and wait for them; the exit codes of those that failed."""
+    hint = models.find(request.plan.model).model_type
+    child = runner.parent_for(request.plan).child(
+        "memcalc.measure.ranks.launching", "process that starts the ranks", hint=hint
+    )
+    try:
+        answer = child.ask(
+            {"processes": world, "address": group.address},
+            tick=group.look,
+            interval=INTERVAL,
+            timeout=request.timeout,
+        )
+        group.look()
+    finally:
+        child.end()
+    return {int(rank): int(code) for rank, code in answer["failures"]}
 
 
 class _Group:

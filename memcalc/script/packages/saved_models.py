@@ -22,34 +22,7 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
         say: told what was not done.
         folders: where models are saved.
     """
-
-    def not_written(original: Any, *args: Any, **kwargs: Any) -> None:
-        say(place.named(NOT_WRITTEN))
-
-    def saved_elsewhere(
-        original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        not_written(original)
-        if getattr(model, "hf_quantizer", None) is None:
-            original(model, folders.instead(save_directory), **{**kwargs, **_NOT_PUSHED})
-
-    def save_model(
-        original: Any, trainer: Any, output_dir: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        not_written(original)
-        # Several processes would gather their shards first.
-        if trainer.args.world_size == 1:
-            folder = folders.instead(output_dir or trainer.args.output_dir)
-            original(trainer, folder, *args, **kwargs)
-
-    def save_checkpoint(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
-        not_written(original)
-        if trainer.args.world_size == 1:
-            original(trainer, *args, **kwargs)
-
-    def output_dir(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
-        # Rotation removes old checkpoints there, and none of the user's.
-        return folders.instead(original(trainer, *args, **kwargs))
+    trainers = _Trainers(say, folders)
 
     def tokenizers(module: ModuleType) -> None:
         def save(original: Any, tokenizer: Any, save_directory: Any, *args: Any, **kw: Any) -> Any:
@@ -60,15 +33,13 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
         patches.wrap(module.PreTrainedTokenizerBase, "save_pretrained", save)
         folders.read_by(module.PreTrainedTokenizerBase, "from_pretrained", 1)
 
-    def trainer(module: ModuleType) -> None:
-        patches.wrap(module.Trainer, "_save_checkpoint", save_checkpoint)
-        patches.wrap(module.Trainer, "_get_output_dir", output_dir)
-        patches.wrap(module.Trainer, "save_model", save_model)
-        for name in ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint"):
-            patches.wrap(module.Trainer, name, not_written)
-
     def models(module: ModuleType) -> None:
-        patches.wrap(module.PreTrainedModel, "save_pretrained", saved_elsewhere)
+        def save(original: Any, model: Any, save_directory: Any, *args: Any, **kw: Any) -> None:
+            say(place.named(NOT_WRITTEN))
+            if getattr(model, "hf_quantizer", None) is None:
+                original(model, folders.instead(save_directory), **{**kw, **_NOT_PUSHED})
+
+        patches.wrap(module.PreTrainedModel, "save_pretrained", save)
         folders.read_by(module.PreTrainedModel, "from_pretrained", 1)
 
     def automatic(module: ModuleType) -> None:
@@ -77,8 +48,44 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
     def configs(module: ModuleType) -> None:
         folders.read_by(module.PreTrainedConfig, "get_config_dict", 1)
 
-    patches.when_imported("transformers.trainer", trainer)
+    patches.when_imported("transformers.trainer", lambda module: trainers.wrap(module, patches))
     patches.when_imported("transformers.tokenization_utils_base", tokenizers)
     patches.when_imported("transformers.modeling_utils", models)
     patches.when_imported("transformers.models.auto.auto_factory", automatic)
     patches.when_imported("transformers.configuration_utils", configs)
+
+
+class _Trainers:
+    """What a Trainer saves is kept aside; arguments as for ``install``."""
+
+    def __init__(self, say: Callable[[str], None], folders: SavedFolders) -> None:
+        self._say, self._folders = say, folders
+
+    def wrap(self, module: ModuleType, patches: Patches) -> None:
+        """Change the Trainer of a module."""
+        patches.wrap(module.Trainer, "_save_checkpoint", self._save_checkpoint)
+        patches.wrap(module.Trainer, "_get_output_dir", self._output_dir)
+        patches.wrap(module.Trainer, "save_model", self._save_model)
+        for name in ("save_state", "save_metrics", "push_to_hub", "_push_from_checkpoint"):
+            patches.wrap(module.Trainer, name, self._not_written)
+
+    def _not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        self._say(place.named(NOT_WRITTEN))
+
+    def _save_model(
+        self, original: Any, trainer: Any, output_dir: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
+        self._not_written(original)
+        # Several processes would gather their shards first.
+        if trainer.args.world_size == 1:
+            folder = self._folders.instead(output_dir or trainer.args.output_dir)
+            original(trainer, folder, *args, **kwargs)
+
+    def _save_checkpoint(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+        self._not_written(original)
+        if trainer.args.world_size == 1:
+            original(trainer, *args, **kwargs)
+
+    def _output_dir(self, original: Any, trainer: Any, *args: Any, **kwargs: Any) -> str:
+        # Rotation removes old checkpoints there, and none of the user's.
+        return self._folders.instead(original(trainer, *args, **kwargs))

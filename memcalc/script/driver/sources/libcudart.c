@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include "device.h"
+#include "kernel_code.h"
 
 int cuDeviceGetAttribute(int *value, int attribute, int device);
 int cuDeviceGetName(char *name, int length, int device);
@@ -336,60 +337,6 @@ EXPORT int cudaGraphGetNodes(void *graph, void **nodes, size_t *count) {
 EXPORT int cudaGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
   *made = handle();
   return 0;
-}
-/* A kernel asks which code of its own runs: the newest of the device's major that is no newer than
-   it. Source: include/fatbinary_section.h of CUDA 13, and what PyTorch's libraries hold. */
-struct fat_binary { int magic, version; const uint8_t *data; void *more; };
-static struct kernel { const void *function; int code; } *kernels;
-static size_t kernels_known, kernels_room;
-static uint64_t field(const uint8_t *at, int bytes) {
-  uint64_t value = 0;
-  memcpy(&value, at, bytes);
-  return value;
-}
-static int newest_code(const struct fat_binary *binary) {
-  const uint8_t *at = binary->data;
-  int newest = 0;
-  if (binary->magic != 0x466243b1 || !at || field(at, 4) != 0xba55ed50) return 0;
-  const uint8_t *end = at + field(at + 6, 2) + field(at + 8, 8);
-  for (at += field(at + 6, 2); at + 32 <= end; at += field(at + 4, 4) + field(at + 8, 8)) {
-    int code = (int)field(at + 28, 4), fits = code / 10 == capability() / 10 && code <= capability();
-    if (fits && code > newest) newest = code;
-    if (!field(at + 4, 4)) break;
-  }
-  return newest;
-}
-static struct kernel *place_of(const void *function) {
-  size_t at = ((uintptr_t)function >> 4) * 0x9e3779b97f4a7c15ull & (kernels_room - 1);
-  while (kernels[at].function && kernels[at].function != function) at = (at + 1) & (kernels_room - 1);
-  return &kernels[at];
-}
-static void know_kernel(const void *function, int code) {
-  if (2 * kernels_known >= kernels_room) {
-    struct kernel *before = kernels;
-    size_t room = kernels_room;
-    kernels_room = room ? 2 * room : 1 << 16;
-    kernels = calloc(kernels_room, sizeof *kernels);
-    for (size_t at = 0; at < room; at++)
-      if (before[at].function) *place_of(before[at].function) = before[at];
-    free(before);
-  }
-  struct kernel *found = place_of(function);
-  kernels_known += !found->function;
-  *found = (struct kernel){function, code};
-}
-EXPORT void **__cudaRegisterFatBinary(void *image) {
-  int *code = malloc(sizeof *code);
-  *code = newest_code(image);
-  return (void **)code;
-}
-EXPORT void __cudaRegisterFunction(void **binary, const char *function, char *device, const char *name,
-                                   int threads, void *a, void *b, void *c, void *d, int *size) {
-  know_kernel(function, *(int *)binary);
-}
-static int code_of(const void *function) {
-  const struct kernel *found = kernels ? place_of(function) : NULL;
-  return found && found->code ? found->code : capability();
 }
 EXPORT int cudaFuncGetAttributes(struct cudaFuncAttributes *found, const void *function) {
   memset(found, 0, sizeof *found);
