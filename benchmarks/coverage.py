@@ -76,7 +76,7 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
     from memcalc.records.plan import Plan
     from memcalc.trace.run import trace
     from memcalc.workload.model import build
-    from memcalc.workload.program import program_of
+    from memcalc.workload.prepare import program_of
     from memcalc.workload.tasks import choose
 
     config = pathlib.Path(tempfile.mkdtemp()) / "config.json"

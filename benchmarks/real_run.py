@@ -16,7 +16,7 @@ from memcalc.errors import MemcalcError
 from memcalc.records.plan import Plan
 from memcalc.workload.model import build, configure
 from memcalc.workload.outputs import loss_of
-from memcalc.workload.program import program_of
+from memcalc.workload.prepare import program_of
 from memcalc.workload.tasks import choose
 
 MOST = 800_000_000

@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc import registry
-from memcalc.catalog import gpus, inventory, models
+from memcalc.catalog import models
 from memcalc.catalog.plan import make
-from memcalc.errors import EstimateError, MemcalcError, UsageError
-from memcalc.estimation import understand
+from memcalc.errors import EstimateError, MemcalcError
+from memcalc.estimation import understand, untraced
 from memcalc.estimation.question import canonical, code_in
 from memcalc.estimation.understand import check
 from memcalc.files import cache
-from memcalc.records.model import Inventory
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
 from memcalc.records.values import checked
-from memcalc.workload import layouts, tasks
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
@@ -61,7 +58,7 @@ def advised(error: MemcalcError, plan: Plan, method: str) -> MemcalcError:
     """The error with what can be known without a trace, where it is a trace that failed."""
     if not isinstance(error, EstimateError) or method == "analytic":
         return error
-    if not isinstance(next(_analytic([plan])), Prediction):
+    if not isinstance(next(untraced.answers([plan])), Prediction):
         return error
     return EstimateError(
         f"{str(error).rstrip('.')}. Without a trace, --method analytic gives the weights, "
@@ -82,7 +79,7 @@ def answers(
     """
     checked("method", Method, method)
     if method == "analytic":
-        yield from _analytic(plans)
+        yield from untraced.answers(plans)
         return
     with Tracer(use_cache=use_cache, workers=workers) as tracer:
         yield from tracer.answers(plans)
@@ -278,82 +275,3 @@ def _from_symbolic(plan: Plan, config: dict[str, Any]) -> Prediction | None:
     from memcalc.estimation import from_symbolic
 
     return from_symbolic.answer(plan, config)
-
-
-def _analytic(plans: Sequence[Plan]) -> Iterator[Answer]:
-    with _Inventories() as inventories:
-        for plan in plans:
-            try:
-                yield _by_closed_forms(plan, inventories)
-            except MemcalcError as error:
-                yield error
-
-
-def _by_closed_forms(plan: Plan, inventories: _Inventories) -> Prediction:
-    from memcalc.estimation.analytic import as_planned
-    from memcalc.estimation.analytic import estimate as analytic_estimate
-
-    source = check(plan)
-    if layouts.spread(plan).world > 1:
-        raise UsageError("Of several GPUs closed forms say nothing: leave --method analytic out.")
-    if plan.inference or plan.generate is not None:
-        raise UsageError("Of inference closed forms say nothing: leave --method analytic out.")
-    if plan.scheme is not None:
-        raise UsageError(
-            f"Of a base in {plan.scheme} closed forms say nothing: leave --method analytic out."
-        )
-    if plan.liger:
-        raise UsageError(
-            "Of Liger's kernels closed forms say nothing: leave --method analytic out."
-        )
-    tensors = as_planned(inventories.of(plan, source), plan)
-    choice = registry.of(plan)
-    state = registry.state_of(choice, tensors.parameters, plan)
-    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    answer = analytic_estimate(plan, source, tensors, state, choice, gpu)
-    notes = (*models.notes(plan.model), *understand.notes(source, plan.seq))
-    return replace(
-        answer,
-        assumptions=(*notes, *answer.assumptions),
-        uncounted=(*understand.uncounted(source), *answer.uncounted),
-    )
-
-
-class _Inventories:
-    """The tensors of models; those that are not shipped are built once, in a child process."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-        self._client: Client | None = None
-        self._known: dict[tuple[str, ...], Inventory] = {}
-
-    def __enter__(self) -> _Inventories:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def of(self, plan: Plan, source: models.ModelSource) -> Inventory:
-        """The inventory of a plan's model with its head.
-
-        Raises:
-            MemcalcError: the model cannot be built.
-        """
-        head = tasks.choose(source, plan.task)
-        # Adapters are added by peft's own code, in the precision that it gives them.
-        adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
-        key = (source.name, head.name, *adapted)
-        if key not in self._known:
-            shipped = inventory.load(source, head.name) if not adapted else None
-            self._known[key] = shipped or self._built(plan)
-        return self._known[key]
-
-    def _built(self, plan: Plan) -> Inventory:
-        from memcalc.estimation.client import Client
-
-        if self._client is None:
-            self._client = self._stack.enter_context(Client())
-        answer = self._client.inventory(plan)
-        if isinstance(answer, MemcalcError):
-            raise answer
-        return answer

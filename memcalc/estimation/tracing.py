@@ -39,7 +39,8 @@ from memcalc.trace.run import trace
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
 from memcalc.workload.model import in_its_words
-from memcalc.workload.program import Program, prepare
+from memcalc.workload.prepare import prepare
+from memcalc.workload.program import Program
 
 _OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
 """What every model of transformers imports."""

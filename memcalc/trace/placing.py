@@ -20,7 +20,8 @@ from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.trace.torch_private.names import replaced
 from memcalc.workload import layouts, liger
 from memcalc.workload.layouts import SINGLE, Layout, Rank
-from memcalc.workload.program import Program, finished
+from memcalc.workload.prepare import finished
+from memcalc.workload.program import Program
 from memcalc.workload.quantised import load, loaded_on, written
 
 Named = Sequence[tuple[str, torch.nn.Module]]

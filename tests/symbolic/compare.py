@@ -12,7 +12,7 @@ from memcalc.symbolic.records import Point
 from memcalc.trace.folding.tagged import same
 from memcalc.trace.generalize import generalize
 from memcalc.trace.run import trace
-from memcalc.workload.program import prepare
+from memcalc.workload.prepare import prepare
 
 
 def compare(plan, examples, other_gpu):

@@ -30,7 +30,7 @@ def folded_and_whole(settings):
     from memcalc.trace import run
     from memcalc.trace.folding import accumulation
     from memcalc.trace.folding.tagged import same
-    from memcalc.workload.program import prepare
+    from memcalc.workload.prepare import prepare
 
     def traced():
         plan = make(settings)

@@ -34,7 +34,7 @@ def folded_and_whole(settings):
     from memcalc.trace.folding import fold
     from memcalc.trace.folding.tagged import TaggedTrace, canonical
     from memcalc.trace.run import trace
-    from memcalc.workload.program import prepare
+    from memcalc.workload.prepare import prepare
 
     def form(least):
         fold.LEAST_REPEATS = least

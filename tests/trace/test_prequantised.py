@@ -45,7 +45,7 @@ def headers(path, folder):
 
     from memcalc.catalog.plan import make
     from memcalc.registry import find
-    from memcalc.workload.program import prepare
+    from memcalc.workload.prepare import prepare
     from memcalc.workload.quantised import written
 
     config = json.loads(pathlib.Path(path).read_text())

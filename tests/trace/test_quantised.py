@@ -138,7 +138,7 @@ def folded_and_whole(plan):
     from memcalc.trace.folding import fold
     from memcalc.trace.folding.tagged import same
     from memcalc.trace.run import trace
-    from memcalc.workload.program import prepare
+    from memcalc.workload.prepare import prepare
 
     plan = make(plan)
 

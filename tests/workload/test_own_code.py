@@ -12,7 +12,7 @@ from memcalc.estimation.tracing import Desk
 from memcalc.records.plan import Plan
 from memcalc.registry.build import build
 from memcalc.workload.model import in_its_words
-from memcalc.workload.program import prepare
+from memcalc.workload.prepare import prepare
 
 CODE = """
 import torch
