@@ -45,6 +45,7 @@ def uncounted(calls: Iterable[KernelCall], target: Target) -> tuple[str, ...]:
 
 
 _UNTOLD = {
+    "cuSPARSE": "cuSPARSE's workspaces of sparse products",
     "cuFFT": "cuFFT's workspaces of Fourier transforms",
     "cuSOLVER": "workspaces of linear algebra (cuSOLVER, MAGMA, and copies that it is given)",
 }

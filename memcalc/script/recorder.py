@@ -17,6 +17,7 @@ from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.trace.calls import Operator, on_device
 from memcalc.trace.operators import attention
+from memcalc.trace.operators.sparse_parts import both_parts, is_sparse, like
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.recorder import TraceRecorder
@@ -31,6 +32,10 @@ _READS = (
     "there, with zeros in place of real numbers"
 )
 _WEIGHTS_READ = "weights on the host (at {}) are read as zeros (--weights reads the real ones)"
+_NOT_SENT = (
+    "of sparse tensors only those in coordinates are copied from the host to a simulated GPU: run "
+    "the script with --backend driver, or measure it with memcalc run"
+)
 _CAPTURING = "CUDA error: operation not permitted when stream is capturing"
 _NESTED = (
     "nn.TransformerEncoder evaluates with its padding: nested tensors, which leave it out and take "
@@ -157,10 +162,7 @@ class ScriptRecorder(TraceRecorder):
         if wanted.type != "cuda" or tensor.device.type != "cpu":
             return NotImplemented
         if tensor.layout is not torch.strided:
-            raise EstimateError(
-                "copies of sparse tensors from the host to the GPU are not simulated: run the "
-                "script with --backend driver, or measure it with memcalc run"
-            )
+            return self._sparse_to_device(tensor, dtype, bool(options.get("non_blocking")))
         with self:
             out = transfers.like(tensor, dtype, options.get("memory_format"))
             number = self.memory.number_of(out)
@@ -169,6 +171,22 @@ class ScriptRecorder(TraceRecorder):
             transfers.staging(out, tensor, blocking=not options.get("non_blocking"))
         self._values.know(out, tensor)
         return out
+
+    def _sparse_to_device(
+        self, tensor: torch.Tensor, dtype: torch.dtype, non_blocking: bool
+    ) -> torch.Tensor:
+        """Indices, then values, as SparseTensor.cpp's ``copy_sparse_to_sparse_`` (2.13)."""
+        if not is_sparse(tensor) or is_fake((tensor,)):
+            raise EstimateError(_NOT_SENT)
+        with without_dispatch():
+            parts = both_parts(tensor)
+        how = {"device": "cuda", "non_blocking": non_blocking}
+        indices, values = (
+            self._to_copy(part, dtype=kind, **how)
+            for part, kind in zip(parts, (torch.long, dtype), strict=True)
+        )
+        with self:
+            return like(tensor, indices, values)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
         there, here = _on_cuda(target), _on_cuda(source)

@@ -13,7 +13,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
 from memcalc.trace import device, quantised
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.operators.sparse import parts
+from memcalc.trace.operators.sparse_parts import parts
 from memcalc.trace.optimizer import on_cpu
 from memcalc.trace.optimizer.make import make as optimizer_for
 from memcalc.trace.optimizer.state_only import StateOnlyOptimizer

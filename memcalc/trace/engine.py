@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.operators.sparse import parts
+from memcalc.trace.operators.sparse_parts import parts
 from memcalc.trace.streams import switched
 from memcalc.trace.torch_private.engine import (
     called_from_engine,

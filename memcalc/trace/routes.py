@@ -28,14 +28,8 @@ from memcalc.trace.operators.overrides import (
     has_mask,
     without_cudnn,
 )
-from memcalc.trace.operators.sparse import (
-    AS_THEY_ARE,
-    CLONE,
-    DETACH,
-    MAKES,
-    SparseKernels,
-    any_sparse,
-)
+from memcalc.trace.operators.sparse import AS_THEY_ARE, SparseKernels
+from memcalc.trace.operators.sparse_parts import CLONE, DETACH, MAKES, any_sparse
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.scratch.kernels import KernelMemory

@@ -11,6 +11,7 @@ aten/src/ATen/native/IndexingUtils.h, ``expandTensors`` (2.13).
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,7 @@ _COUNTS_RESULTS = {
 _COUNTS_DISTINCT = {_aten.isin.Tensor_Tensor}
 """Operators that sort both arguments, and read how many different numbers each of them has."""
 _COUNT_BYTES = 4
+_INDEX_BYTES = 4
 _CHECKS: dict[Any, tuple[int, ...]] = {
     _aten.repeat_interleave.Tensor: (1,),
     _aten.normal.float_Tensor: (1, 1),
@@ -134,6 +136,9 @@ class Known(TorchDispatchMode):
         if func in _COUNTS_DISTINCT:
             for tensor in args[:2]:
                 self._announce(8, self._distinct, tensor)
+        for tensor in args:
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
+                self._announce(_INDEX_BYTES, _positions, tensor)
         out = _as_without_mode(func, args)(*args, **kwargs)
         if self._answer is not None:
             self._answer(0, 0)
@@ -225,6 +230,12 @@ def _answers() -> Any:
         return None
     answer.argtypes, answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
     return answer
+
+
+def _positions(tensor: torch.Tensor) -> int:
+    """How many differ, where they are made to: all, as in the simulated back-end."""
+    sparse = tensor.sparse_dim()
+    return min(tensor._nnz(), math.prod(tensor.shape[:sparse]))
 
 
 def _passed() -> int:

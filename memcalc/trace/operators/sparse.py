@@ -18,14 +18,23 @@ import torch
 
 from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.operators.sparse_parts import (
+    CLONE,
+    DETACH,
+    MAKES,
+    both_parts,
+    cloned,
+    flattened,
+    is_sparse,
+    like,
+)
+from memcalc.trace.operators.sparse_products import PRODUCTS
 
 ALL_DIFFER = (
     "all positions of a sparse gradient are taken to differ, as long as there are that many rows; "
     "rows that repeat in a batch take less"
 )
 _aten = torch.ops.aten
-CLONE, DETACH = _aten.clone.default, _aten.detach.default
-MAKES = _aten._sparse_coo_tensor_with_dims_and_tensors.default
 
 
 class SparseKernels:
@@ -43,7 +52,7 @@ class SparseKernels:
         assume: Callable[[str], None],
         all_alike: bool,
     ) -> None:
-        self._scratch = scratch
+        self.take = scratch
         self._assume = assume
         self._none_left = all_alike
 
@@ -54,10 +63,12 @@ class SparseKernels:
             EstimateError: what CUDA does there is not known.
         """
         if func is _aten._coalesce.default:
-            return self._coalesce(*args)
+            return self.coalesce(*args)
         if func in _ON_UNIQUE:
-            first = args[0] if args[0].is_coalesced() else self._coalesce(args[0])
+            first = args[0] if args[0].is_coalesced() else self.coalesce(args[0])
             return _ON_UNIQUE[func](first, *args[1:], **kwargs)
+        if func in PRODUCTS:
+            return PRODUCTS[func](self, *args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         if name in _NOT_ON_CUDA:
             raise EstimateError(f"PyTorch cannot run {_NOT_ON_CUDA[name]}")
@@ -66,20 +77,21 @@ class SparseKernels:
         if func not in _KERNELS:
             raise EstimateError(
                 f"{func._schema.name} of sparse tensors is not simulated: measure the run with "
-                "memcalc run; gradients of an embedding are dense with sparse=False, and take more"
+                "memcalc run, or simulate a script with --backend driver; gradients of an "
+                "embedding are dense with sparse=False, and take more"
             )
         return _KERNELS[func](*args, **kwargs)
 
-    def _coalesce(self, tensor: torch.Tensor) -> torch.Tensor:
+    def coalesce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each position once. Source: SparseCUDATensor.cu, ``_coalesce_sparse_cuda``."""
         count, depth = tensor._nnz(), tensor.sparse_dim()
         if count < 2:
-            return _clone(tensor, coalesced=True)
-        given, values = _parts(tensor)
-        flat = _flat(given)
+            return cloned(tensor, coalesced=True)
+        given, values = both_parts(tensor)
+        flat = flattened(given)
         order, first = (given.new_empty((count,)) for _ in range(2))
-        self._scratch(KernelCall("coalesce_sort", (count,)))
-        self._scratch(KernelCall("coalesce_unique", (count,)))
+        self.take(KernelCall("coalesce_sort", (count,)))
+        self.take(KernelCall("coalesce_unique", (count,)))
         self._assume(ALL_DIFFER)
         left = 0 if self._none_left else min(count, math.prod(tensor.shape[:depth]))
         summed = values.new_empty((left, *values.shape[1:]))
@@ -87,59 +99,7 @@ class SparseKernels:
         if depth > 1:
             indices = given.new_empty((depth, left))
         del first, order, flat
-        return _like(tensor, indices, summed, coalesced=True)
-
-
-def _flat(indices: torch.Tensor) -> torch.Tensor:
-    """One number for each position. Source: SparseTensorUtils.cpp, ``flatten_indices``."""
-    depth, count = indices.shape
-    if depth == 1:
-        return indices.new_empty((count,))
-    return indices.mul(indices.new_empty((depth, 1))).sum(0)
-
-
-def is_sparse(value: Any) -> bool:
-    """A sparse tensor in coordinates."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
-
-
-def any_sparse(args: tuple[Any, ...]) -> bool:
-    """Some arguments, or what lists among them hold, are sparse tensors."""
-    return any(
-        any(map(is_sparse, arg)) if isinstance(arg, list | tuple) else is_sparse(arg)
-        for arg in args
-    )
-
-
-def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors that hold a tensor's memory: itself, or indices and values of a sparse one."""
-    return _parts(tensor) if is_sparse(tensor) else (tensor,)
-
-
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _aten._indices.default(tensor), _aten._values.default(tensor)
-
-
-def _like(
-    tensor: torch.Tensor,
-    indices: torch.Tensor,
-    values: torch.Tensor,
-    *,
-    coalesced: bool | None = None,
-) -> torch.Tensor:
-    """A sparse tensor of the same shape with other parts."""
-    made: torch.Tensor = MAKES(
-        tensor.sparse_dim(),
-        tensor.dense_dim(),
-        list(tensor.shape),
-        indices,
-        values,
-        dtype=values.dtype,
-        layout=torch.sparse_coo,
-        device=values.device,
-        is_coalesced=tensor.is_coalesced() if coalesced is None else coalesced,
-    )
-    return made
+        return like(tensor, indices, summed, coalesced=True)
 
 
 def _one_by_one(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -157,29 +117,23 @@ def _become(tensor: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _clone(tensor: torch.Tensor, coalesced: bool | None = None, **_: Any) -> torch.Tensor:
-    indices, values = _parts(tensor)
-    values = values.clone()
-    return _like(tensor, indices.clone(), values, coalesced=coalesced)
-
-
 def _detach(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor of the same parts."""
-    return _like(tensor, *_parts(tensor))
+    return like(tensor, *both_parts(tensor))
 
 
 def _cast(tensor: torch.Tensor, *, dtype: Any = None, **_: Any) -> torch.Tensor:
-    indices, values = _parts(tensor)
+    indices, values = both_parts(tensor)
     indices = indices.clone()
-    return _like(tensor, indices, values.to(dtype or values.dtype, copy=True))
+    return like(tensor, indices, values.to(dtype or values.dtype, copy=True))
 
 
 def _scaled(tensor: torch.Tensor, by: Any, *_: Any, **__: Any) -> torch.Tensor:
     """Times or divided by one number."""
     _one(by)
-    indices, values = _parts(tensor)
+    indices, values = both_parts(tensor)
     indices = indices.clone()
-    return _like(tensor, indices, torch.empty_like(values))
+    return like(tensor, indices, torch.empty_like(values))
 
 
 def _scale_in_place(tensor: torch.Tensor, by: Any) -> torch.Tensor:
@@ -200,13 +154,13 @@ def _one(by: Any) -> None:
 
 
 def _negative(tensor: torch.Tensor) -> torch.Tensor:
-    return _clone(tensor)
+    return cloned(tensor)
 
 
 def _zero(tensor: torch.Tensor) -> torch.Tensor:
-    indices, values = _parts(tensor)
+    indices, values = both_parts(tensor)
     none = indices.new_empty((indices.shape[0], 0)), values.new_empty((0, *values.shape[1:]))
-    return _become(tensor, _like(tensor, *none, coalesced=True))
+    return _become(tensor, like(tensor, *none, coalesced=True))
 
 
 def _none_like(tensor: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -246,7 +200,7 @@ def _add_to(dense: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     common = torch.promote_types(dense.dtype, tensor.dtype)
     result = dense if dense.dtype == common else torch.empty_like(dense, dtype=common)
     buffer = dense.to(common)
-    values = _parts(tensor)[1].to(common)
+    values = both_parts(tensor)[1].to(common)
     rows = values.contiguous() if tensor.is_coalesced() else values
     del result, buffer, values, rows
     return dense
@@ -255,23 +209,23 @@ def _add_to(dense: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def _joined(left: torch.Tensor, right: torch.Tensor, alpha: Any) -> torch.Tensor:
     """Positions of both, one after the other: nothing is summed before it is coalesced."""
     common = torch.promote_types(left.dtype, right.dtype)
-    (indices, values), (others, more) = _parts(left), _parts(right)
+    (indices, values), (others, more) = both_parts(left), both_parts(right)
     more = more.to(common)
     if alpha != 1:
         more = more.mul(alpha)
     places = torch.cat((indices, others), 1)
-    return _like(left, places, torch.cat((values.to(common), more)), coalesced=False)
+    return like(left, places, torch.cat((values.to(common), more)), coalesced=False)
 
 
 def _masked(dense: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The dense tensor's values at the positions of another: their product with ones."""
     if not mask._nnz():
         return _none_like(mask)
-    indices, values = _parts(mask)
+    indices, values = both_parts(mask)
     one = dense.new_empty((1,))
     taken = values.new_empty(values.shape, dtype=dense.dtype)
     indices = indices.clone()
-    result = _like(mask, indices, torch.empty_like(taken))
+    result = like(mask, indices, torch.empty_like(taken))
     del taken, one
     return result
 
@@ -281,12 +235,12 @@ def _power(tensor: torch.Tensor, exponent: Any) -> torch.Tensor:
 
 
 def _norm(tensor: torch.Tensor, exponent: Any = 2, *_: Any, **__: Any) -> torch.Tensor:
-    found: torch.Tensor = _aten.norm.Scalar(_parts(tensor)[1], exponent)
+    found: torch.Tensor = _aten.norm.Scalar(both_parts(tensor)[1], exponent)
     return found
 
 
 def _sum(tensor: torch.Tensor, *, dtype: Any = None) -> torch.Tensor:
-    return _parts(tensor)[1].sum(dtype=dtype)
+    return both_parts(tensor)[1].sum(dtype=dtype)
 
 
 AS_THEY_ARE = {
@@ -308,7 +262,7 @@ _NOT_ON_CUDA = dict.fromkeys(
 )
 """Operators that PyTorch refuses (2.11 and 2.13), and what a program wants them for."""
 _KERNELS: dict[Any, Callable[..., Any]] = {
-    CLONE: _clone,
+    CLONE: cloned,
     **dict.fromkeys((DETACH, _aten.alias.default), _detach),
     _aten._to_copy.default: _cast,
     **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor), _scaled),
