@@ -25,7 +25,6 @@ from memcalc.version import OLDEST_TORCH
 UNKNOWN = "the workspaces of cuDNN convolutions in three dimensions"
 OLDEST = OLDEST_TORCH
 """The cuDNN of earlier versions is another one, and chooses otherwise."""
-UNKNOWN_NORM = "what cuDNN's batch norm keeps and takes beside its outputs"
 DTYPES = ("float32", "float16", "bfloat16")
 
 

@@ -10,7 +10,18 @@ from typing import Any
 
 import msgspec
 
-from memcalc.kernels import alike, blas, convolution, cub, gathering, grouped, indexing, reduction
+from memcalc.kernels import (
+    alike,
+    blas,
+    convolution,
+    cub,
+    gathering,
+    grouped,
+    indexing,
+    norms,
+    recurrent,
+    reduction,
+)
 from memcalc.kernels.attention import cudnn as cudnn_attention
 from memcalc.kernels.attention import fused as fused_attention
 from memcalc.kernels.scratch import Allocations, nested
@@ -52,8 +63,6 @@ _UNTOLD = {
 
 
 def _missing(call: KernelCall, target: Target) -> str | None:
-    if call.name == "batch_norm" and target.cudnn:
-        return convolution.UNKNOWN_NORM
     if call.name == "sort" and not indexing.is_sort_known(target, *call.args):
         return "counters of sorting long rows of numbers of 8 or 16 bit (1 to 2 MB)"
     if call.name == "untold":
@@ -107,6 +116,30 @@ def _group_norm(target: Target, moments: int, scale: int) -> Scratch:
     widened = (moments, moments) if moments and target.torch >= (2, 13) else ()
     scaled = (scale, scale) if scale else ()
     return Scratch(after=nested(*widened, *scaled))
+
+
+def _batch_norm(
+    target: Target, own: Allocations, last: tuple[int, int, bool] | tuple[()] = ()
+) -> Scratch:
+    """``own``: of PyTorch's kernel; ``last``: rows, channels, fp16, where channels lie last."""
+    if not target.cudnn:
+        return Scratch(after=own)
+    return Scratch(after=_norm(target, norms.forward(*last[:2], half=last[2])) if last else ())
+
+
+def _batch_norm_backward(
+    target: Target, copied: int, last: tuple[int, int] | tuple[()] = ()
+) -> Scratch:
+    """``copied``: bytes of a gradient that lies otherwise than the input, held to the end."""
+    if not target.cudnn:
+        return Scratch()
+    taken = _norm(target, norms.backward(*last)) if last else ()
+    return _behind((copied,) if copied else (), taken)
+
+
+def _norm(target: Target, size: int) -> Allocations:
+    """Before 7.0 cuDNN has no kernel for channels that lie last in fp32 (and it is Pascal)."""
+    return nested(size) if target.capability >= (7, 0) else ()
 
 
 def _index_put(target: Target, count: int, indices: int, rows: int) -> Scratch:
@@ -236,6 +269,25 @@ def _fixed(target: Target, before: Allocations, after: Allocations) -> Scratch:
     return Scratch(before, after)
 
 
+def _recurrent(
+    target: Target, layers: tuple[Any, ...], given: tuple[Any, ...], train: bool, backward: bool
+) -> Scratch:
+    """``layers`` and ``given``: the fields of ``recurrent.Layers`` and ``recurrent.Sequences``."""
+    described = recurrent.Layers(
+        **dict(zip(recurrent.Layers.__struct_fields__, layers, strict=True))
+    )
+    lengths = recurrent.Sequences(
+        **dict(zip(recurrent.Sequences.__struct_fields__, given, strict=True))
+    )
+    taken = recurrent.workspace(described, lengths, target, train=train, backward=backward)
+    return Scratch(before=(taken,))
+
+
+def _cudnn_dropout(target: Target) -> Scratch:
+    """A seed is drawn first, and read."""
+    return Scratch(before=(8, ~0, recurrent.dropout_states(target)))
+
+
 def _cublas(target: Target) -> Scratch:
     return Scratch(before=_unless_zero(blas.workspace(target)))
 
@@ -257,7 +309,8 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "cudnn_forward": _cudnn_forward,
     "cudnn_backward": _cudnn_backward,
     "convolution": _convolution,
-    "batch_norm": lambda target, own: Scratch(after=() if target.cudnn else own),
+    "batch_norm": _batch_norm,
+    "batch_norm_backward": _batch_norm_backward,
     "embedding_backward": _embedding_backward,
     "group_norm": _group_norm,
     "index_put": _index_put,
@@ -272,6 +325,8 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "coalesce_unique": lambda target, count: Scratch((cub.thrust_unique(count, target), ~0)),
     "fixed": _fixed,
     "untold": lambda *_: Scratch(),
+    "recurrent": _recurrent,
+    "cudnn_dropout": _cudnn_dropout,
     "cublas": _cublas,
     "cublaslt": _cublaslt,
 }

@@ -89,6 +89,7 @@ class Session:
         self._kernels = TargetKernelMemory(target)
         self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
         self.recorder.real_weights = weights
+        self.recorder.bf16 = target.architecture.bf16
         self.labels = Labels(self.memory)
         self.phases = Phases(self.recorder, self.labels, question.plan.steps or 0)
         self._target = target

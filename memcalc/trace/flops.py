@@ -7,7 +7,7 @@ a multiplication and an addition are two.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -117,6 +117,28 @@ _COUNTS: dict[Any, Any] = {
     **{op: _product(flop_registry[op]) for op in (_aten.mm, _aten.addmm, _aten.bmm)},
     _aten.convolution_backward_overrideable: _convolution_backward,
 }
+
+
+def _recurrent(
+    data: torch.Tensor,
+    params: Sequence[torch.Tensor],
+    *args: Any,
+    out_val: Any,
+    **kwargs: Any,
+) -> int:
+    """Every weight of a matrix is used once in a step of a sequence."""
+    rows = data.numel() // data.shape[-1]
+    return 2 * rows * sum(param.numel() for param in params if param.dim() == 2)
+
+
+def _recurrent_backward(data: torch.Tensor, params: Any, *args: Any, **kwargs: Any) -> int:
+    """Gradients of inputs, and of weights where they are wanted."""
+    forward = _recurrent(data, params, out_val=None)
+    return 2 * forward if args[-1][3] else forward
+
+
+_COUNTS[_aten._cudnn_rnn] = _recurrent
+_COUNTS[_aten._cudnn_rnn_backward] = _recurrent_backward
 if hasattr(_aten, "_grouped_mm"):
     _COUNTS[_aten._grouped_mm] = _grouped
 

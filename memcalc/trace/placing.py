@@ -254,6 +254,9 @@ def _give_memory(model: torch.nn.Module, ledger: Ledger) -> list[tuple[Group, Gr
             for name, tensor in group.items():
                 if tensor is not None:
                     group[name] = move(tensor)
+        if isinstance(module, torch.nn.RNNBase):
+            # As ``RNNBase._apply`` does: cuDNN wants the weights in one buffer.
+            module._init_flat_weights()
     return before
 
 

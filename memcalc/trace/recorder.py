@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -79,6 +79,8 @@ class TraceRecorder(Routes):
         self._instead = FAKE_KERNELS if symbols is None else {**FAKE_KERNELS, **SYMBOLIC_KERNELS}
         self.cudnn_benchmark = False
         """It tries its engines first."""
+        self.bf16 = True
+        """The GPU computes in that type, else cuDNN has no recurrent layers in it."""
         self.traffic = Traffic()
         self._breadcrumbs = breadcrumbs
         self._writer = Writer(self.ledger, kernel_memory)
@@ -240,6 +242,19 @@ class TraceRecorder(Routes):
     def clear_workspaces(self, stream: int | None = None) -> None:
         """``torch._C._cuda_clearCublasWorkspaces``; or those of one stream alone."""
         self._writer.clear_workspaces(stream)
+
+    @property
+    def runs_cudnn(self) -> bool:
+        """What cuDNN can run it does run."""
+        return self.cudnn and self._kernel_memory is not None
+
+    def holding(self, call: KernelCall) -> AbstractContextManager[None]:
+        """A kernel holds what it needs as long as the context lasts."""
+        return self._writer.holding(call, self.modules.locate())
+
+    def keep(self, call: KernelCall) -> None:
+        """Take what a library takes once in a process and keeps."""
+        self._writer.keep(call)
 
     def _take(self, call: KernelCall) -> None:
         self._writer.take(call, self.modules.locate())

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
-from memcalc.kernels.target import Target, cudnn_enabled
+from memcalc.kernels.target import Target
 from memcalc.records.trace import Bound, Trace
 from memcalc.trace import device, self_check
 from memcalc.trace.drive import infer, steps_of, train
@@ -72,6 +72,7 @@ def tracer(
             kernels if program.plan.target == "cuda" else None, breadcrumbs, symbols
         )
         recorder.cudnn_benchmark = target.cudnn_benchmark
+        recorder.bf16 = target.architecture.bf16
         recorder.ledger.units = _units(program.model, stacks, repeats)
         recorder.kernels_of.update(packages)
         shapes = None if symbols is None else symbols.env
@@ -89,7 +90,7 @@ def tracer(
                 tagged = replace(tagged, inventory=ready.inventory)
         said.update(dict.fromkeys(_assumed(recorder)))
         if missing is not None and isinstance(kernels, TargetKernelMemory):
-            missing.update(dict.fromkeys((*kernels.uncounted, *_recurrent(program, target))))
+            missing.update(dict.fromkeys(kernels.uncounted))
         if bounded is not None and isinstance(kernels, TargetKernelMemory):
             bounded.update(dict.fromkeys(kernels.bounds))
         return tagged
@@ -133,13 +134,6 @@ def _liger(
     if not program.plan.liger:
         return contextlib.nullcontext()
     return liger.simulated(target, recorder.assume)
-
-
-def _recurrent(program: Program, target: Target) -> Iterator[str]:
-    """Layers of ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` are cuDNN's, unless that is switched off."""
-    layers = any(isinstance(module, torch.nn.RNNBase) for module in program.model.modules())
-    if layers and target.cudnn and cudnn_enabled():
-        yield "cuDNN's recurrent layers: they are taken to need what PyTorch's own cells do"
 
 
 def _compiled(program: Program) -> Iterator[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,6 +62,26 @@ class Writer:
         if self._kernels is not None:
             before, after = self._kernels.transient(call)
             self.ledger.play((*before, *after), [], call.name, node)
+
+    @contextlib.contextmanager
+    def holding(self, call: KernelCall, node: Any) -> Iterator[None]:
+        """A kernel holds what it needs as long as the context lasts."""
+        taken: list[int] = []
+        if self._kernels is not None:
+            before, _ = self._kernels.transient(call)
+            self.ledger.play(before, taken, call.name, node)
+        try:
+            yield
+        finally:
+            for number in taken:
+                self.ledger.log(~number)
+
+    def keep(self, call: KernelCall) -> None:
+        """Take what a library takes once in a process and keeps."""
+        once = (call.name, 0, 0)
+        if self._kernels is not None and once not in self._threads:
+            self._threads.add(once)
+            self.ledger.play(self._kernels.persistent(call), [], call.name, None)
 
     def track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:
         """The outputs alone."""

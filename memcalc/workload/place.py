@@ -94,4 +94,7 @@ def to_device(model: torch.nn.Module, device: str) -> torch.nn.Module:
             for name, tensor in group.items():
                 if tensor is not None:
                     group[name] = move(tensor)  # type: ignore[assignment]
+        if isinstance(module, torch.nn.RNNBase):
+            # As ``RNNBase._apply`` does: cuDNN wants the weights in one buffer.
+            module._init_flat_weights()
     return model

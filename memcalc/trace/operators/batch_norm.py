@@ -14,6 +14,7 @@ import torch
 
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import ceil_div
+from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 _TILE, _BLOCK, _PER_THREAD, _MOST_ROWS, _FEWEST_ROWS = 32, 512, 16, 128, 8
 _INT = 4
@@ -25,8 +26,22 @@ def forward_call(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     staging = _staging(inputs, 4) if training and _channels_last(inputs) else None
     own = () if staging is None else (*staging, ~1, ~0)
     if _fits_cudnn(inputs, args[1], training):
-        return KernelCall("batch_norm", (own,))
+        last = _rows(inputs) if _lies_last(inputs) else None
+        if last is None:
+            return KernelCall("batch_norm", (own,)) if own else None
+        return KernelCall("batch_norm", (own, (*last, inputs.dtype is torch.float16)))
     return KernelCall("fixed", ((), own)) if own else None
+
+
+def backward_call(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What cuDNN's backward takes beside its outputs."""
+    grad, inputs, weight, training = *args[:3], args[7]
+    if not _fits_cudnn(inputs, weight, training):
+        return None
+    layout = suggest_memory_format(inputs)
+    copied = 0 if grad.is_contiguous(memory_format=layout) else grad.numel() * grad.element_size()
+    last = _rows(inputs) if _lies_last(inputs) else ()
+    return KernelCall("batch_norm_backward", (copied, last)) if copied or last else None
 
 
 def backward(*args: Any) -> Any:
@@ -64,6 +79,16 @@ def _fits_cudnn(inputs: torch.Tensor, weight: torch.Tensor | None, training: boo
     if torch.bfloat16 in (inputs.dtype, weight.dtype):
         return False
     return inputs.dtype is not torch.float16 or weight.dtype is torch.float32
+
+
+def _lies_last(inputs: torch.Tensor) -> bool:
+    """PyTorch asks cuDNN for its kernel of channels that lie last (``getCudnnBatchNormMode``)."""
+    return suggest_memory_format(inputs) is not torch.contiguous_format
+
+
+def _rows(inputs: torch.Tensor) -> tuple[int, int]:
+    channels = inputs.shape[1]
+    return inputs.numel() // channels, channels
 
 
 def _channels_last(inputs: torch.Tensor) -> bool:

@@ -13,6 +13,7 @@ from memcalc.trace.operators import (
     batch_norm,
     convolution,
     ctc,
+    cudnn_recurrent,
     decompositions,
     depthwise,
     distances,
@@ -145,6 +146,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
         for one in (getattr(step, name) for name in step.overloads())
         if not one._schema.returns
     },
+    **cudnn_recurrent.OVERRIDES,
     **distances.OVERRIDES,
     **encoder.OVERRIDES,
     **algebra.OVERRIDES,
@@ -218,6 +220,10 @@ def install() -> None:
         library.impl(name, _never, device.keys()[1])
     for name, kernel in gradients.KERNELS.items():
         library.impl(name, kernel, device.keys()[0])
+    for name, kernel in cudnn_recurrent.KERNELS.items():
+        # Inside autocast it is asked first, and in inference mode autograd is not asked at all.
+        library.impl(name, kernel, device.keys()[0])
+        library.impl(name, kernel, cudnn_recurrent.autocast_key())
     _libraries.append(library)
 
 

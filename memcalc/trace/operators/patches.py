@@ -15,6 +15,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
+from memcalc.trace.operators import cudnn_recurrent
 from memcalc.trace.operators.autocast import HALVES
 from memcalc.trace.subclasses import DATA, apply_by_data
 from memcalc.trace.torch_private.choices import script_with, wrap_module_apply
@@ -33,6 +34,7 @@ def install_once() -> None:
     add_bias_in_place()
     _normalize_rows()
     _autocast_as_on_cuda()
+    _flatten_recurrent()
 
 
 adds_bias = threading.local()
@@ -100,6 +102,17 @@ def _normalize_rows() -> None:
         return original(cast.contiguous(), *rest, **more)
 
     torch.group_norm = group_norm  # type: ignore[assignment]
+
+
+def _flatten_recurrent() -> None:
+    """For cuDNN: it wants a recurrent layer's weights in one buffer."""
+    original: Callable[[torch.nn.RNNBase], None] = torch.nn.RNNBase.flatten_parameters
+
+    def flatten_parameters(self: torch.nn.RNNBase) -> None:
+        if not cudnn_recurrent.flatten(self):
+            original(self)
+
+    torch.nn.RNNBase.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
 
 
 def _cast_by_data(original: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:

@@ -117,6 +117,7 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("cumsum", "logcumsumexp"), _cumsum),
     "randperm": _randperm,
     "native_batch_norm": batch_norm.forward_call,
+    "native_batch_norm_backward": batch_norm.backward_call,
     "convolution": convolution.forward_call,
     "convolution_backward": convolution.backward_call,
     "_pdist_backward": _pdist_backward,

@@ -14,7 +14,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from memcalc.trace.torch_private.names import ask
 
@@ -42,6 +46,12 @@ without_dispatch: Callable[[], AbstractContextManager[Any]] = ask("torch._C:_Dis
 """The same for real tensors only, and cheap: fake ones are no tensors in it."""
 _mode_of_kind: Callable[[Any], Any] = ask("torch._C:_get_dispatch_mode")
 _FAKE = ask("torch._C:_TorchDispatchModeKey.FAKE")
+
+
+def recorder_in_use() -> Any:
+    """The innermost dispatch mode that writes down what runs; ``None``: nobody does."""
+    modes = reversed(_get_current_dispatch_mode_stack())
+    return next((mode for mode in modes if hasattr(mode, "runs_cudnn")), None)
 
 
 def mode_in_use() -> FakeTensorMode:
@@ -75,6 +85,11 @@ def for_every_device(func: OpOverload) -> Callable[..., Any] | None:
     if not func.has_kernel_for_dispatch_key(key):
         return None
     return functools.partial(func._op_dk, key)
+
+
+def as_composed(func: OpOverload) -> Callable[..., Any]:
+    """The C++ code that an operator is composed of; ``decompose`` may run Python's in its place."""
+    return functools.partial(func._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 HigherOrderOperator: Any = ask("torch._ops:HigherOrderOperator")
