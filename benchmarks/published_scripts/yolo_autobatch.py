@@ -3,9 +3,12 @@
     yolo_autobatch.py NAME CLASSES SIZE BATCH,BATCH,... [counted] [held=RESERVED,ALLOCATED]
 
 The model is on the GPU twice (the trainer's, and the copy that is tried), one autocast holds its
-cast weights to the end, the cache is given back between batches. ``counted``: operations were
-counted before (their figure is printed). ``held``: what the search printed, in GiB, of the
-allocator as it began.
+cast weights to the end, the cache is given back between batches, and outputs live, with the graph
+behind them, until the next ones are there (utils/torch_utils.py, ``profile``: ``y = m(x)``).
+``counted``: operations were counted before (their figure is printed). ``held``: what the search
+printed, in GiB, of the allocator as it began. Not followed: the trainer asks for deterministic
+kernels before (``init_seeds``), for which PyTorch took cuDNN's default algorithms alone as long as
+it called them one by one (Conv_v7.cpp, ``onlyDefaultAlgorithm``); their workspaces nobody recorded.
 """
 
 import copy
@@ -78,15 +81,18 @@ def main() -> None:
         kept = hold(*map(float, text.split(",")), known)
     with torch.autocast("cuda"):
         tried = copy.deepcopy(model).train()
+        outputs = None
         for batch in map(int, batches.split(",")):
-            pictures = torch.empty(batch, 3, int(size), int(size)).to("cuda")
+            pictures = torch.empty(batch, 3, int(size), int(size))
+            pictures = pictures.to("cuda")
             pictures.requires_grad = True
             if "counted" in more:
                 count(tried, pictures)
             for _ in range(3):
-                total(tried(pictures)).backward()
+                outputs = tried(pictures)
+                total(outputs).backward()
             torch.cuda.empty_cache()
-    del kept
+    del kept, outputs
 
 
 main()
