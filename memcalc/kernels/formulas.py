@@ -289,15 +289,17 @@ def _cudnn_dropout(target: Target) -> Scratch:
 
 
 def _cublas(target: Target) -> Scratch:
-    return Scratch(before=_unless_zero(blas.workspace(target)))
+    return _workspace(blas.workspace(target), target)
 
 
 def _cublaslt(target: Target) -> Scratch:
-    return Scratch(before=_unless_zero(blas.lt_workspace(target)))
+    return _workspace(blas.lt_workspace(target), target)
 
 
-def _unless_zero(size: int) -> Allocations:
-    return (size,) if size else ()
+def _workspace(size: int, target: Target) -> Scratch:
+    if not size:
+        return Scratch()
+    return Scratch(before=(size,) if blas.is_kept(target) else (size, ~0))
 
 
 _FORMULAS: dict[str, Callable[..., Scratch]] = {

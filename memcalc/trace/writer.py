@@ -136,12 +136,18 @@ class Writer:
         """Take cuBLAS' workspace at the first product of a thread on a stream, after the output.
 
         Source: aten/src/ATen/cuda/CublasHandlePool.cpp (2.13), ``getCurrentCUDABlasHandle``: one a
-        handle, of which each thread has its own, and stream.
+        handle, of which each thread has its own, and stream. Or each product takes one for itself
+        (``memcalc.kernels.blas``), with a bias cuBLASLt's alone.
         """
         if self._kernels is None:
             return
-        thread, stream = threading.get_ident(), self.ledger.streams.of(node)
         bias = name == "addmm" and args[0].dim() == 1 and min(args[2].shape) > 1
+        if not self._kernels.keeps_workspaces:
+            # Of ``addbmm`` one after the other, for each of its products.
+            for _ in range(args[1].shape[0] if name == "addbmm" else 1):
+                self.take(KernelCall("cublaslt" if bias else "cublas"), node)
+            return
+        thread, stream = threading.get_ident(), self.ledger.streams.of(node)
         for library in ("cublas", "cublaslt") if bias else ("cublas",):
             if (library, thread, stream) not in self._threads:
                 self._threads.add((library, thread, stream))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from memcalc.kernels import blas
 from memcalc.kernels.formulas import KernelCall, bounds, scratch, uncounted
 from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
@@ -12,6 +13,11 @@ from memcalc.records.trace import Bound
 
 class KernelMemory(Protocol):
     """Says what kernels take beside their outputs, as allocations for the ledger."""
+
+    @property
+    def keeps_workspaces(self) -> bool:
+        """CuBLAS' are taken once; otherwise by each product."""
+        ...
 
     def transient(self, call: KernelCall) -> tuple[Allocations, Allocations]:
         """Before and after the outputs are made."""
@@ -32,6 +38,11 @@ class TargetKernelMemory:
     def use(self, target: Target) -> None:
         """From now on kernels are those of another target."""
         self._target = target
+
+    @property
+    def keeps_workspaces(self) -> bool:
+        """CuBLAS' are taken once; otherwise by each product."""
+        return blas.is_kept(self._target)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
