@@ -221,7 +221,7 @@ class TraceRecorder(Routes):
         self.traffic.count(self.position.step, func, args)
         reader = READERS.get(name)
         call = None
-        if reader is not None and self._kernel_memory is not None and not is_empty(args):
+        if reader is not None and self._kernel_memory is not None and not is_empty(args[:1]):
             placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
             call = reader(placed, kwargs.get("out", out))
         if key is not None and func is operator.func and len(self._outcomes) < outcomes.MOST:

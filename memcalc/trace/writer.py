@@ -54,7 +54,7 @@ class Writer:
             self._track_with_scratch(out, name, node, call, args)
         else:
             self.track(out, name, node, args)
-            if name in blas.PRODUCTS and not is_empty(args):
+            if name in blas.PRODUCTS:
                 self._workspace(name, args, node)
 
     def take(self, call: KernelCall, node: Any) -> None:
@@ -139,7 +139,7 @@ class Writer:
         handle, of which each thread has its own, and stream. Or each product takes one for itself
         (``memcalc.kernels.blas``), with a bias cuBLASLt's alone.
         """
-        if self._kernels is None:
+        if self._kernels is None or is_empty(args):
             return
         bias = name == "addmm" and args[0].dim() == 1 and min(args[2].shape) > 1
         if not self._kernels.keeps_workspaces:
