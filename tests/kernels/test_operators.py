@@ -26,6 +26,7 @@ UNEQUAL = {
         ("optim.Rprop fp32", "optim.Rprop bf16", "optim.Rprop foreach=False"),
         "a number is made for each write by a mask, of 4 bytes",
     ),
+    "BatchNorm2d channels last": "cuDNN takes a workspace, and the stand-in's asks for none",
     "Embedding of norm": "CUDA sorts the indices first, for as many as are in a batch",
 }
 """Operators whose events differ, and why; their peaks do not."""
