@@ -39,6 +39,7 @@ class Net(nn.Module):
         return self.head(pooled)
 
 
+torch.manual_seed(0)
 device = torch.device("cuda")
 train = DataLoader([graph(n) for n in range(64)], batch_size=16, shuffle=True)
 test = DataLoader([graph(n) for n in range(100, 132)], batch_size=32)

@@ -63,7 +63,7 @@ _UNTOLD = {
 
 
 def _missing(call: KernelCall, target: Target) -> str | None:
-    if call.name == "sort" and not indexing.is_sort_known(target, *call.args):
+    if call.name in ("sort", "topk") and not indexing.is_sort_known(target, *call.args):
         return "counters of sorting long rows of numbers of 8 or 16 bit (1 to 2 MB)"
     if call.name == "untold":
         return _UNTOLD[call.args[0]]
@@ -148,6 +148,14 @@ def _index_put(target: Target, count: int, indices: int, rows: int) -> Scratch:
 
 def _sort(target: Target, elements: int, along: int, key_bytes: int, in_rows: bool) -> Scratch:
     return Scratch(after=indexing.sort(elements, along, key_bytes, in_rows, target))
+
+
+def _topk(target: Target, elements: int, along: int, key_bytes: int, in_rows: bool) -> Scratch:
+    """What was chosen is sorted into other places, and its indices are gathered by those."""
+    places, keys = elements * indexing.INDEX, elements * key_bytes
+    sorted_ = indexing.sort(elements, along, key_bytes, in_rows, target)
+    taken = 2 + sum(word > 0 for word in sorted_)
+    return Scratch(after=(places, keys, *_later(sorted_, 2), places, ~taken, ~1, ~0))
 
 
 def _randperm(target: Target, count: int, element_bytes: int) -> Scratch:
@@ -317,6 +325,7 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "group_norm": _group_norm,
     "index_put": _index_put,
     "sort": _sort,
+    "topk": _topk,
     "randperm": _randperm,
     "masked_scatter": _masked_scatter,
     "split_copy": _split_copy,

@@ -17,11 +17,11 @@ from memcalc.kernels.target import Target
 _ROWS_PER_THREAD = 10
 _SORTED_ABOVE = 3072
 _FLOAT = 4
-_INDEX = 8
+INDEX = 8
 _BITS_OF_ROWS = (2, 13)
 """From this version on (or the one before, which was not looked at) an embedding's indices are
 sorted by the bits its rows need; before, by all."""
-_SORTED_IN_BLOCKS = 4096
+SORTED_IN_BLOCKS = 4096
 """Up to so many elements along the dimension."""
 _LONG = 1_000_000
 """From so many on, rows are sorted one by one."""
@@ -46,13 +46,13 @@ def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> All
     """
     if not count:
         return ()
-    size = count * _INDEX
+    size = count * INDEX
     words: list[int] = [size, size, ~0]
     for number in range(1, indices):
         words += (size, size, ~(2 * number), ~(2 * number + 1))
     first = 2 * indices
     bits = max(rows - 1, 1).bit_length()
-    words += (size, size, size, cub.sort_pairs(count, _INDEX, _INDEX, bits, target))
+    words += (size, size, size, cub.sort_pairs(count, INDEX, INDEX, bits, target))
     words += (~(first + 3), ~(first + 2), ~(first + 1), ~first, ~1)
     return tuple(words)
 
@@ -60,8 +60,8 @@ def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> All
 def is_sort_known(target: Target, elements: int, along: int, key_bytes: int, *_: Any) -> bool:
     """``sort`` says all that is taken."""
     segmented = along < _LONG and elements >= _SEGMENTED_FROM * along
-    known = cub.knows_pairs(key_bytes, _INDEX, target)
-    return along <= _SORTED_IN_BLOCKS or segmented or known
+    known = cub.knows_pairs(key_bytes, INDEX, target)
+    return along <= SORTED_IN_BLOCKS or segmented or known
 
 
 def sort(elements: int, along: int, key_bytes: int, in_rows: bool, target: Target) -> Allocations:
@@ -81,24 +81,24 @@ def sort(elements: int, along: int, key_bytes: int, in_rows: bool, target: Targe
         one where they are very long or there is one, all together with the row as a second key up
         to 127 of them, and as segments from there on. What does not lie in rows is copied first.
     """
-    if along <= _SORTED_IN_BLOCKS:
-        return (along * _INDEX, ~0) if along else ()
+    if along <= SORTED_IN_BLOCKS:
+        return (along * INDEX, ~0) if along else ()
     rows = elements // along
     count = min(elements, _MOST // along * along)
     if rows == 1 or along >= _LONG:
         taken = nested(
-            along * _INDEX, cub.sort_pairs(along, key_bytes, _INDEX, key_bytes * 8, target)
+            along * INDEX, cub.sort_pairs(along, key_bytes, INDEX, key_bytes * 8, target)
         )
     elif rows < _SEGMENTED_FROM:
-        pairs, bits = count * _INDEX, key_bytes * 8
-        by_value = cub.sort_pairs(count, key_bytes, _INDEX, bits, target)
+        pairs, bits = count * INDEX, key_bytes * 8
+        by_value = cub.sort_pairs(count, key_bytes, INDEX, bits, target)
         taken = (pairs, pairs, count * key_bytes, by_value, ~3, ~2)
         taken += (cub.sort_keys(count, target), ~4, ~1, ~0)
     else:
-        taken = nested(count * _INDEX, cub.segmented_sort_pairs(count, key_bytes, _INDEX))
+        taken = nested(count * INDEX, cub.segmented_sort_pairs(count, key_bytes, INDEX))
     if in_rows:
         return taken
-    copies = elements * key_bytes, elements * key_bytes, elements * _INDEX
+    copies = elements * key_bytes, elements * key_bytes, elements * INDEX
     return (*copies, *(word if word > 0 else word - 3 for word in taken), ~2, ~1, ~0)
 
 

@@ -18,6 +18,9 @@ from memcalc.trace.scratch.readers import OUTPUT_ORDER
 from memcalc.trace.scratch.shapes import is_empty
 from memcalc.trace.scratch.step import PROBES
 
+_ZEROS = "_efficientzerotensor"
+"""Makes tensors that have no memory: what forward-mode differentiation knows to be zero."""
+
 
 class Writer:
     """Enters outputs, scratch and workspaces in a ledger, in the order CUDA takes them."""
@@ -48,6 +51,8 @@ class Writer:
             node: of the graph that runs; ``None``: outside of backward.
             call: what its kernel takes beside; ``None``: nothing.
         """
+        if name == _ZEROS:
+            return
         if name in PROBES:
             self._probe(name)
         if call is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.kernels import cub
+from memcalc.kernels import cub, indexing
 from memcalc.kernels.formulas import KernelCall
 from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import attention as attention_scratch
@@ -46,6 +46,16 @@ def _sort(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     dim = whole[0] if whole else -1
     in_rows = tensor.stride(dim) == 1 and is_dense(tensor)
     return KernelCall("sort", (tensor.numel(), tensor.shape[dim], tensor.element_size(), in_rows))
+
+
+def _topk(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """More than a block sorts are sorted as a whole: TensorTopK.cpp, ``topk_out_cuda`` (2.13)."""
+    values, count = out[0], args[1]
+    dim, ordered = (args[2:3] or (-1,))[0], (args[4:5] or (True,))[0]
+    if not ordered or not values.dim() or count <= indexing.SORTED_IN_BLOCKS:
+        return None
+    in_rows = values.stride(dim) == 1 and is_dense(values)
+    return KernelCall("topk", (values.numel(), count, values.element_size(), in_rows))
 
 
 def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -114,6 +124,7 @@ READERS: dict[str, Reader] = {
     **images_scratch.READERS,
     **indexing_scratch.READERS,
     "sort": _sort,
+    "topk": _topk,
     **dict.fromkeys(("cumsum", "logcumsumexp"), _cumsum),
     "randperm": _randperm,
     "native_batch_norm": batch_norm.forward_call,
