@@ -80,6 +80,22 @@ FAULTS: dict[str, tuple[object, str]] = {
     "has no syntax": (1, "this is no Python"),
     "needs a missing package": (1, "import nothing_like_it"),
     "unsets the environment": (0, "os.environ.clear(); step()"),
+    "replaces its streams": (0, "import io; sys.stdout = sys.stderr = io.StringIO(); step()"),
+    "empties the search path": (0, "sys.path[:] = []; step()"),
+    "is traced": (0, "sys.settrace(lambda *_: None); step(); sys.settrace(None)"),
+    "takes warnings for errors": (0, "import warnings; warnings.simplefilter('error'); step()"),
+    "exits in a hook": (3, "model.register_forward_hook(lambda *_: sys.exit(3)); step()"),
+    "exits with a large code": (44, "sys.exit(300)"),
+    "exits below zero": (255, "sys.exit(-1)"),
+    "has a pool of processes": (
+        0,
+        "import multiprocessing\n"
+        "with multiprocessing.get_context('fork').Pool(2) as p: p.map(abs, [1])\nstep()",
+    ),
+    "steps in a loop of events": (
+        0,
+        "import asyncio\nasync def train(): step(); await asyncio.sleep(0)\nasyncio.run(train())",
+    ),
 }
 
 
@@ -122,6 +138,13 @@ ENVIRONMENT: dict[str, tuple[int, str, str]] = {
         "{run}",
     ),
     "something to do at its end": (0, "import atexit; atexit.register(step)", "{run}"),
+    "an exit at its end": (0, "import atexit; atexit.register(sys.exit, 4)", "{run}"),
+    "an error at its end": (0, "import atexit; atexit.register(lambda: 1 / 0)", "{run}"),
+    "a thread that goes on": (0, "threading.Thread(target=time.sleep, args=(1,)).start()", "{run}"),
+    "a path with other letters": (
+        0, "", "mkdir дом; mv train.py дом; cd дом; {run}; code=$?; mv train.py ..; cd ..; "
+        "rm -r дом; exit $code",
+    ),
     "a fault handler": (0, "import faulthandler; faulthandler.enable(); step()", "{run}"),
 }  # fmt: skip
 """By name: the exit code, the rest of the script, and what a shell is told."""
