@@ -42,9 +42,9 @@ def workspace(target: Target) -> int:
     return _LARGE if since is not None and target.torch >= since else _SMALL
 
 
-def is_kept(target: Target) -> bool:
-    """A thread's next product finds the workspace of the one before."""
-    return target.torch < _GIVEN_BACK_SINCE
+def is_kept(torch: tuple[int, int]) -> bool:
+    """With this PyTorch a thread's next product finds the workspace of the one before."""
+    return torch < _GIVEN_BACK_SINCE
 
 
 def lt_workspace(target: Target) -> int:
@@ -53,4 +53,4 @@ def lt_workspace(target: Target) -> int:
     Seen: 1 MiB with PyTorch 2.11, nothing with 2.13, which lets both libraries share one; from 2.15
     on 1 MiB in place of cuBLAS' own.
     """
-    return _LT if target.torch < (2, 13) or not is_kept(target) else 0
+    return _LT if target.torch < (2, 13) or not is_kept(target.torch) else 0

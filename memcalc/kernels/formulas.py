@@ -307,7 +307,7 @@ def _cublaslt(target: Target) -> Scratch:
 def _workspace(size: int, target: Target) -> Scratch:
     if not size:
         return Scratch()
-    return Scratch(before=(size,) if blas.is_kept(target) else (size, ~0))
+    return Scratch(before=(size,) if blas.is_kept(target.torch) else (size, ~0))
 
 
 _FORMULAS: dict[str, Callable[..., Scratch]] = {

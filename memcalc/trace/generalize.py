@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
-from memcalc.kernels import blas
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Trace
 from memcalc.symbolic.evaluate import Evaluator
@@ -58,11 +57,7 @@ class _SymbolicRun:
     ) -> None:
         self.point = Point(batch=program.plan.batch, seq=program.seq)
         assert program.inputs is not None
-        self.symbols = Symbols(
-            self.point,
-            fixed=program.inputs.lengths.exact,
-            keeps_workspaces=blas.is_kept(target),
-        )
+        self.symbols = Symbols(self.point, target.torch, fixed=program.inputs.lengths.exact)
         self.program = program
         self.assumptions = known.assumptions
         resized = program.resized(self.symbols.batch, self.symbols.seq)

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
-from memcalc.kernels import blas
 from memcalc.kernels.formulas import bounds, uncounted
 from memcalc.kernels.target import Target
 from memcalc.records.plan import Plan
@@ -93,7 +92,7 @@ def _continued(
     breadcrumbs: Breadcrumbs | None,
 ) -> Trace:
     said: dict[str, None] = {}
-    calls = WrittenCalls(keeps_workspaces=blas.is_kept(target))
+    calls = WrittenCalls(target.torch)
 
     def run(shift: int, until: int) -> TaggedTrace:
         once = tracer(

@@ -28,8 +28,8 @@ class NotSteadyError(Exception):
 class WrittenCalls:
     """Writes calls of kernels down instead of what they take; the interface of KernelMemory."""
 
-    def __init__(self, *, keeps_workspaces: bool = True) -> None:
-        self.keeps_workspaces = keeps_workspaces
+    def __init__(self, torch: tuple[int, int]) -> None:
+        self.torch = torch
         self.calls: dict[KernelCall, int] = {}
         self._listed: list[KernelCall] = []
 

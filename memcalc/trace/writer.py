@@ -14,7 +14,7 @@ from memcalc.kernels.formulas import KernelCall
 from memcalc.trace import device
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.scratch.kernels import KernelMemory
-from memcalc.trace.scratch.readers import OUTPUT_ORDER
+from memcalc.trace.scratch.readers import DROPOUT, EFFICIENT, OUTPUT_ORDER, SEEDED, SEEDED_SINCE
 from memcalc.trace.scratch.shapes import is_empty
 from memcalc.trace.scratch.step import PROBES
 
@@ -94,13 +94,19 @@ class Writer:
             if out.device.type == device.NAME:
                 self.ledger.birth(out, name, node)
         elif isinstance(out, list | tuple):
-            order = OUTPUT_ORDER.get(name)
+            order = self._order(name, args)
             items = out if order is None else [out[index] for index in order]
             sources = self._sources(args, len(items))
             for index, item in enumerate(items):
                 if sources is not None:
                     self.ledger.follow([sources[index]])
                 self.track(item, name, node, ())
+
+    def _order(self, name: str, args: tuple[Any, ...]) -> tuple[int, ...] | None:
+        """In which an operator's outputs are taken, and which; ``None``: all as they come."""
+        if name == EFFICIENT and self._kernels is not None and self._kernels.torch >= SEEDED_SINCE:
+            return SEEDED if not any(args[DROPOUT : DROPOUT + 1]) else OUTPUT_ORDER[name]
+        return OUTPUT_ORDER.get(name)
 
     def _sources(self, args: tuple[Any, ...], count: int) -> Any:
         """The list of tensors that a foreach operator maps to its list of outputs, if it does."""
@@ -122,7 +128,7 @@ class Writer:
             self.ledger.leave_repetition()
         try:
             self.ledger.play(before, taken, name, node)
-            self.track(out, name, node, args if listed else ())
+            self.track(out, name, node, args)
             if listed:
                 self.ledger.leave_repetition()
             if name in blas.PRODUCTS:
@@ -147,7 +153,7 @@ class Writer:
         if self._kernels is None or is_empty(args):
             return
         bias = name == "addmm" and args[0].dim() == 1 and min(args[2].shape) > 1
-        if not self._kernels.keeps_workspaces:
+        if not blas.is_kept(self._kernels.torch):
             # Of ``addbmm`` one after the other, for each of its products.
             for _ in range(args[1].shape[0] if name == "addbmm" else 1):
                 self.take(KernelCall("cublaslt" if bias else "cublas"), node)

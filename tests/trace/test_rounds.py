@@ -75,7 +75,7 @@ class Run:
 
 
 def found(run, tokens):
-    calls = WrittenCalls()
+    calls = WrittenCalls(TARGET.torch)
 
     return continued(
         Rounds(run.trace, calls, tokens, period=PERIOD, lasting=True), tokens, TARGET, calls

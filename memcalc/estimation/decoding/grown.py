@@ -12,7 +12,6 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from memcalc.estimation.question import Asked
-from memcalc.kernels import blas
 from memcalc.kernels.formulas import bounds, uncounted
 from memcalc.records.trace import Trace
 from memcalc.symbolic.evaluate import Evaluator
@@ -45,7 +44,7 @@ def trace_of(question: Asked, point: Point, find: Find) -> Trace:
     tokens, target = question.plan.generate, question.target
     assert tokens is not None
     assert point.seq is not None
-    first, calls = find(point), WrittenCalls(keeps_workspaces=blas.is_kept(target))
+    first, calls = find(point), WrittenCalls(target.torch)
 
     def run(shift: int, _until: int) -> TaggedTrace:
         at = Point(batch=point.batch, seq=(point.seq or 0) + shift)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from memcalc.kernels import blas
 from memcalc.kernels.formulas import KernelCall, bounds, scratch, uncounted
 from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target
@@ -15,8 +14,8 @@ class KernelMemory(Protocol):
     """Says what kernels take beside their outputs, as allocations for the ledger."""
 
     @property
-    def keeps_workspaces(self) -> bool:
-        """CuBLAS' are taken once; otherwise by each product."""
+    def torch(self) -> tuple[int, int]:
+        """PyTorch's version, such as (2, 13)."""
         ...
 
     def transient(self, call: KernelCall) -> tuple[Allocations, Allocations]:
@@ -40,9 +39,9 @@ class TargetKernelMemory:
         self._target = target
 
     @property
-    def keeps_workspaces(self) -> bool:
-        """CuBLAS' are taken once; otherwise by each product."""
-        return blas.is_kept(self._target)
+    def torch(self) -> tuple[int, int]:
+        """PyTorch's version, such as (2, 13)."""
+        return self._target.torch
 
     @property
     def uncounted(self) -> tuple[str, ...]:

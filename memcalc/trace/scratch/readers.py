@@ -22,11 +22,12 @@ from memcalc.trace.scratch import reduction as reduction_scratch
 from memcalc.trace.scratch import step as step_scratch
 from memcalc.trace.scratch.shapes import Reader, fixed, is_dense
 
+EFFICIENT = "_scaled_dot_product_efficient_attention"
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # The mask is allocated first.
     "native_dropout": (1, 0),
     # Seed and offset stay on the host.
-    "_scaled_dot_product_efficient_attention": (0, 1),
+    EFFICIENT: (0, 1),
     # The weights' sum comes first.
     "nll_loss2d_forward": (1, 0),
     # Seed and offset are made first, with or without dropout.
@@ -36,6 +37,10 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     "_embedding_bag_forward_only": (2, 1, 0, 3),
 }
 """Operators whose outputs CUDA allocates in another order, or not all on the device."""
+SEEDED, SEEDED_SINCE = (2, 3, 0, 1), (2, 14)
+"""Without dropout this PyTorch makes seed and offset on the device, first (2.14 and 2.15)."""
+DROPOUT = 5
+"""Place of its probability among the arguments."""
 
 
 def _sort(args: tuple[Any, ...], out: Any) -> KernelCall | None:

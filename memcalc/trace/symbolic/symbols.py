@@ -30,17 +30,15 @@ _INT_MAX = str((1 << 63) - 1)
 class Symbols:
     """What a run on symbols brings to light; the interface of ``KernelMemory`` too."""
 
-    def __init__(
-        self, point: Point, fixed: int | None = None, *, keeps_workspaces: bool = True
-    ) -> None:
+    def __init__(self, point: Point, torch: tuple[int, int], fixed: int | None = None) -> None:
         """Symbols whose hint is a point.
 
         Args:
             point: the branches of this one are taken.
+            torch: PyTorch's version.
             fixed: the only sequence there is, for a model that takes one.
-            keeps_workspaces: cuBLAS' are taken once; otherwise by each product.
         """
-        self.keeps_workspaces = keeps_workspaces
+        self.torch = torch
         # Equal numbers are different symbols; they need not stay equal elsewhere.
         self.env = ShapeEnv(duck_shape=False)
         self._names: dict[Any, Any] = {}
