@@ -55,6 +55,8 @@ def uncounted(calls: Iterable[KernelCall], target: Target) -> tuple[str, ...]:
     return tuple(sentence for sentence in said if sentence)
 
 
+_RAGGED_SINCE, _PLACE = (2, 15), 8
+"""PyTorch whose chunks are counted tensor by tensor, and the bytes that say where one begins."""
 _UNTOLD = {
     "cuSPARSE": "cuSPARSE's workspaces of sparse products",
     "cuFFT": "cuFFT's workspaces of Fourier transforms",
@@ -272,6 +274,17 @@ def _later(allocations: Allocations, first: int) -> Allocations:
     return tuple(word if word > 0 else word - first for word in allocations)
 
 
+def _foreach_norm(target: Target, count: int, most: int, chunks: int, partial: int) -> Scratch:
+    """For every tensor as many chunks as the largest has; from 2.15 on its own, and where they are.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda`` (2.11 and
+    2.13); seen with 2.14 and 2.15.
+    """
+    if target.torch < _RAGGED_SINCE:
+        return Scratch((count * most * partial,), (~0,))
+    return Scratch((_PLACE * (count + 1), chunks * partial), (~1, ~0))
+
+
 def _fixed(target: Target, before: Allocations, after: Allocations) -> Scratch:
     """What takes the same on every target is written down as it is."""
     return Scratch(before, after)
@@ -334,6 +347,7 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "scan": _scan,
     "coalesce_sort": lambda _, count: Scratch((cub.merge_sort_pairs(count), ~0)),
     "coalesce_unique": lambda target, count: Scratch((cub.thrust_unique(count, target), ~0)),
+    "foreach_norm": _foreach_norm,
     "fixed": _fixed,
     "untold": lambda *_: Scratch(),
     "recurrent": _recurrent,

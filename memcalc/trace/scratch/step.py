@@ -19,20 +19,18 @@ _CHUNK = 65536
 
 
 def _foreach_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """A partial norm for as many chunks as the largest tensor has, for every tensor.
+    """A partial norm for each chunk, of the operation's type: float32 for 16-bit gradients.
 
-    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda`` (2.11 and
-    2.13): partial norms are of the operation's type, float32 for 16-bit gradients. Other
-    norms, and tensors with gaps, are taken one by one.
+    Other norms, and tensors with gaps, are taken one by one.
     """
     tensors = args[0]
     order = args[1] if len(args) > 1 else 2.0
     alike = len({t.dtype for t in tensors}) == 1 and all(map(is_dense, tensors))
     if order not in (1, 2, math.inf) or not alike:
         return None
-    chunks = max(-(-t.numel() // _CHUNK) for t in tensors)
+    chunks = [-(-t.numel() // _CHUNK) for t in tensors]
     partial = max(4, tensors[0].element_size())
-    return fixed((len(tensors) * chunks * partial,), (~0,))
+    return KernelCall("foreach_norm", (len(tensors), max(chunks), sum(chunks), partial))
 
 
 def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], KernelCall]:
