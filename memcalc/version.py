@@ -9,8 +9,8 @@ import sys
 
 __version__ = "0.1.0"
 
-OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 13)
-"""Their allocators, operators and private names were read and compared with recorded runs."""
+OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
+"""Operators, runs and ranks with these were recorded and compared, event by event or rung by rung."""
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao"),
     "liger-kernel",
