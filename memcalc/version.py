@@ -10,7 +10,7 @@ import sys
 __version__ = "0.1.0"
 
 OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
-"""Operators, runs and ranks with these were recorded and compared, event by event or rung by rung."""
+"""Operators, runs and ranks were recorded with these, and are equal to what is estimated."""
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao"),
     "liger-kernel",
