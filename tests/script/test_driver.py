@@ -60,6 +60,23 @@ def test_without_a_compiler_or_headers_it_is_told_what_to_install(monkeypatch, t
         build.libraries(found)
 
 
+def test_headers_that_lack_the_compilers_are_completed_by_another_place(tmp_path):
+    """As pip installs them: the runtime's wheel without the compiler's, beside Triton's."""
+    found = build.Installed(root=str(tmp_path / "torch"), torch="2.15.0", cuda="30.1")
+    wheel, triton = tmp_path / "nvidia/cu30/include", tmp_path / "triton/backends/nvidia/include"
+    for place in (wheel, triton):
+        (place / "crt").mkdir(parents=True)
+        for name in ("cuda.h", "driver_types.h"):
+            (place / name).touch()
+        (place / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  30010\n")
+    with pytest.raises(EstimateError, match="nvidia-cuda-crt"):
+        build._headers(found)
+    (triton / "crt/host_defines.h").touch()
+    assert build._headers(found) == [wheel, triton]
+    (wheel / "crt/host_defines.h").touch()
+    assert build._headers(found) == [wheel]
+
+
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_the_driver_counts_its_memory_and_maps_none(tmp_path):
     source = build.SOURCES / "libcuda.c"

@@ -44,6 +44,8 @@ _HEADERS = {
     "libcudart": ("cuda_runtime_api.h", re.compile(r"\bCUDARTAPI\s+(cuda[A-Z]\w+)\s*\(")),
 }
 """Whose functions are made whether or not PyTorch asks for them: extensions do."""
+_OF_COMPILER = "crt/host_defines.h"
+"""The one header of CUDA's compiler that those of its runtime include in C."""
 _DRIVER = "libcuda.so.1"
 _DONE = "built"
 _PATIENCE = 120.0
@@ -128,7 +130,7 @@ def libraries(found: Installed) -> Path:
     return folder
 
 
-def _build(named: list[Path], folder: Path, include: Path, compiler: str) -> None:
+def _build(named: list[Path], folder: Path, include: list[Path], compiler: str) -> None:
     needed = [elf.needs(path) for path in named]
     own = {path.name for path in named}
     sonames = {
@@ -143,7 +145,9 @@ def _build(named: list[Path], folder: Path, include: Path, compiler: str) -> Non
         _one(soname, symbols, folder, include, compiler)
 
 
-def _one(soname: str, symbols: set[elf.Wanted], folder: Path, include: Path, compiler: str) -> None:
+def _one(
+    soname: str, symbols: set[elf.Wanted], folder: Path, include: list[Path], compiler: str
+) -> None:
     base = soname.split(".so")[0]
     source = SOURCES / f"{base}.c"
     text = source.read_text() if source.exists() else '#include "device.h"\n'
@@ -154,7 +158,8 @@ def _one(soname: str, symbols: set[elf.Wanted], folder: Path, include: Path, com
     code = folder / f"{base}.c"
     code.write_text("\n".join((text, _STUBS, *stubs, "")))
     command = [
-        *(compiler, "-O1", "-w", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{include}"),
+        *(compiler, "-O1", "-w", "-shared", "-fPIC"),
+        *_searched(include),
         *(f"-Wl,-soname,{soname}", "-Wl,-rpath,$ORIGIN", "-o", str(folder / soname), str(code)),
     ]
     versions = {symbol.version for symbol in symbols if symbol.library == soname} - {""}
@@ -171,14 +176,14 @@ def _one(soname: str, symbols: set[elf.Wanted], folder: Path, include: Path, com
         )
 
 
-def _written(source: Path, include: Path, compiler: str) -> set[str]:
+def _written(source: Path, include: list[Path], compiler: str) -> set[str]:
     """Functions that are written by hand, also by macros."""
-    command = [compiler, "-E", "-P", f"-I{SOURCES}", f"-I{include}", str(source)]
+    command = [compiler, "-E", "-P", *_searched(include), str(source)]
     text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return set(re.findall(r'visibility\("default"\)\)\)[^(;{]*?(\w+)\s*\(', text))
 
 
-def _names(base: str, soname: str, symbols: set[elf.Wanted], include: Path) -> set[str]:
+def _names(base: str, soname: str, symbols: set[elf.Wanted], include: list[Path]) -> set[str]:
     """Functions that a library has to have."""
     names = {symbol.name for symbol in symbols if symbol.library == soname}
     pattern = _UNVERSIONED.get(base)
@@ -186,20 +191,38 @@ def _names(base: str, soname: str, symbols: set[elf.Wanted], include: Path) -> s
         names |= {s.name for s in symbols if not s.library and re.match(pattern, s.name)}
     if base in _HEADERS:
         header, declared = _HEADERS[base]
-        text = (include / header).read_text(encoding="utf-8", errors="replace")
+        text = (include[0] / header).read_text(encoding="utf-8", errors="replace")
         names |= {name for found in declared.finditer(text) for name in found.groups() if name}
     return names
 
 
-def _headers(found: Installed) -> Path:
-    """CUDA's headers, of the version that PyTorch was built for.
+def _searched(include: list[Path]) -> list[str]:
+    return [f"-I{place}" for place in (SOURCES, *include)]
+
+
+def _headers(found: Installed) -> list[Path]:
+    """Where CUDA's headers are, of the version that PyTorch was built for.
+
+    Those of the wheel of CUDA 13's runtime include the compiler's, which are a wheel of their own
+    (nvidia-cuda-crt) that PyTorch does not ask for; a toolkit has them, and so has Triton.
 
     Raises:
         EstimateError: there are none.
     """
-    site = Path(found.root).parent
     major = found.cuda.split(".")[0]
-    places = [
+    places = [place for place in _places(Path(found.root).parent) if _major(place) == major]
+    of_compiler = [place for place in places if (place / _OF_COMPILER).is_file()]
+    if not of_compiler:
+        raise EstimateError(
+            f"There are no headers of CUDA {major} here: type pip install nvidia-cuda-runtime "
+            "nvidia-cuda-crt, or name a toolkit in CUDA_HOME."
+        )
+    return [places[0], *([] if places[0] in of_compiler else of_compiler[:1])]
+
+
+def _places(site: Path) -> list[Path]:
+    """Where headers may be, beside packages or in a toolkit."""
+    return [
         *sorted(site.glob("nvidia/cu*/include")),
         *sorted(site.glob("nvidia/cuda_runtime/include")),
         *([Path(os.environ["CUDA_HOME"]) / "include"] if "CUDA_HOME" in os.environ else []),
@@ -208,14 +231,12 @@ def _headers(found: Installed) -> Path:
         site / "triton/backends/nvidia/include",
         *(Path(entry) / "triton/backends/nvidia/include" for entry in sys.path),
     ]
-    for place in places:
-        runtime = place / "cuda_runtime_api.h"
-        if not all((place / name).is_file() for name in ("cuda.h", "driver_types.h")):
-            continue
-        version = re.search(r"#define CUDART_VERSION\s+(\d+)", runtime.read_text(errors="replace"))
-        if version is not None and str(int(version[1]) // 1000) == major:
-            return place
-    raise EstimateError(
-        f"There are no headers of CUDA {major} here: type pip install nvidia-cuda-runtime, or name "
-        "a toolkit in CUDA_HOME."
-    )
+
+
+def _major(place: Path) -> str | None:
+    """The version of CUDA whose headers these are; ``None``: the runtime's are not all here."""
+    if not all((place / name).is_file() for name in ("cuda.h", "driver_types.h")):
+        return None
+    text = (place / "cuda_runtime_api.h").read_text(errors="replace")
+    version = re.search(r"#define CUDART_VERSION\s+(\d+)", text)
+    return None if version is None else str(int(version[1]) // 1000)
