@@ -69,7 +69,7 @@ class Values:
 
         Whole numbers are remembered, and single ones: optimizers read how many steps they made.
         """
-        for key in self._sharing.pop(tensor.untyped_storage()._cdata, ()):
+        for key in self._sharing.pop(storage_key(tensor), ()):
             self._made.pop(key, None)
         if host.numel() == 1 or not host.dtype.is_floating_point:
             known = host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None

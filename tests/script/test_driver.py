@@ -3,7 +3,6 @@
 ``MEMCALC_CUDA_PYTHON`` names a Python with PyTorch's CUDA build; without it nothing is run over it.
 """
 
-import contextlib
 import ctypes
 import os
 import shutil
@@ -14,13 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memcalc.errors import EstimateError
 from memcalc.script.driver import build, elf
-from memcalc.script.driver.known import Known
 from memcalc.script.driver.run import run
-from memcalc.script.patches import Patches
 from memcalc.script.simulate import plan_of, simulate
 from tests.script.test_decisions import TRAINS
 from tests.script.test_processes import SCRIPT, WRAPS
@@ -183,46 +179,3 @@ def test_a_trainer_leaves_an_earlier_run_as_it_is(tmp_path, monkeypatch):
     assert run(plan_of(["python", "train.py"], steps=0, gpu="t4"), CUDA).code == 0
     assert state.read_text() == "{}"
     assert os.listdir("out") == [state.name]
-
-
-class Seen(TorchDispatchMode):
-    """Names of the operators that reach PyTorch."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(func._schema.name)
-        return func(*args, **(kwargs or {}))
-
-
-def summed(known):
-    """The operators that add the two gradients of a result."""
-    x = torch.randn(8, requires_grad=True)
-    with Seen() as seen, Known(Patches()) if known else contextlib.nullcontext():
-        y = x * 2
-        (y.relu() + y.sigmoid()).sum().backward()
-    return [name for name in seen.names if name.startswith("aten::add")]
-
-
-def test_gradients_that_meet_are_summed_in_place_as_without_a_mode(forked):
-    """Any dispatch mode makes the autograd engine sum them into new memory."""
-    assert forked(summed, False) == ["aten::add", "aten::add"]
-    assert forked(summed, True) == ["aten::add", "aten::add_"]
-
-
-def biased(known):
-    """The operators of a linear layer whose bias is no part of the product, and what it gives."""
-    layer, x = torch.nn.Linear(4, 3), torch.ones(2, 2, 4)[:, :, ::2].repeat(1, 1, 2).transpose(0, 1)
-    expected = x @ layer.weight.t() + layer.bias
-    with Seen() as seen, Known(Patches()) if known else contextlib.nullcontext():
-        out = torch.nn.functional.linear(x, layer.weight, layer.bias)
-        out.sum().backward()
-    told = [name for name in seen.names if name.startswith(("aten::add", "aten::alias"))]
-    return [told, torch.equal(out, expected), layer.bias.grad.tolist()]
-
-
-def test_a_linear_layer_adds_its_bias_in_place_as_without_a_mode(forked):
-    assert forked(biased, False) == [["aten::add"], True, [4.0] * 3]
-    assert forked(biased, True) == [["aten::add_", "aten::alias"], True, [4.0] * 3]

@@ -118,7 +118,7 @@ def main(result: str, steps: str, *program: str) -> None:
         peaks.among_others(_own("group"))
     os.environ["MEMCALC_SIMULATED"] = "1"
     try:
-        with known or contextlib.nullcontext():
+        with known.following() if known else contextlib.nullcontext():
             _run(program)
     except EnoughSteps:
         stopped = True

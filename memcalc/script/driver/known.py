@@ -12,23 +12,19 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memcalc.script import arrivals, backward, decisions, untouched
 from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.patches import Patches
-from memcalc.trace.calls import ADDS
-from memcalc.trace.engine import IN_PLACE, accumulates, writes_in_place
 from memcalc.trace.operators.composed import is_composed
-from memcalc.trace.operators.patches import add_bias_in_place, adds_bias, read_ctc_lengths
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.recipes import UnansweredError
-from memcalc.trace.torch_private.dispatch import HigherOrderOperator, without_dispatch
-from memcalc.trace.torch_private.engine import current_node
+from memcalc.trace.torch_private.beneath import seeing, unseen
 from memcalc.trace.values import Values
 
 _aten = torch.ops.aten
@@ -68,31 +64,20 @@ _CHECKS: dict[Any, tuple[int, ...]] = {
 """Operators that read, as numbers of so many bytes, whether their arguments are valid."""
 
 
-class Known(TorchDispatchMode):
+class Known:
     """Follows what a script put on the device, and answers for it."""
 
     def __init__(self, patches: Patches) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._values = Values()
         self.said: dict[str, None] = {}
         self._apart: dict[Any, bool] = {}
-        self._entered = 0
         self._answer = _answers()
         arrivals.install(patches)
         backward.install(patches)
         without_kernels(patches, self._say)
         self._patches = patches
-        add_bias_in_place()
-        read_ctc_lengths()
         decisions.install(patches, self._values.know, self._say)
         untouched.install(patches, self._say, simulated=False)
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compilers work as if this were not there."""
-        return True
 
     def end(self) -> None:
         """Put back what was replaced, and remove what was kept in place of files."""
@@ -101,31 +86,26 @@ class Known(TorchDispatchMode):
     def _say(self, said: str) -> None:
         self.said[said] = None
 
-    def __enter__(self) -> Known:
-        if not self._entered:
-            # torch.tensor() shows how its numbers come to the device.
-            torch._C._set_only_lift_cpu_tensors(True)
-        self._entered += 1
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._entered -= 1
-        if not self._entered:
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """What the script runs inside is followed."""
+        # torch.tensor() shows how its numbers come to the device.
+        torch._C._set_only_lift_cpu_tensors(True)
+        try:
+            with seeing(self._see):
+                yield
+        finally:
             torch._C._set_only_lift_cpu_tensors(False)
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):
-            return func(*args, **kwargs)
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._composed(func):
+            return func.decompose(*args, **kwargs)
+        with unseen():
+            return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _SCALAR and _on_device(args[0]):
             return self._scalar(args[0])
-        if self._composed(func):
-            with self:
-                return func.decompose(*args, **kwargs)
         if func in _COUNTS_MASKS:
             for mask in _COUNTS_MASKS[func](args):
                 self._announce(_COUNT_BYTES, self._places, mask)
@@ -139,7 +119,7 @@ class Known(TorchDispatchMode):
         for tensor in args:
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
                 self._announce(_INDEX_BYTES, _positions, tensor)
-        out = _as_without_mode(func, args)(*args, **kwargs)
+        out = func(*args, **kwargs)
         if self._answer is not None:
             self._answer(0, 0)
         if func in _TO_HOST and self._transferred(func, args, out):
@@ -178,8 +158,7 @@ class Known(TorchDispatchMode):
         except UnansweredError:
             value = None
         if value is not None and value.shape == source.shape:
-            with without_dispatch():
-                target.copy_(value)
+            target.copy_(value)
         return True
 
     def _announce(self, size: int, count: Callable[..., int], *of: Any) -> None:
@@ -203,23 +182,6 @@ class Known(TorchDispatchMode):
     def _length(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         made = self._values.run(func, args, kwargs)
         return int((made[0] if isinstance(made, list | tuple) else made).shape[0])
-
-
-def _as_without_mode(func: Any, args: tuple[Any, ...]) -> Any:
-    """What the autograd engine and a linear layer call where there is no dispatch mode."""
-    if func in ADDS:
-        if accumulates(current_node(), args):
-            return _aten.add_.Tensor
-        if getattr(adds_bias, "inside", False):
-            return _bias_added
-    if func in IN_PLACE and writes_in_place(current_node(), args):
-        return IN_PLACE[func]
-    return func
-
-
-def _bias_added(tensor: torch.Tensor, bias: torch.Tensor) -> Any:
-    # What autograd takes for new is another tensor over the same memory.
-    return _aten.alias.default(_aten.add_.Tensor(tensor, bias))
 
 
 def _answers() -> Any:

@@ -43,7 +43,6 @@ def node_number(node: Any) -> int:
 _WRAPPERS = (
     *("torch/_compile.py", "torch/_dynamo/eval_frame.py"),
     *("memcalc/trace/recorder.py", "memcalc/trace/routes.py", "memcalc/script/recorder.py"),
-    "memcalc/script/driver/known.py",
 )
 """Files whose functions stand between C++ and whoever asks for an operator."""
 _ENGINE = "_engine_run_backward"

@@ -12,11 +12,16 @@ from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.trace.torch_private.names import ask, replaced
 
 _storage_users: Callable[[int], int] = ask("torch._C:_storage_Use_Count")
+_storage_address: Callable[[torch.Tensor], int] = ask("torch._C:_storage_address")
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What names a tensor's storage as long as that lives; of a DTensor, its local part's."""
-    return named(storage_of(tensor))
+    """What names a tensor's storage as long as that lives; of a DTensor, its local part's.
+
+    A storage that Python has looked at is held twice from then on, and the autograd engine adds
+    no gradient in place to one (torch/csrc/autograd/input_buffer.cpp); this does not look.
+    """
+    return _storage_address(tensor if type(tensor) is FakeTensor else local_part(tensor))
 
 
 def storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
