@@ -179,7 +179,7 @@ class GpuMemory(Ledger):
 
 
 def _words(why: FailedRequest, total: int, outside: int) -> str:
-    """PyTorch's own sentence (c10/cuda/CUDACachingAllocator.cpp, 2.13)."""
+    """PyTorch's own sentence (c10/cuda/CUDACachingAllocator.cpp, 2.11 to 2.15)."""
     allowed = f"{_size(why.allowed)} allowed; " if why.allowed is not None else ""
     return (
         f"CUDA out of memory. Tried to allocate {_size(why.asked)}. GPU 0 has a total capacity of "
@@ -188,10 +188,10 @@ def _words(why: FailedRequest, total: int, outside: int) -> str:
         f"Of the allocated memory {_size(why.allocated)} is allocated by PyTorch, and "
         f"{_size(why.reserved - why.allocated)} is reserved by PyTorch but unallocated. "
         "If reserved but unallocated memory is large try setting "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
         "See documentation for Memory Management  "
         "(https://docs.pytorch.org/docs/stable/notes/cuda.html"
-        "#optimizing-memory-usage-with-pytorch-alloc-conf)"
+        "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
     )
 
 

@@ -91,12 +91,18 @@ class ScriptRecorder(TraceRecorder):
             # A number of the host, such as the steps that an optimizer counts.
             with without_dispatch():
                 return func(*args)
-        if not self.shared:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        with self._one_at_a_time:
-            if self.over:
-                return func(*args, **(kwargs or {}))
-            return super().__torch_dispatch__(func, types, args, kwargs)
+        try:
+            if not self.shared:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            with self._one_at_a_time:
+                if self.over:
+                    return func(*args, **(kwargs or {}))
+                return super().__torch_dispatch__(func, types, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            # Frames of ours would keep tensors alive that a script lets go of to try again.
+            del args, kwargs
+            error.__context__ = None
+            raise error.with_traceback(None) from None
 
     def _special(self, func: Any) -> bool:
         return func in self._own or super()._special(func)

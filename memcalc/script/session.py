@@ -9,13 +9,11 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from memcalc.allocator.context import context_span
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.estimation.estimate import Traced
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked
-from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.plan import FLASH_ATTN
 from memcalc.records.trace import Trace
 from memcalc.script import (
@@ -32,6 +30,7 @@ from memcalc.script import (
     torch_private,
     untouched,
 )
+from memcalc.script.card import card
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import Labels
 from memcalc.script.patches import Patches
@@ -43,10 +42,6 @@ from memcalc.trace.operators import attention, gradients, overrides
 from memcalc.trace.properties import Properties
 from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
-from memcalc.units import GIB
-
-ANY_GPU = ("NVIDIA A100-SXM4-80GB", 80 * GIB)
-"""What a GPU says of itself where none was named; its memory never runs out."""
 
 REPEATED = (
     "torch.use_deterministic_algorithms is on: of kernels that it makes others run in place of, "
@@ -80,12 +75,9 @@ class Session:
         self._process = process
         self._question = question
         gpu, target = question.gpu, question.target
-        name, total = (gpu.name, gpu.memory) if gpu is not None else ANY_GPU
-        context = context_span(gpu)
-        outside = context.likely if context.likely is not None else context.low
-        limit = total - outside if gpu is not None else UNLIMITED
+        name, total, outside, room = card(gpu)
         settings = parse_alloc_conf(question.plan.alloc_conf, torch=target.torch)
-        self.memory = GpuMemory(settings, total=total, outside=outside, limit=limit)
+        self.memory = GpuMemory(settings, total=total, outside=outside, limit=room)
         self._kernels = TargetKernelMemory(target)
         self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
         self.recorder.real_weights = weights

@@ -5,6 +5,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -147,6 +148,34 @@ def test_numbers_that_a_program_put_there_are_read_over_the_driver(gpu, monkeypa
     assert run(plan_of(["python", "train.py"], gpu=gpu), CUDA).code == 0
     monkeypatch.setenv("MEMCALC_READS", "zeros")
     assert run(plan_of(["python", "train.py"], gpu=gpu), CUDA).code == 1
+
+
+DECIDES = """
+import torch
+total = torch.cuda.get_device_properties(0).total_memory
+free, same = torch.cuda.mem_get_info()
+assert total == same > free
+print(free, total)
+torch.cuda.set_per_process_memory_fraction(0.01)
+try:
+    torch.empty(1 << 20, device="cuda").repeat(999).sum()
+except torch.OutOfMemoryError as error:
+    print(torch.cuda.memory_allocated(), torch.cuda.memory_reserved())
+"""
+
+
+@pytest.mark.skipif(CUDA is None, reason="needs PyTorch's CUDA build")
+@pytest.mark.parametrize("gpu", ["t4", None])
+def test_both_back_ends_tell_of_the_same_memory(gpu, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(DECIDES)
+    plan = plan_of(["python", "train.py"], steps=0, gpu=gpu, torch="2.13")
+    simulate(plan)
+    simulated = re.findall(r"^\d+ \d+$", "".join(capfd.readouterr()), re.MULTILINE)
+    run(plan, CUDA)
+    over = re.findall(r"^\d+ \d+$", "".join(capfd.readouterr()), re.MULTILINE)
+    assert len(over) == 2
+    assert simulated == over
 
 
 SAVES = """

@@ -42,6 +42,23 @@ def test_without_a_limit_the_script_runs_to_its_end(run, tmp_path):
     assert (tmp_path / "said").read_text().count("\n") == 9
 
 
+def test_what_did_not_fit_is_let_go_of_where_the_error_is_caught(run):
+    """A program that catches it frees what it held, and tries again with less."""
+    assert (
+        run(
+            """
+        import torch
+        torch.set_grad_enabled(False)
+        try:
+            torch.empty(1 << 30, device="cuda").repeat(9).sum()
+        except torch.OutOfMemoryError:
+            assert torch.cuda.memory_allocated() == 0
+        """
+        ).ending.code
+        == 0
+    )
+
+
 def test_a_full_gpu_raises_what_pytorch_raises(run):
     found = run(
         """

@@ -11,11 +11,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.context import context_span
 from memcalc.errors import EstimateError
 from memcalc.estimation.question import Asked, asked
-from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.plan import Plan
+from memcalc.script.card import card
 from memcalc.script.command import launched, understand
 from memcalc.script.driver import build
 
@@ -104,18 +103,16 @@ def _preloaded(folder: Path) -> dict[str, str]:
 def _settings(question: Asked) -> dict[str, str]:
     """The GPU as the stand-in driver is told of it."""
     gpu, target = question.gpu, question.target
-    limit, name = UNLIMITED, "simulated GPU"
-    if gpu is not None:
-        context = context_span(gpu)
-        outside = context.likely if context.likely is not None else context.low
-        limit, name = gpu.memory - outside, gpu.name
+    name, total, outside, room = card(gpu)
     found = {
         "CAPABILITY": 10 * target.capability[0] + target.capability[1],
         "PROCESSORS": target.multiprocessors,
         "THREADS": target.architecture.threads,
         "SHARED": target.architecture.shared_memory,
         "SHARED_OF_BLOCK": target.architecture.shared_memory_of_block,
-        "MEMORY": limit,
+        "MEMORY": total,
+        "OUTSIDE": outside,
+        "ROOM": room,
         "NAME": name,
     }
     conf = question.plan.alloc_conf

@@ -114,7 +114,13 @@ def _give_kernel(name: str) -> None:
         if not _seen_by or mode_in_use() is not None or _works_out_sizes():
             with unseen():
                 return func(*args, **kwargs)
-        return _seen_by[-1](func, args, kwargs)
+        try:
+            return _seen_by[-1](func, args, kwargs)
+        except torch.OutOfMemoryError as error:
+            # Frames of ours would keep tensors alive that a program lets go of to try again.
+            del args, kwargs
+            error.__context__ = None
+            raise error.with_traceback(None) from None
 
     _library(namespace).impl(own, called, _NAME)
 

@@ -14,12 +14,16 @@ EXPORT uint64_t memcalc_total(void) {
   return (uint64_t)setting("MEMCALC_DRIVER_MEMORY", 80ll << 30);
 }
 
-EXPORT uint64_t memcalc_free(void) { return memcalc_total() - used; }
+/* What the process holds beside allocations is not free either. */
+EXPORT uint64_t memcalc_free(void) {
+  uint64_t taken = used + (uint64_t)setting("MEMCALC_DRIVER_OUTSIDE", 0);
+  return taken < memcalc_total() ? memcalc_total() - taken : 0;
+}
 
 /* 0, or CUDA_ERROR_OUT_OF_MEMORY. */
 EXPORT int memcalc_take(uint64_t bytes) {
   pthread_mutex_lock(&lock);
-  int full = used + bytes > memcalc_total();
+  int full = used + bytes > (uint64_t)setting("MEMCALC_DRIVER_ROOM", 80ll << 30);
   if (!full) used += bytes;
   pthread_mutex_unlock(&lock);
   return full ? 2 : 0;
