@@ -26,7 +26,7 @@ from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Phase
 
-GPU = {"7.5": "T4", "8.0": "A100-80GB", "9.0": "H200", "10.0": "B200"}
+GPU = {"7.5": "T4", "8.0": "A100-80GB", "8.9": "RTX-4090", "9.0": "H200", "10.0": "B200"}
 
 IN_TURN = "HF_DEACTIVATE_ASYNC_LOAD"
 """transformers reads a checkpoint's tensors one by one, not in threads."""

@@ -84,6 +84,18 @@ def _padded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, mask)
 
 
+def _shared(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Heads that share keys, by whatever runs that."""
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] > 1)
+
+
+def _shared_attention() -> Iterator[Case]:
+    for heads, width in ((2, 64), (1, 64), (2, 32)):
+        shape = (2, 8, 96, 64), (2, heads, 96, 64), (2, heads, 96, width)
+        yield from _each(f"shared attention {heads} {width}", _shared, *shape)
+
+
 def _cross_attention() -> Iterator[Case]:
     yield from _each("padded attention", _padded, *[(2, 4, 211, 64)] * 3)
     for queries, keys in ((128, 1504), (640, 72)):
@@ -300,6 +312,15 @@ def _distances() -> Iterator[Case]:
 
 def cases() -> Iterator[Case]:
     """All of them."""
-    plain = (_activations, _cross_attention, _norms, _losses, _reductions, _indexing, _shapes)
+    plain = (
+        _activations,
+        _cross_attention,
+        _shared_attention,
+        _norms,
+        _losses,
+        _reductions,
+        _indexing,
+        _shapes,
+    )
     for group in (*plain, _distances):
         yield from group()

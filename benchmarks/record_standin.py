@@ -64,11 +64,13 @@ def main() -> None:
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--only", default="", help="only models whose name contains this")
     parser.add_argument("--every", type=int, default=1, help="only every n-th run")
+    parser.add_argument("--first", type=int, default=0, help="... from this one on, the first is 0")
     arguments = parser.parse_args()
     told = settings()
     runs = []
     kept, environment = _kept(arguments.output)
-    plans = [p for p in load(arguments.suite) if arguments.only in p.model][:: arguments.every]
+    plans = [p for p in load(arguments.suite) if arguments.only in p.model]
+    plans = plans[arguments.first :: arguments.every]
     with Runner() as runner:
         for plan in plans:
             started = time.monotonic()

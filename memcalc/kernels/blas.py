@@ -47,6 +47,32 @@ def is_kept(torch: tuple[int, int]) -> bool:
     return torch < _GIVEN_BACK_SINCE
 
 
+def is_lt(
+    added: tuple[int, ...], steps: tuple[int, ...], right: tuple[int, ...], element: int,
+    torch: tuple[int, int],
+) -> bool:  # fmt: skip
+    """A product to which something is added is cuBLASLt's, with this PyTorch.
+
+    That is where a row without gaps is added; from 2.15 on also where 16-bit numbers are added in
+    rows. Factors are taken to be one. Source: aten/src/ATen/native/cuda/Blas.cpp,
+    ``addmm_out_cuda_impl``; 41 calls recorded with 2.15 in each of three types.
+
+    Args:
+        added: sizes of what is added.
+        steps: its strides.
+        right: sizes of the matrix on the right.
+        element: bytes of an element.
+        torch: version that runs.
+    """
+    if min(right) <= 1:
+        return False
+    if is_kept(torch):
+        return len(added) == 1
+    if len(added) == 1 or (len(added) == 2 and added[0] == 1):
+        return steps[-1] == 1 and added[-1] == right[1]
+    return len(added) == 2 and added[1] == right[1] and steps[1] == 1 and element == 2
+
+
 def lt_workspace(target: Target) -> int:
     """Bytes that cuBLASLt takes: beside cuBLAS', from a thread's first product with a bias on.
 

@@ -24,7 +24,7 @@ from memcalc.kernels import (
 )
 from memcalc.kernels.attention import cudnn as cudnn_attention
 from memcalc.kernels.attention import fused as fused_attention
-from memcalc.kernels.scratch import Allocations, nested
+from memcalc.kernels.scratch import Allocations, later, nested
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Bound
 
@@ -106,18 +106,33 @@ def _reduction(
     """``cast``: bytes of the input in the type that is summed, where that is another."""
     described = reduction.describe(shape, strides, dims, accumulator_bytes)
     staged = reduction.staging(described, target)
-    return Scratch(after=(cast, *_later(staged, 1), ~0) if cast else staged)
+    return Scratch(after=(cast, *later(staged, 1), ~0) if cast else staged)
 
 
-def _group_norm(target: Target, moments: int, scale: int) -> Scratch:
+def _group_norm(target: Target, moments: int, scale: int, point: bool) -> Scratch:
     """``moments``: bytes of each moment in fp32, for 16-bit inputs; ``scale``: of a channel's.
 
+    ``point``: a channel has one number, which is scaled as others are from 2.15 on.
     Source: aten/src/ATen/native/cuda/group_norm_kernel.cu; moments are widened in 2.13, not in
-    2.11 (2.12 was not looked at).
+    2.11 (2.12 was not looked at); 2.15 recorded.
     """
     widened = (moments, moments) if moments and target.torch >= (2, 13) else ()
-    scaled = (scale, scale) if scale else ()
+    scaled = (scale, scale) if scale and (not point or target.torch >= (2, 15)) else ()
     return Scratch(after=nested(*widened, *scaled))
+
+
+def _group_norm_backward(
+    target: Target, each: int, group: int, scaled: bool, point: bool
+) -> Scratch:
+    """Two sums for each channel, two numbers for each group, and the channels' scale.
+
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (2.11 and 2.13; 2.14 recorded).
+    """
+    if point and target.torch == (2, 14):
+        return Scratch(after=nested(group, group))
+    if not scaled:
+        return Scratch(after=nested(each, each, group, group))
+    return Scratch(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
 
 
 def _batch_norm(
@@ -157,7 +172,7 @@ def _topk(target: Target, elements: int, along: int, key_bytes: int, in_rows: bo
     places, keys = elements * indexing.INDEX, elements * key_bytes
     sorted_ = indexing.sort(elements, along, key_bytes, in_rows, target)
     taken = 2 + sum(word > 0 for word in sorted_)
-    return Scratch(after=(places, keys, *_later(sorted_, 2), places, ~taken, ~1, ~0))
+    return Scratch(after=(places, keys, *later(sorted_, 2), places, ~taken, ~1, ~0))
 
 
 def _randperm(target: Target, count: int, element_bytes: int) -> Scratch:
@@ -206,7 +221,7 @@ def _behind(copies: tuple[int, ...], after: Allocations) -> Scratch:
     """``copies``: bytes of what is copied first and held to the end."""
     first = len(copies)
     freed = tuple(~number for number in reversed(range(first)))
-    return Scratch(copies, (*_later(after, first), *freed))
+    return Scratch(copies, (*later(after, first), *freed))
 
 
 def _efficient_forward(
@@ -218,11 +233,13 @@ def _efficient_forward(
 def _efficient_backward(
     target: Target,
     query: tuple[int, int, int, int],
-    k_len: int,
+    key: tuple[int, int, int, int],
+    value_dim: int,
     element: int,
     copies: tuple[int, ...],
 ) -> Scratch:
-    return _behind(copies, fused_attention.efficient_backward(query, k_len, element, target))
+    taken = fused_attention.efficient_backward(query, key, value_dim, element, target)
+    return _behind(copies, taken)
 
 
 def _cudnn_forward(target: Target) -> Scratch:
@@ -266,12 +283,7 @@ def _embedding_backward(
     )
     first = len(copies)
     freed = tuple(~number for number in reversed(range(first)))
-    return Scratch((*copies, *_later(before, first)), (*_later(after, first), *freed))
-
-
-def _later(allocations: Allocations, first: int) -> Allocations:
-    """The same where so many others came before."""
-    return tuple(word if word > 0 else word - first for word in allocations)
+    return Scratch((*copies, *later(before, first)), (*later(after, first), *freed))
 
 
 def _foreach_norm(target: Target, count: int, most: int, chunks: int, partial: int) -> Scratch:
@@ -336,6 +348,7 @@ _FORMULAS: dict[str, Callable[..., Scratch]] = {
     "batch_norm_backward": _batch_norm_backward,
     "embedding_backward": _embedding_backward,
     "group_norm": _group_norm,
+    "group_norm_backward": _group_norm_backward,
     "index_put": _index_put,
     "sort": _sort,
     "topk": _topk,

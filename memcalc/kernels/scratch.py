@@ -15,6 +15,11 @@ def nested(*sizes: int) -> Allocations:
     return (*wanted, *(~index for index in reversed(range(len(wanted)))))
 
 
+def later(allocations: Allocations, first: int) -> Allocations:
+    """The same where so many others came before."""
+    return tuple(word if word > 0 else word - first for word in allocations)
+
+
 def ceil_div(value: int, divisor: int) -> int:
     """Divide and round up."""
     return -(-value // divisor)

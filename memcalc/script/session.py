@@ -120,7 +120,7 @@ class Session:
         mode = _Mode(allow_non_fake_inputs=True)
         attention.install(self._target, None)
         opened.callback(attention.uninstall)
-        overrides.install()
+        overrides.install(self._target.torch)
         opened.callback(overrides.uninstall)
         cuda.install(patches, self.memory, self._properties)
         patches.set(torch._C, "_cuda_clearCublasWorkspaces", self.recorder.clear_workspaces)

@@ -114,7 +114,7 @@ def _install(
     """Let PyTorch do on the simulated device what it does on this target, and try it out."""
     device.use(program.plan.target)
     autocast.install()
-    overrides.install()
+    overrides.install(target.torch)
     let_compiled_run_eagerly()
     said.update(dict.fromkeys((*self_check.run(), *_of_another_torch(target), *_compiled(program))))
     allowed = _ATTENTION.get(program.plan.attention)

@@ -60,7 +60,7 @@ class Writer:
         else:
             self.track(out, name, node, args)
             if name in blas.PRODUCTS:
-                self._workspace(name, args, node)
+                self._workspace(name, args, out, node)
 
     def take(self, call: KernelCall, node: Any) -> None:
         """Take what a kernel needs, and give it back."""
@@ -135,7 +135,7 @@ class Writer:
                 # The handle is asked for when the operands are copied, and they are not yet let go.
                 held = next((at for at, word in enumerate(after) if word < 0), len(after))
                 self.ledger.play(after[:held], taken, name, node)
-                self._workspace(name, args, node)
+                self._workspace(name, args, out, node)
                 after = after[held:]
             self.ledger.play(after, taken, name, node)
         finally:
@@ -143,7 +143,7 @@ class Writer:
                 if number >= 0:
                     self.ledger.log(~number)
 
-    def _workspace(self, name: str, args: tuple[Any, ...], node: Any) -> None:
+    def _workspace(self, name: str, args: tuple[Any, ...], out: Any, node: Any) -> None:
         """Take cuBLAS' workspace at the first product of a thread on a stream, after the output.
 
         Source: aten/src/ATen/cuda/CublasHandlePool.cpp (2.13), ``getCurrentCUDABlasHandle``: one a
@@ -152,7 +152,7 @@ class Writer:
         """
         if self._kernels is None or is_empty(args):
             return
-        bias = name == "addmm" and args[0].dim() == 1 and min(args[2].shape) > 1
+        bias = name == "addmm" and self._adds_by_lt(args, out)
         if not blas.is_kept(self._kernels.torch):
             # Of ``addbmm`` one after the other, for each of its products.
             for _ in range(args[1].shape[0] if name == "addbmm" else 1):
@@ -166,6 +166,19 @@ class Writer:
                 taken: list[int] = []
                 self.ledger.play(script, taken, f"{library} workspace", node)
                 self._workspaces |= {number: stream for number in taken if number >= 0}
+
+    def _adds_by_lt(self, args: tuple[Any, ...], out: Any) -> bool:
+        assert self._kernels is not None
+        added, right = args[0], args[2]
+        if not blas.is_kept(self._kernels.torch) and out is added:
+            return False
+        return blas.is_lt(
+            tuple(added.shape),
+            added.stride(),
+            tuple(right.shape),
+            added.element_size(),
+            self._kernels.torch,
+        )
 
     def clear_workspaces(self, stream: int | None = None) -> None:
         """Give cuBLAS' workspaces back, or those of one stream; the next product takes one anew."""

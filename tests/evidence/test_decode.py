@@ -8,7 +8,10 @@ import pytest
 
 from tests.evidence.test_standin import STANDIN
 
-RECORDINGS = sorted(STANDIN.glob("decode-torch*.json"))
+RECORDINGS = [
+    *sorted(STANDIN.glob("decode-torch*.json")),
+    *STANDIN.glob("newest-decode-*.json"),
+]
 decode = runpy.run_path("benchmarks/decode.py")
 SHORT = 40
 """Tokens of the runs that are compared by default; benchmarks/decode.py compares all."""

@@ -57,7 +57,6 @@ def simulated(case, target):
 def simulate(name, every=1):
     """The events of every case of a recording, or of one in so many, by name."""
     device.use("cuda")
-    overrides.install()
     autocast.install()
     path = pathlib.Path(name)
     recorded = json.loads(path.read_text())
@@ -68,6 +67,7 @@ def simulate(name, every=1):
         # The recorded cuDNN is one that PyTorch does not prefer for attention.
         cudnn_attention=not path.name.startswith("modules"),
     )
+    overrides.install(target.torch)
     assert target.architecture.threads == recorded["threads_per_multiprocessor"]
     cudnn, modules = "-cudnn" in path.name, path.name.startswith("modules")
     library = path.name.startswith("library")

@@ -12,6 +12,8 @@ import msgspec
 
 from memcalc.kernels.target import Target
 
+_SHARED_SINCE = (2, 14)
+
 
 class Backend(StrEnum):
     """The four implementations behind ``scaled_dot_product_attention``."""
@@ -45,10 +47,12 @@ class AttentionCall(msgspec.Struct, frozen=True, kw_only=True):
         """Sixteen-bit floating point."""
         return self.dtype in ("float16", "bfloat16")
 
-    @property
-    def heads_match(self) -> bool:
-        """Every query head has a key head of its own, or shares one where that is allowed."""
-        if self.heads == self.kv_heads:
+    def heads_match(self, torch: tuple[int, int]) -> bool:
+        """Every query head has a key head of its own, or shares one where that is allowed.
+
+        From 2.14 on all may share one without ``enable_gqa`` (recorded).
+        """
+        if self.heads == self.kv_heads or (self.kv_heads == 1 and torch >= _SHARED_SINCE):
             return True
         return self.grouped and self.heads % self.kv_heads == 0
 
@@ -78,7 +82,12 @@ def _math(call: AttentionCall, target: Target) -> bool:
 
 
 def _flash(call: AttentionCall, target: Target) -> bool:
-    if not target.architecture.sm80 or not call.half or call.mask or not call.heads_match:
+    if (
+        not target.architecture.sm80
+        or not call.half
+        or call.mask
+        or not call.heads_match(target.torch)
+    ):
         return False
     if not call.head_dim == call.value_dim <= 256 or not call.q_len or not call.k_len:
         return False
@@ -97,7 +106,8 @@ def _efficient(call: AttentionCall, target: Target) -> bool:
         return False
     if call.dtype == "bfloat16" and not target.architecture.sm80:
         return False
-    if call.heads != call.kv_heads and not (call.heads_match and target.torch >= (2, 15)):
+    shared = call.heads_match(target.torch) and target.torch >= _SHARED_SINCE
+    if call.heads != call.kv_heads and not shared:
         return False
     alignment = 8 if call.half else (4 if target.architecture.sm80 else 1)
     if call.head_dim % alignment or call.value_dim % alignment:
@@ -108,7 +118,7 @@ def _efficient(call: AttentionCall, target: Target) -> bool:
 def _cudnn(call: AttentionCall, target: Target) -> bool:
     if not call.half or not target.architecture.sm80 or call.mask_needs_grad:
         return False
-    if not call.heads_match or call.head_dim % 8 or call.value_dim % 8:
+    if not call.heads_match(target.torch) or call.head_dim % 8 or call.value_dim % 8:
         return False
     wide = target.architecture.cudnn_wide_heads and target.torch < (2, 15)
     if max(call.head_dim, call.value_dim) > (256 if wide else 128):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from memcalc.kernels.scratch import Allocations, ceil_div, nested, round_up
+from memcalc.kernels.scratch import Allocations, ceil_div, later, nested, round_up
 from memcalc.kernels.target import Target
 
 _MAX_SPLITS = 128
@@ -110,23 +110,41 @@ def efficient_forward(
 
 
 def efficient_backward(
-    query: tuple[int, int, int, int], k_len: int, element: int, target: Target
+    query: tuple[int, int, int, int],
+    key: tuple[int, int, int, int],
+    value_dim: int,
+    element: int,
+    target: Target,
 ) -> Allocations:
     """The row sums of grad x output and the fp32 workspace of dk and dv.
 
+    Where heads share keys, which it takes from PyTorch 2.14 on, each has gradients of its own
+    first, which are summed at the end (recorded with 2.14 and 2.15).
+
     Args:
         query: (B, H, Sq, D).
-        k_len: Sk.
+        key: (B, Hk, Sk, D).
+        value_dim: of a value's head.
         element: bytes per element of the inputs.
         target: the GPU.
     """
+    taken = _efficient_backward(query, key[2], value_dim, element, target)
+    if query[1] == key[1]:
+        return taken
+    each = query[0] * query[1] * key[2] * element
+    return (each * query[3], each * value_dim, *later(taken, 2), ~1, ~0)
+
+
+def _efficient_backward(
+    query: tuple[int, int, int, int], k_len: int, value_dim: int, element: int, target: Target
+) -> Allocations:
     batch, heads, q_len, head_dim = query
     rows = batch * heads * q_len
     workspace = batch * heads * _efficient_workspace(head_dim, q_len, k_len, element, target)
     on_tensors = element == 4 or (head_dim > 128 and not target.architecture.sm80)
     if not on_tensors:
         return nested(_FLOAT * rows, workspace)
-    product = _FLOAT * rows * head_dim
+    product = _FLOAT * rows * value_dim
     casts = (product, product) if element == 2 else ()
     # The product and its sum are freed before the workspace is taken.
     at = len(casts)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.operators import release
 from memcalc.trace.torch_private.dispatch import below_autograd
 
 NO_ZEROS = "no factor of a product is taken to be zero: the gradient needs more where one is"
@@ -86,6 +87,66 @@ def _with(op: Any, backward: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
+def _larger(op: Any, loses: Callable[..., tuple[torch.Tensor, ...]]) -> Callable[..., Any]:
+    """The larger of two, or the smaller: equals share the gradient, and who ``loses`` has none.
+
+    Which of the two compares less is nothing to memory.
+
+    Source: tools/autograd/derivatives.yaml, ``maximum`` and ``fmax`` (2.15). C++ works arguments
+    out from the last to the first, and frees them when the expression ends.
+    """
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            with below_autograd():
+                out: torch.Tensor = op(one, other)
+            ctx.save_for_backward(one, other)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            one, other = ctx.saved_tensors
+            # The other's comes first, as in what PyTorch generates.
+            found = [
+                _shared(grads[0], one, other, loses) if wanted else None
+                for wanted in reversed(ctx.needs_input_grad)
+            ]
+            return found[1], found[0]
+
+    def kernel(one: torch.Tensor, other: torch.Tensor) -> Any:
+        if torch.is_grad_enabled() and (one.requires_grad or other.requires_grad):
+            return Own.apply(one, other)  # type: ignore[no-untyped-call]
+        with below_autograd():
+            return op(one, other)
+
+    return kernel
+
+
+def _shared(
+    grad: torch.Tensor,
+    one: torch.Tensor,
+    other: torch.Tensor,
+    loses: Callable[..., tuple[torch.Tensor, ...]],
+) -> torch.Tensor:
+    without, half = loses(one, other), grad / 2
+    equal = one == other
+    out = torch.where(equal, half, grad).masked_fill_(without[0], 0)
+    del equal, half, without
+    return out
+
+
+def _loses(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (one < other,)
+
+
+def _loses_to_numbers(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same of ``fmax`` and ``fmin``, where what is no number loses since 2.15."""
+    if not release.is_since(2, 15):
+        return _loses(one, other)
+    return one <= other, other.isnan()
+
+
 def _softmax(below: Any) -> Callable[..., Any]:
     """Of fp16 numbers fp32 shares are made at once, with no copy in fp32 before."""
 
@@ -106,3 +167,15 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "log_softmax.int": _softmax(_aten._log_softmax.default),
 }
 """What runs under the device's autograd key, by operator."""
+
+
+def of_release() -> dict[str, Callable[..., Any]]:
+    """The same for operators whose gradient is another one since a release."""
+    if not release.is_since(2, 14):
+        return {}
+    return {
+        "maximum": _larger(_aten.maximum.default, _loses),
+        "minimum": _larger(_aten.minimum.default, _loses),
+        "fmax": _larger(_aten.fmax.default, _loses_to_numbers),
+        "fmin": _larger(_aten.fmin.default, _loses_to_numbers),
+    }

@@ -24,9 +24,11 @@ from memcalc.trace.operators import (
     native_convolution,
     patches,
     recurrent,
+    release,
     sampling,
 )
 from memcalc.trace.operators.composed import KERNELS_ON_CUDA
+from memcalc.version import NEWEST_TORCH
 
 _aten = torch.ops.aten
 
@@ -195,8 +197,26 @@ def _cudnn_attention(*args: Any, **kwargs: Any) -> Any:
     return out if wanted else (out[0], None, *out[2:])
 
 
+def _efficient_backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any,
+    **more: Any,
+) -> Any:  # fmt: skip
+    """Heads may share keys from PyTorch 2.14 on, which fake kernels of earlier ones do not know."""
+    of_query, *others, of_mask = _aten._scaled_dot_product_efficient_attention_backward.default(
+        grad, query, key, value, *rest, **more
+    )
+    if query.shape[1] != key.shape[1]:
+        order = (0, 2, 1, 3)
+        others = [
+            torch.empty_permuted(one.shape, order, dtype=one.dtype, device=one.device)
+            for one in (key, value)
+        ]
+    return of_query, *others, of_mask
+
+
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
+    _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     # It returns what it is given (torch/csrc/distributed/c10d/Functional.cpp).
     torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,
 }
@@ -205,13 +225,20 @@ if hasattr(_aten, "_grouped_mm"):
     FAKE_KERNELS[_aten._grouped_mm.default] = _grouped_mm
 
 _libraries: list[torch.library.Library] = []
+_of_release: list[torch.library.Library] = []
 
 
-def install() -> None:
-    """Keep operators whole that are whole on CUDA, once per process.
+def install(version: tuple[int, int] = NEWEST_TORCH) -> None:
+    """Keep operators whole that are whole on CUDA, and run them as a release of PyTorch does.
 
     That there is a kernel is what counts; the fake mode answers before it would run.
     """
+    release.use(version)
+    _of_release.clear()
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in gradients.of_release().items():
+        library.impl(name, kernel, device.keys()[0])
+    _of_release.append(library)
     if _libraries:
         return
     patches.install_once()
@@ -230,6 +257,7 @@ def install() -> None:
 def uninstall() -> None:
     """Let operators be taken apart again."""
     _libraries.clear()
+    _of_release.clear()
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:

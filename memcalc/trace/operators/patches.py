@@ -7,6 +7,7 @@ other tensors they do what they did.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
-from memcalc.trace.operators import cudnn_recurrent
+from memcalc.trace.operators import cudnn_recurrent, release
 from memcalc.trace.operators.autocast import HALVES
 from memcalc.trace.subclasses import DATA, apply_by_data
 from memcalc.trace.torch_private.choices import script_with, wrap_module_apply
-from memcalc.trace.torch_private.dispatch import FakeTensor, transformed
+from memcalc.trace.torch_private.dispatch import FakeTensor, below_autograd, transformed
 from memcalc.trace.torch_private.names import replaced
+from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 
 @functools.cache
@@ -88,10 +90,17 @@ class _Linear:
 def _normalize_rows() -> None:
     """``group_norm`` copies an input that does not lie in rows, and normalizes the copy.
 
-    Of devices like the simulated one it takes any layout.
-    Source: aten/src/ATen/native/group_norm.cpp, ``group_norm`` (2.13).
+    Of devices like the simulated one it takes any layout; on CUDA channels may lie last from 2.15
+    on. Source: aten/src/ATen/native/group_norm.cpp, ``group_norm`` (2.13; 2.15 recorded).
     """
     original: Callable[..., torch.Tensor] = torch.group_norm
+
+    def normalized(
+        tensor: torch.Tensor, groups: int, weight: Any = None, bias: Any = None,
+        eps: float = 1e-5, cudnn_enabled: bool = True,
+    ) -> torch.Tensor:  # fmt: skip
+        out: torch.Tensor = _Normalized.apply(tensor, groups, weight, bias, eps)  # type: ignore[no-untyped-call]
+        return out
 
     def group_norm(tensor: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
         if tensor.device.type != device.NAME or device.NAME == "cpu":
@@ -99,9 +108,36 @@ def _normalize_rows() -> None:
         # Autocast comes first, and holds what it casts to the end: what is copied is fp32.
         halved = tensor.dtype in HALVES and torch.is_autocast_enabled(device.NAME)
         cast = tensor.float() if halved else tensor
-        return original(cast.contiguous(), *rest, **more)
+        layout = suggest_memory_format(cast) if release.is_since(2, 15) else torch.contiguous_format
+        if layout is torch.contiguous_format or not cast.is_contiguous(memory_format=layout):
+            return original(cast.contiguous(), *rest, **more)
+        return normalized(cast, *rest, **more)
 
     torch.group_norm = group_norm  # type: ignore[assignment]
+
+
+class _Normalized(torch.autograd.Function):
+    """``group_norm`` without a copy; formulas of before 2.15 would make one of each gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, groups: int, weight: Any, bias: Any, eps: float
+    ) -> torch.Tensor:
+        samples, channels, *area = tensor.shape
+        ctx.sizes = samples, channels, math.prod(area), groups
+        with below_autograd():
+            out, *moments = torch.native_group_norm(tensor, weight, bias, *ctx.sizes, eps)
+        ctx.save_for_backward(tensor, *moments, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        tensor, mean, spread, weight = ctx.saved_tensors
+        wanted = [ctx.needs_input_grad[place] for place in (0, 2, 3)]
+        found = torch.ops.aten.native_group_norm_backward(
+            grads[0], tensor, mean, spread, weight, *ctx.sizes, wanted
+        )
+        return found[0], None, *found[1:], None
 
 
 def _flatten_recurrent() -> None:

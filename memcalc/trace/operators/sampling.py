@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.operators import release
+
 _aten = torch.ops.aten
 
 
@@ -46,9 +48,12 @@ def _without_weight(weights: torch.Tensor) -> torch.Tensor:
 
 
 def _cumulated(weights: torch.Tensor) -> None:
-    """Weights, their shares and the shares' running sums."""
-    given, shares = torch.empty_like(weights), torch.empty_like(weights)
-    sums = torch.empty_like(weights)
+    """Weights, their shares and the shares' running sums.
+
+    From 2.15 on weights are read where they lie (recorded).
+    """
+    given = None if release.is_since(2, 15) else torch.empty_like(weights)
+    shares, sums = torch.empty_like(weights), torch.empty_like(weights)
     _aten.cumsum.out(shares, -1, out=sums)
     del sums, shares, given
 
@@ -117,8 +122,9 @@ def _trilinear(
         _widened(tensor, expand)
         for tensor, expand in ((first, expand1), (second, expand2), (third, expand3))
     )
-    within = [d for d in range(count) if d in summed and d not in expand3]
-    before = [d for d in range(count) if d in summed and d in expand3]
+    left = [d for d in range(count) if d in summed and d != unrolled]
+    within = [d for d in left if d not in expand3]
+    before = [d for d in left if d in expand3]
     shape = list(torch.broadcast_shapes(one.shape, two.shape, three.shape))
     steps = shape[unrolled]
     for at in summed:
@@ -142,16 +148,34 @@ def _widened(tensor: torch.Tensor, dims: Any) -> torch.Tensor:
 
 
 def _pair(left: torch.Tensor, right: torch.Tensor, summed: list[int]) -> torch.Tensor:
-    """``sumproduct_pair``: the product of two as one of matrices."""
-    for dim in summed:
-        if left.shape[dim] > 1 and right.shape[dim] == 1:
+    """``sumproduct_pair``: the product of two as one of matrices.
+
+    Source: aten/src/ATen/native/Linear.cpp (2.13).
+    """
+    both, lefts, rights, within = [], [], [], []
+    for dim in range(left.dim()):
+        wide = left.shape[dim] != 1, right.shape[dim] != 1
+        if dim not in summed:
+            (both if all(wide) else lefts if wide[0] else rights).append(dim)
+            continue
+        within.append(dim)
+        if wide == (True, False):
             left = left.sum(dim, keepdim=True)
-        elif right.shape[dim] > 1 and left.shape[dim] == 1:
+        elif wide == (False, True):
             right = right.sum(dim, keepdim=True)
-    shape = list(torch.broadcast_shapes(left.shape, right.shape))
-    for dim in summed:
-        shape[dim] = 1
-    return left.new_empty(shape)
+    if not within:
+        return left * right
+    batch, rows, inner, columns = (
+        math.prod(of.shape[dim] for dim in dims)
+        for of, dims in ((left, both), (left, lefts), (left, within), (right, rights))
+    )
+    order = both + lefts + within + rights
+    product = torch.bmm(
+        left.permute(order).reshape(batch, rows, inner),
+        right.permute(both + within + rights + lefts).reshape(batch, inner, columns),
+    )
+    shape = [1 if at in within else max(left.shape[at], right.shape[at]) for at in order]
+    return product.view(shape).permute([order.index(dim) for dim in range(left.dim())])
 
 
 def _like(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

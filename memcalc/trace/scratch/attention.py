@@ -36,11 +36,9 @@ def _efficient_forward(args: tuple[Any, ...], out: Any) -> KernelCall:
 
 def _efficient_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Source: attention_backward.cu, ``_efficient_attention_backward`` (2.11 and 2.13)."""
-    grad, query, key = args[:3]
-    copies = _copied(grad)
-    return KernelCall(
-        "efficient_backward", (tuple(query.shape), key.shape[2], query.element_size(), copies)
-    )
+    grad, query, key, value = args[:4]
+    sizes = tuple(query.shape), tuple(key.shape), value.shape[-1], query.element_size()
+    return KernelCall("efficient_backward", (*sizes, _copied(grad)))
 
 
 def _copied(*tensors: Any) -> tuple[int, ...]:

@@ -50,20 +50,15 @@ def _group_norm(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Moments in float32 of 16-bit inputs; scale and shift of each channel where there are any."""
     inputs, weight, bias, samples, channels, area, groups = args[:7]
     moments = samples * groups * 4 if inputs.element_size() < 4 else 0
-    scaled = area > 1 and not (weight is None and bias is None)
-    return KernelCall("group_norm", (moments, samples * channels * 4 if scaled else 0))
+    scale = 0 if weight is None and bias is None else samples * channels * 4
+    return KernelCall("group_norm", (moments, scale, area == 1))
 
 
 def _group_norm_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
-    """Two sums for each channel, two numbers for each group, and the channels' scale.
-
-    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (2.11 and 2.13).
-    """
-    weight, samples, channels, area, groups = args[4:9]
-    each, group = samples * channels * 4, samples * groups * 4
-    if weight is None or area == 1:
-        return fixed(after=(each, each, group, group, ~3, ~2, ~1, ~0))
-    return fixed(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
+    inputs, weight, samples, channels, area, groups = args[1], *args[4:9]
+    scaled = weight is not None and area > 1 and inputs.is_contiguous()
+    sizes = samples * channels * 4, samples * groups * 4
+    return KernelCall("group_norm_backward", (*sizes, scaled, area == 1))
 
 
 def _layer_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
