@@ -126,9 +126,9 @@ class _Normalized(torch.autograd.Function):
         samples, channels, *area = tensor.shape
         ctx.sizes = samples, channels, math.prod(area), groups
         with below_autograd():
-            out, *moments = torch.native_group_norm(tensor, weight, bias, *ctx.sizes, eps)
+            out, *moments = torch.ops.aten.native_group_norm(tensor, weight, bias, *ctx.sizes, eps)
         ctx.save_for_backward(tensor, *moments, weight)
-        return out
+        return out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:

@@ -152,7 +152,10 @@ def _pair(left: torch.Tensor, right: torch.Tensor, summed: list[int]) -> torch.T
 
     Source: aten/src/ATen/native/Linear.cpp (2.13).
     """
-    both, lefts, rights, within = [], [], [], []
+    both: list[int] = []
+    lefts: list[int] = []
+    rights: list[int] = []
+    within: list[int] = []
     for dim in range(left.dim()):
         wide = left.shape[dim] != 1, right.shape[dim] != 1
         if dim not in summed:
