@@ -6,6 +6,7 @@ On a GPU, or over a stand-in driver with a cuDNN that plans for a device it is t
     python benchmarks/record_cudnn.py problems MODEL... > problems.json      (needs no GPU)
     python benchmarks/record_cudnn.py convolutions problems.json out.json
     python benchmarks/record_cudnn.py ask problems.json 8.0 108 out.json [1,2,4]  (needs no GPU)
+    python benchmarks/record_cudnn.py changed configs/convolutions 9.0 132 2.13 2.15 (needs no GPU)
     python benchmarks/record_cudnn.py attention out.json
     python benchmarks/record_cudnn.py join configs/convolutions out.json...
 """
@@ -307,6 +308,8 @@ def main(arguments: list[str]) -> None:
         wanted = json.loads(pathlib.Path(rest[0]).read_text())
         found = asked(wanted, rest[1], int(rest[2]), batches)
         pathlib.Path(rest[3]).write_text(json.dumps(found))
+    elif command == "changed":
+        changed(pathlib.Path(rest[0]), rest[1], int(rest[2]), *rest[3:])
     elif command == "attention":
         rows = ",\n".join(json.dumps(attention(case)) for case in cases(1, 60))
         head = json.dumps({**environment(), "columns": COLUMNS})[:-1]
@@ -325,7 +328,8 @@ def join(folder: pathlib.Path, new: dict) -> None:
         SystemExit: it says something else than what is known.
     """
     path = folder / f"{new['capability']}.json"
-    entries = json.loads(path.read_text())["recorded"] if path.exists() else []
+    data = json.loads(path.read_text()) if path.exists() else {"recorded": []}
+    entries = data["recorded"]
     for entry in entries:
         if not set(new["torch"]) <= set(entry["torch"]):
             continue
@@ -335,11 +339,52 @@ def join(folder: pathlib.Path, new: dict) -> None:
                 if batch in more and more.pop(batch) != taken:
                     raise SystemExit(f"{path}: {problem} at batch {batch} is another")
     new["problems"] = {name: sizes for name, sizes in new["problems"].items() if sizes}
-    path.write_text(written([*entries, new] if new["problems"] else entries))
+    data["recorded"] = [*entries, new] if new["problems"] else entries
+    path.write_text(written(data))
 
 
-def written(entries: list[dict]) -> str:
+def changed(
+    folder: pathlib.Path, capability: str, multiprocessors: int, since: str, version: str
+) -> None:
+    """Ask the installed library all that is recorded, and write down what it plans otherwise."""
+    from memcalc.kernels import convolution, cudnn
+    from memcalc.kernels.target import Target
+
+    major, minor = map(int, capability.split("."))
+    target = Target(capability=(major, minor), multiprocessors=multiprocessors, torch=(0, 0))
+    found: dict[str, dict[str, list]] = {}
+    before = convolution.recorded((major, minor))[tuple(map(int, since.split(".")))]
+    for name, by_batch in before.items():
+        image, *rest = json.loads(name)
+        rest = [tuple(one) if isinstance(one, list) else one for one in rest]
+        for batch, known in by_batch.items():
+            problem = ((int(batch), *image), *rest)
+            sizes = [cudnn.workspace(way, problem, target) for way in convolution.Direction]
+            if None in sizes:
+                raise SystemExit(f"{name} at batch {batch}: the library has no answer")
+            if sizes != known:
+                found.setdefault(name, {})[batch] = sizes
+    path = folder / f"{capability}.json"
+    data = json.loads(path.read_text())
+    others = [entry for entry in data.get("changed", []) if entry["torch"] != [version]]
+    new = {
+        "capability": capability,
+        "torch": [version],
+        "since": since,
+        "cudnn": cudnn.version(),
+        "how": "the library asked without a device",
+        "problems": found,
+    }
+    path.write_text(written({**data, "changed": [*others, new]}))
+
+
+def written(data: dict) -> str:
     """The file of one capability."""
+    parts = ",\n".join(f'"{name}": [\n{_blocks(entries)}\n]' for name, entries in data.items())
+    return f"{{{parts}}}\n"
+
+
+def _blocks(entries: list[dict]) -> str:
     blocks = []
     for entry in entries:
         lines = ",\n".join(
@@ -348,7 +393,7 @@ def written(entries: list[dict]) -> str:
         )
         head = json.dumps({key: value for key, value in entry.items() if key != "problems"})
         blocks.append(f'{head[:-1]}, "problems": {{\n{lines}\n}}}}')
-    return '{"recorded": [\n' + ",\n".join(blocks) + "\n]}\n"
+    return ",\n".join(blocks)
 
 
 if __name__ == "__main__":

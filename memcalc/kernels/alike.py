@@ -105,7 +105,7 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
     """
     if problem is None:
         return None
-    version = convolution.nearest(target.torch)
+    version = convolution.nearest(target.torch, target.capability)
     chosen = replace(target, torch=version, cudnn_benchmark=False)
     known = convolution.workspace(direction, problem, chosen)
     if known is None and target.cudnn_deterministic:

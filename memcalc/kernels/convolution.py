@@ -64,9 +64,10 @@ def workspace(direction: int, problem: Problem | None, target: Target) -> int | 
     return cudnn.workspace(direction, problem, target) if sizes is None else sizes[direction]
 
 
-def nearest(torch: tuple[int, int]) -> tuple[int, int]:
-    """The version that convolutions were recorded with: this one, else the nearest."""
-    versions = sorted({version for where in capabilities() for version in recorded(where)})
+def nearest(torch: tuple[int, int], capability: tuple[int, int]) -> tuple[int, int]:
+    """The version that convolutions were recorded with there: this one, else the nearest."""
+    places = [capability] if capability in capabilities() else capabilities()
+    versions = sorted({version for where in places for version in recorded(where)})
     return max((version for version in versions if version <= torch), default=versions[0])
 
 
@@ -96,13 +97,17 @@ def recorded(capability: tuple[int, int]) -> dict[tuple[int, int], Recorded]:
 
 
 def _merged(data: Any) -> dict[tuple[int, int], Recorded]:
-    """Several recordings of one PyTorch add up."""
+    """Several recordings of one PyTorch add up; of another one what it changed may be told."""
     found: dict[tuple[int, int], Recorded] = {}
     for entry in data["recorded"]:
         for version in entry["torch"]:
             known = found.setdefault(_pair(version), {})
             for problem, sizes in entry["problems"].items():
                 known[problem] = {**sizes, **known.get(problem, {})}
+    for entry in data.get("changed", ()):
+        before, sizes = found[_pair(entry["since"])], entry["problems"]
+        now = {**before, **{name: {**before[name], **sizes[name]} for name in sizes}}
+        found |= {_pair(version): now for version in entry["torch"]}
     return found
 
 
