@@ -24,6 +24,11 @@ class Speaker:
         self._channel = channel
         self._job = job
 
+    @property
+    def descriptor(self) -> int:
+        """What the answer goes through."""
+        return self._channel.end.fileno()
+
     def tell(self, **event: Any) -> None:
         """Something has happened."""
         self._send({"job": self._job, "event": event})
@@ -75,7 +80,11 @@ def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) 
         with contextlib.suppress(ValueError, OSError):
             # What ran here may have closed it.
             sys.stdout.flush()
-        channel.send({"job": job, **said})
+        try:
+            channel.send({"job": job, **said})
+        except OSError:
+            # What ran here may have closed that as well; how this process ends says the rest.
+            os._exit(1)
 
 
 def _settle(place: dict[str, Any]) -> None:

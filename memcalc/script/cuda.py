@@ -79,7 +79,8 @@ def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None
         patches.set(cuda, name, value)
     for name in ("Stream", "Event", "ExternalStream"):
         patches.set(cuda.streams, name, given[name])
-    patches.set(torch, "Generator", Generator)
+    for name, value in (("Generator", Generator), ("Stream", Stream), ("Event", Event)):
+        patches.set(torch, name, value)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     if torch.version.cuda is None:
         patches.set(torch.version, "cuda", ".".join(map(str, _VERSION)))
@@ -106,6 +107,8 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_setDevice": _check,
         "_cuda_exchangeDevice": _exchange,
         "_cuda_maybeExchangeDevice": _exchange,
+        "_accelerator_exchangeDevice": _exchange,
+        "_accelerator_maybeExchangeDevice": _exchange,
         "_cuda_isInBadFork": _always(False),
         "_cuda_synchronize": nothing,
         "_cuda_ipc_collect": nothing,
@@ -166,11 +169,17 @@ def _always(value: Any) -> Any:
     return lambda *args, **kwargs: value
 
 
-def _scatter(tensor: torch.Tensor, devices: Any, *_: Any) -> tuple[torch.Tensor, ...]:
-    """``DataParallel`` gives its only GPU the whole batch."""
+def _scatter(
+    tensor: torch.Tensor, devices: Any, sizes: Any = None, dim: int = 0, copies: Any = None
+) -> tuple[torch.Tensor, ...]:
+    """``DataParallel`` gives its only GPU the whole batch, by way of a stream for copies.
+
+    Source: torch/csrc/cuda/comm.cpp, ``scatter`` (2.13).
+    """
     for index in devices:
         _check(int(index))
-    return (tensor.to("cuda").view_as(tensor),)
+    with streams.use(copies[0] if copies else None):
+        return (tensor.to("cuda", non_blocking=True).view_as(tensor),)
 
 
 def _exchange(index: int) -> int:

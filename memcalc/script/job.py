@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import runpy
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 import memcalc.script.session as sessions
 from memcalc.children.breadcrumbs import Breadcrumbs
@@ -26,12 +28,16 @@ from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.plan import Plan
 from memcalc.script.command import Program, launched, understand
+from memcalc.script.endings import AtExit
+from memcalc.script.patches import Patches
 from memcalc.script.phases import EnoughStepsError
 from memcalc.script.processes import Process
 from memcalc.script.records import Ending
 from memcalc.workload import flash_attn
 
 NAME = "simulated script"
+_INTERRUPTED = 130
+"""What a shell says of a program that Ctrl-C ended."""
 
 
 class _Left(BaseException):
@@ -51,9 +57,32 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
 
     def ask(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         os.chdir(request["folder"])
-        return answer(decode(Plan, request["plan"]), breadcrumbs, weights=request["weights"])
+        with _kept_open(speaker.descriptor):
+            return answer(decode(Plan, request["plan"]), breadcrumbs, weights=request["weights"])
 
     return ask
+
+
+@contextlib.contextmanager
+def _kept_open(descriptor: int) -> Iterator[None]:
+    """Programs close all that they have not opened, so that the processes they start have none."""
+    patches = Patches()
+
+    def close(original: Callable[[int], None], fd: int) -> None:
+        if fd == descriptor:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        original(fd)
+
+    def close_range(original: Callable[[int, int], None], low: int, high: int) -> None:
+        for first, last in ((low, min(high, descriptor)), (max(low, descriptor + 1), high)):
+            original(first, last)
+
+    patches.wrap(os, "close", close)
+    patches.wrap(os, "closerange", close_range)
+    try:
+        yield
+    finally:
+        patches.undo()
 
 
 def answer(
@@ -97,33 +126,52 @@ def _launched(program: Program) -> tuple[Program, Process | None]:
 
 
 def _ending(program: Program, session: sessions.Session) -> Ending:
-    code, stopped, message = 0, False, ""
-    try:
-        with _as_main(program), session, _exits():
-            try:
-                _run(program)
-                threading._shutdown()  # type: ignore[attr-defined]
-            except (EnoughStepsError, SystemExit, _Left, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                if isinstance(error, torch.OutOfMemoryError):
-                    message = str(error)
-                _show(error)
-                _say_what_helps(error)
-                code = 1
-    except EnoughStepsError:
-        stopped = True
-    except KeyboardInterrupt:
-        code = 130
-    except _Left as left:
-        code = left.code
-    except SystemExit as error:
-        code = _code_of(error)
+    ended = Ending(code=0)
+    with _as_main(program), session, _exits(), _at_exit() as last:
+        try:
+            ended = _ended(program)
+            last.run()
+        except EnoughStepsError:
+            pass
+        except _Left as left:
+            ended = replace(ended, code=left.code, stopped=False)
+        session.stop_other_threads()
     for stream in (sys.stdout, sys.stderr):
         # The program may have closed them.
         with contextlib.suppress(ValueError, OSError, AttributeError):
             stream.flush()
-    return Ending(code=code, stopped=stopped, steps=session.phases.steps, out_of_memory=message)
+    return replace(ended, steps=session.phases.steps)
+
+
+def _ended(program: Program) -> Ending:
+    """Run the program until its last line, or until it or something else ends it."""
+    try:
+        _run(program)
+        threading._shutdown()  # type: ignore[attr-defined]
+    except _Left:
+        raise
+    except EnoughStepsError:
+        return Ending(code=0, stopped=True)
+    except KeyboardInterrupt:
+        return Ending(code=_INTERRUPTED)
+    except SystemExit as error:
+        return Ending(code=_code_of(error))
+    except BaseException as error:
+        _show(error)
+        _say_what_helps(error)
+        lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
+        return Ending(code=1, out_of_memory=lacked)
+    return Ending(code=0)
+
+
+@contextlib.contextmanager
+def _at_exit() -> Iterator[AtExit]:
+    patches, last = Patches(), AtExit()
+    last.install(patches)
+    try:
+        yield last
+    finally:
+        patches.undo()
 
 
 def _run(program: Program) -> None:

@@ -96,7 +96,7 @@ class Labels:
     def gradients(self) -> None:
         """Label the gradients of all models."""
         for model in self._models:
-            gradients = (p.grad for p in model.parameters() if p.grad is not None)
+            gradients = (p.grad for p in model.parameters() if _has_gradient(p))
             self._ledger.label(filter(_has_storage, gradients), Component.GRADIENTS)
 
     def inputs(self) -> None:
@@ -124,6 +124,11 @@ class Labels:
             self._ledger.label(tensors, Component.OPTIMIZER_STATE)
             if isinstance(parameter, torch.Tensor):
                 self._ledger.adopt(parameter, tensors)
+
+
+def _has_gradient(parameter: torch.Tensor) -> bool:
+    """PyTorch warns where a tensor that is computed, as in meta-learning, is asked."""
+    return (parameter.is_leaf or parameter.retains_grad) and parameter.grad is not None
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -14,12 +14,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script.patches import Patches
-from memcalc.trace.subclasses import apply_by_data, made_of, set_data
+from memcalc.trace.subclasses import apply_by_data, made_of, materialize, set_data
 from memcalc.trace.torch_private.dispatch import without_dispatch
 from memcalc.trace.torch_private.tensors import data_of
 
 _Parameter = torch.nn.Parameter
 _Lazy = torch.nn.UninitializedParameter
+_NoShapeYet = vars(torch.nn.parameter)["UninitializedTensorMixin"]
 
 
 def install(patches: Patches, mode: FakeTensorMode, *, real_on_host: bool) -> None:
@@ -58,6 +59,7 @@ def install(patches: Patches, mode: FakeTensorMode, *, real_on_host: bool) -> No
     patches.set(torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), _set))
     patches.wrap(torch.Tensor, "__deepcopy__", _deepcopy)
     patches.set(torch.nn.Module, "_apply", apply_by_data)
+    patches.wrap(_NoShapeYet, "materialize", materialize)
 
 
 def _set(tensor: torch.Tensor, new: torch.Tensor) -> None:

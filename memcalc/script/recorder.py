@@ -10,7 +10,7 @@ import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
-from memcalc.script import arrivals, decisions, place, transfers
+from memcalc.script import arrivals, decisions, endings, place, transfers
 from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.gpu import GpuMemory
@@ -19,6 +19,7 @@ from memcalc.trace.calls import Operator, on_device
 from memcalc.trace.operators import attention
 from memcalc.trace.operators.sparse_parts import both_parts, is_sparse, like
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
+from memcalc.trace.reals import RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
@@ -28,8 +29,8 @@ _aten = torch.ops.aten
 _ASKS_DEVICE = torch.ops.prim.device.default
 _READ = torch.ops.aten._local_scalar_dense.default
 _READS = (
-    "values read from the GPU (at {}) are worked out from the whole numbers that the script put "
-    "there, with zeros in place of real numbers"
+    "values read from the GPU (at {}) are worked out from the whole numbers and small tensors of "
+    "real ones that the script put there, with zeros in place of all others"
 )
 _WEIGHTS_READ = "weights on the host (at {}) are read as zeros (--weights reads the real ones)"
 _NOT_SENT = (
@@ -57,11 +58,14 @@ class ScriptRecorder(TraceRecorder):
         self, kernels: KernelMemory, memory: GpuMemory, breadcrumbs: Breadcrumbs | None = None
     ) -> None:
         super().__init__(kernels, breadcrumbs, ledger=memory)
+        self._values = RealValues()
         self.memory = memory
         self.shared = False
         """Several threads of the script use the GPU."""
         self.over = False
         """The run has ended; threads that go on are no part of it."""
+        self.last_thread: int | None = None
+        """The one that ends the process; all others stay where they are."""
         self._one_at_a_time = threading.RLock()
         self.uncounted: dict[str, None] = {}
         """What the script used whose memory is not known."""
@@ -97,12 +101,14 @@ class ScriptRecorder(TraceRecorder):
             with self._one_at_a_time:
                 if self.over:
                     return func(*args, **(kwargs or {}))
-                return super().__torch_dispatch__(func, types, args, kwargs)
+                if self.last_thread in (None, threading.get_ident()):
+                    return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
             # Frames of ours would keep tensors alive that a script lets go of to try again.
             del args, kwargs
             error.__context__ = None
             raise error.with_traceback(None) from None
+        return endings.halt()
 
     def _special(self, func: Any) -> bool:
         return func in self._own or super()._special(func)

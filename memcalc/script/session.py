@@ -20,12 +20,14 @@ from memcalc.script import (
     backward,
     cuda,
     decisions,
+    endings,
     graphs,
     loading,
     packages,
     parameters,
     processes,
     quiet,
+    streams,
     tensors,
     torch_private,
     untouched,
@@ -92,7 +94,7 @@ class Session:
             target.multiprocessors,
             target.architecture,
         )
-        self._stack = contextlib.ExitStack()
+        self._stack, self._ground = contextlib.ExitStack(), contextlib.ExitStack()
         for note in question.notes:
             self.say(note)
         if question.plan.devices > 1 and process is None:
@@ -108,12 +110,14 @@ class Session:
 
     def _open(self, opened: contextlib.ExitStack) -> None:
         patches = Patches()
-        opened.enter_context(torch_private.one_device())
+        opened.callback(self._leave_ground)
+        self._ground.enter_context(torch_private.one_device())
         opened.enter_context(memo.forms_watched())
         opened.enter_context(no_rules())
         opened.enter_context(device.use_cuda())
         opened.callback(patches.undo)
         backward.install(patches)
+        streams.follow_packing(patches)
         processes.install(opened, patches, self.recorder, self._process, self.say)
         if self._process is not None:
             self.say(self._process.said)
@@ -152,6 +156,17 @@ class Session:
         # Threads of the script that still run are no part of it any more.
         self.recorder.over = True
         self._stack.close()
+
+    def stop_other_threads(self) -> None:
+        """Threads that still run stay where they are: the process ends with this one."""
+        if self.recorder.shared:
+            self.recorder.last_thread = threading.get_ident()
+            endings.wait_for_threads()
+
+    def _leave_ground(self) -> None:
+        """C++ finds the device, unless a thread could still be there that nobody can stop."""
+        if self.recorder.last_thread is None:
+            self._ground.close()
 
     def _serve_threads(self, patches: Patches, mode: FakeTensorMode) -> None:
         """Threads that the script starts have the same GPU: dispatch modes are a thread's own."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from memcalc.script.patches import Patches
 from memcalc.trace import streams
 
 _CUDA = 1
@@ -47,6 +48,19 @@ class Event(streams.Event):
     def elapsed_time(self, other: Any) -> float:
         """A millisecond: scripts divide by it."""
         return 1.0
+
+
+def follow_packing(patches: Patches) -> None:
+    """Hooks that pack what is saved may copy it on a stream of their own."""
+
+    def hooks(original: Any, self: Any, pack: Any, unpack: Any) -> None:
+        def packed(tensor: torch.Tensor) -> Any:
+            with streams.packing():
+                return pack(tensor)
+
+        original(self, packed, unpack)
+
+    patches.wrap(torch.autograd.graph.saved_tensors_hooks, "__init__", hooks)
 
 
 class StreamContext:

@@ -44,7 +44,7 @@ from memcalc.trace.torch_private.dispatch import (
     mode_in_use,
 )
 from memcalc.trace.traffic import Traffic, is_sent
-from memcalc.trace.values import decides, may_note
+from memcalc.trace.values import decides
 from memcalc.trace.writer import Writer
 
 _ASKS_DEVICE = torch.ops.prim.device.default
@@ -227,7 +227,8 @@ class TraceRecorder(Routes):
         if key is not None and func is operator.func and len(self._outcomes) < outcomes.MOST:
             known = outcomes.outcome_of(args, kwargs, out, operations, call)
             if known is not None:
-                known.decides, known.noted = decides(func, out), may_note(func, args, out)
+                known.decides = decides(func, out)
+                known.noted = self._values.may_note(func, args, out)
                 self._outcomes[key] = known
         self._write_down(name, args, out, node, call)
         return out

@@ -103,6 +103,17 @@ def use(stream: Stream | None) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def packing() -> Iterator[None]:
+    """Inside, a hook packs what a node saves (``torch.autograd.graph.saved_tensors_hooks``)."""
+    before = getattr(_local, "packs", False)
+    _local.packs = True
+    try:
+        yield
+    finally:
+        _local.packs = before
+
+
 class BackwardStreams:
     """On which stream the autograd engine runs each node: the one its forward ran on.
 
@@ -116,9 +127,10 @@ class BackwardStreams:
     def made(self, sequence: int) -> None:
         """An operator ran outside backward; ``sequence`` numbers the next node.
 
-        Without gradients no node is made, and the number stands.
+        Without gradients no node is made, and the number stands. While a tensor is packed the
+        node that saves it has its number, and its operator is still to come.
         """
-        if sequence != self._newest:
+        if sequence != self._newest and not getattr(_local, "packs", False):
             self._newest = sequence
             number = current().stream_id
             if number:

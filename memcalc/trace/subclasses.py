@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from memcalc.trace.memo import forget
 from memcalc.trace.torch_private.choices import foreach_takes
@@ -76,6 +77,9 @@ def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> tor
     for name, parameter in module._parameters.items():
         if parameter is None:
             continue
+        if is_lazy(parameter):
+            _send(parameter, fn)
+            continue
         with torch.no_grad():
             applied = fn(parameter)
         if _is_same(applied, parameter):
@@ -91,9 +95,37 @@ def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> tor
             if moved is not gradient:
                 gradient.data = moved
     for name, buffer in module._buffers.items():
-        if buffer is not None:
+        if buffer is None:
+            continue
+        if is_lazy(buffer):
+            _send(buffer, fn)
+        else:
             module._buffers[name] = fn(buffer)
     return module
+
+
+_SENT = "_memcalc_sent_to"
+
+
+def _send(lazy: torch.Tensor, fn: Any) -> None:
+    """What has no shape yet is told where it will be, and as what."""
+    with torch.no_grad():
+        setattr(lazy, _SENT, fn(getattr(lazy, _SENT, torch.empty(0, device="cpu"))))
+
+
+def materialize(
+    original: Any, lazy: Any, shape: Any, device: Any = None, dtype: Any = None
+) -> None:
+    """``UninitializedTensorMixin.materialize``, where the tensor may become a fake one."""
+    sent = lazy.__dict__.pop(_SENT, None)
+    if sent is not None:
+        device, dtype = device or sent.device, dtype or sent.dtype
+    if device is None or torch.device(device).type == "cpu":
+        original(lazy, shape, device, dtype)
+        return
+    made = torch.empty(shape, device=device, dtype=dtype)
+    lazy.__class__ = lazy.cls_to_become
+    set_data(lazy, made)
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -23,7 +23,7 @@ LONGEST = 4096
 
 
 _aten = torch.ops.aten
-_FILLS = {_aten.full.default, _aten.ones.default, _aten.arange.default, _aten.eye.default}
+FILLS = {_aten.full.default, _aten.ones.default, _aten.arange.default, _aten.eye.default}
 """Operators that make tensors of known numbers, beside zeros."""
 _RAISES = _aten._foreach_add_.Scalar
 
@@ -41,11 +41,20 @@ class Values:
         """Note how an operator's results came about, where a program could decide by them."""
         self.note(func, args, kwargs, out, deciding=decides(func, out))
 
+    def may_note(self, func: Any, args: Any, out: Any) -> bool:
+        """Whether there is anything to note of a call with tensors such as these."""
+        return (
+            func in FILLS
+            or decides(func, out)
+            or any(isinstance(a, torch.Tensor) and not a.dtype.is_floating_point for a in args)
+            or any(True for _ in _written(func, args))
+        )
+
     def note(self, func: Any, args: Any, kwargs: Any, out: Any, *, deciding: bool) -> None:
         """The same, where it is known whether a program could decide by these results."""
         outputs = out if isinstance(out, list | tuple) else (out,)
         # What nobody has written holds no numbers, whatever it was made like.
-        known = deciding or (self._counts(func, args) and not _unwritten(func))
+        known = deciding or (self.counts(func, args) and not _unwritten(func))
         given = self._described(args, kwargs) if known else None
         raised = self._raised(args) if func is _RAISES else []
         for tensor in _written(func, args):
@@ -53,7 +62,7 @@ class Values:
             for key in self._sharing.pop(storage_key(tensor), ()):
                 self._made.pop(key, None)
         for tensor, made in raised:
-            self._keep(tensor, made)
+            self.keep(tensor, made)
         if given is None:
             return
         described, depth = given
@@ -61,8 +70,8 @@ class Values:
             whole = isinstance(item, torch.Tensor) and item.layout is torch.strided
             if whole and depth < LONGEST:
                 at = index if isinstance(out, list | tuple) else None
-                sure = _sure(func, described)
-                self._keep(item, Recipe(func, *described, at, depth + 1, sure=sure))
+                sure = self.sure(func, described)
+                self.keep(item, Recipe(func, *described, at, depth + 1, sure=sure))
 
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         """A tensor now holds what this one of the host holds.
@@ -75,27 +84,27 @@ class Values:
             known = host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
             made = known or host_value(host)
             if made is not None:
-                self._keep(tensor, made)
+                self.keep(tensor, made)
 
     def _raised(self, args: Any) -> list[tuple[torch.Tensor, Recipe]]:
         """Known numbers among a list that all become larger by one number, such as steps made."""
         tensors, by = args[:2]
-        known = [(tensor, self._of(tensor)) for tensor in tensors if tensor.numel() == 1]
+        known = [(tensor, self.recipe_of(tensor)) for tensor in tensors if tensor.numel() == 1]
         return [
             (tensor, Recipe(_aten.add.Scalar, [made, by], {}, None, made.depth + 1))
             for tensor, made in known
             if made is not None and made.depth < LONGEST
         ]
 
-    def _counts(self, func: Any, args: Any) -> bool:
+    def counts(self, func: Any, args: Any) -> bool:
         """Numbers are filled in, or put in places that are known."""
-        if func in _FILLS:
+        if func in FILLS:
             return True
         for arg in args:
             if (
                 isinstance(arg, torch.Tensor)
                 and not arg.dtype.is_floating_point
-                and self._of(arg) is not None
+                and self.recipe_of(arg) is not None
             ):
                 return True
         return False
@@ -107,7 +116,7 @@ class Values:
         def described(value: Any) -> Any:
             nonlocal depth
             if isinstance(value, torch.Tensor):
-                known = self._of(value)
+                known = self.recipe_of(value)
                 if known is None:
                     return host_value(value) or Unknown(value)
                 depth = max(depth, known.depth)
@@ -119,7 +128,8 @@ class Values:
         given = described(list(args)), {name: described(item) for name, item in kwargs.items()}
         return given, depth
 
-    def _keep(self, tensor: torch.Tensor, made: Recipe) -> None:
+    def keep(self, tensor: torch.Tensor, made: Recipe) -> None:
+        """Remember how a tensor was made."""
         key, storage = id(tensor), storage_key(tensor)
 
         def forget(_: object) -> None:
@@ -129,7 +139,8 @@ class Values:
         self._made[key] = (weakref.ref(tensor, forget), made)
         self._sharing.setdefault(storage, set()).add(key)
 
-    def _of(self, tensor: torch.Tensor) -> Recipe | None:
+    def recipe_of(self, tensor: torch.Tensor) -> Recipe | None:
+        """How a tensor was made; ``None``: that is not remembered."""
         found = self._made.get(id(tensor))
         return found[1] if found is not None and found[0]() is tensor else None
 
@@ -149,7 +160,7 @@ class Values:
         Raises:
             UnansweredError: how it was made is not known, or too much to run.
         """
-        made = self._of(tensor)
+        made = self.recipe_of(tensor)
         if made is None:
             raise UnansweredError
         with alone():
@@ -162,7 +173,7 @@ class Values:
         Raises:
             UnansweredError: how it was made is not known, or too much to run.
         """
-        made = self._of(tensor)
+        made = self.recipe_of(tensor)
         if made is None:
             raise UnansweredError
         with alone():
@@ -174,7 +185,7 @@ class Values:
         Masks of known tokens say it. Where none of these is a special one, such as the end of a
         text, the synthetic ones are at fault, and nothing is said.
         """
-        made = self._of(mask)
+        made = self.recipe_of(mask)
         if made is None or not made.sure:
             return None
         with alone():
@@ -195,19 +206,18 @@ class Values:
             known = {id(part): self._worked.value(part, int, None) for part in made.inputs()}
             return call(made, known, int)
 
-
-def _sure(func: Any, described: tuple[Any, Any]) -> bool:
-    """What an operator makes follows from its arguments, and all of these are sure."""
-    if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
-        return False
-    pending = [*described[0], *described[1].values()]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, Unknown) or (isinstance(value, Recipe) and not value.sure):
+    def sure(self, func: Any, described: tuple[Any, Any]) -> bool:
+        """What an operator makes follows from its arguments, and all of these are sure."""
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             return False
-        if isinstance(value, list | tuple):
-            pending.extend(value)
-    return True
+        pending = [*described[0], *described[1].values()]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, Unknown) or (isinstance(value, Recipe) and not value.sure):
+                return False
+            if isinstance(value, list | tuple):
+                pending.extend(value)
+        return True
 
 
 def decides(func: Any, out: Any) -> bool:
@@ -220,16 +230,6 @@ def _decides(item: Any) -> bool:
     if not isinstance(item, torch.Tensor):
         return False
     return item.dim() == 0 or not item.dtype.is_floating_point
-
-
-def may_note(func: Any, args: Any, out: Any) -> bool:
-    """Whether ``Values`` has anything to note of a call with tensors such as these."""
-    return (
-        func in _FILLS
-        or decides(func, out)
-        or any(isinstance(arg, torch.Tensor) and not arg.dtype.is_floating_point for arg in args)
-        or any(True for _ in _written(func, args))
-    )
 
 
 _writes: dict[Any, tuple[int, ...]] = {}

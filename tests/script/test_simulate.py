@@ -164,6 +164,26 @@ def test_lazy_modules_and_pinned_batches_run(run):
         model.cuda()
         batch = torch.randn(4, 16, pin_memory=True).to("cuda", non_blocking=True)
         assert model(batch).shape == (4, 2)
+        later = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.LazyBatchNorm1d()).cuda()
+        assert later(batch).shape == (4, 8)
+        optimizer = torch.optim.Adam(later.parameters())
+        later(batch).sum().backward()
+        optimizer.step()
+        assert {p.device.type for p in (*later.parameters(), *later.buffers())} == {"cuda"}
+        """
+    )
+    assert found.ending.code == 0
+
+
+def test_whole_batches_of_the_host_go_through_data_parallel(run):
+    found = run(
+        """
+        import torch
+        model = torch.nn.DataParallel(torch.nn.Linear(64, 64)).cuda()
+        stream, event = torch.Stream("cuda"), torch.Event("cuda")
+        with stream:
+            event.record()
+        assert model(torch.randn(8, 64)).shape == (8, 64)
         """
     )
     assert found.ending.code == 0

@@ -23,9 +23,9 @@ from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.reads import read_as_zero
+from memcalc.trace.reals import RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private.beneath import seeing, unseen
-from memcalc.trace.values import Values
 
 _aten = torch.ops.aten
 _SCALAR = _aten._local_scalar_dense.default
@@ -68,7 +68,7 @@ class Known:
     """Follows what a script put on the device, and answers for it."""
 
     def __init__(self, patches: Patches) -> None:
-        self._values = Values()
+        self._values = RealValues()
         self.said: dict[str, None] = {}
         self._apart: dict[Any, bool] = {}
         self._answer = _answers()

@@ -24,8 +24,8 @@ NOT_SEEN = (
     "workspaces of cuFFT, cuSOLVER and cuSPARSE are taken as none",
 )
 KNOWN = (
-    "values read from the GPU are worked out from the whole numbers that the program put there, "
-    "with zeros in place of real numbers"
+    "values read from the GPU are worked out from the whole numbers and small tensors of real ones "
+    "that the program put there, with zeros in place of all others"
 )
 UNKNOWN = "values read from the GPU are zeros, and so is what the program saves of it"
 

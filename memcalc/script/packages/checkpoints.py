@@ -8,6 +8,7 @@ Python would not find it.
 from __future__ import annotations
 
 import os
+import shutil
 from typing import Any
 
 from memcalc.script.overlay import Overlay, full
@@ -29,7 +30,22 @@ class SavedFolders:
         """Where to load from: the same, if nothing was saved there."""
         wanted = full(name)
         at = self._overlay.where(wanted) if wanted is not None else None
-        return name if at in (None, wanted) else at
+        if wanted is None or at is None or at == wanted:
+            return name
+        self._complete(at, wanted)
+        return at
+
+    def _complete(self, at: str, wanted: str) -> None:
+        """What the script wrote into the folder by other means is found beside what was saved."""
+        for name in self._overlay.names(wanted):
+            lies, beside = self._overlay.where(os.path.join(wanted, name)), os.path.join(at, name)
+            if lies is None or lies == beside or not os.path.isfile(lies) or os.path.exists(beside):
+                continue
+            if os.path.getsize(lies) > _COPIED:
+                # Weights, which nobody writes into.
+                os.symlink(lies, beside)
+            else:
+                shutil.copyfile(lies, beside)
 
     def read_by(self, owner: Any, name: str, place: int) -> None:
         """A function that loads looks where things were saved.
@@ -48,5 +64,7 @@ class SavedFolders:
         self._patches.wrap(owner, name, load)
 
 
+_COPIED = 1 << 24
+"""Bytes up to which a file is copied: configs and tokenizers, which may be written again."""
 _NAMES = ("pretrained_model_name_or_path", "model_id")
 """What functions call the folder."""

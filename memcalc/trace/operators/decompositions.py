@@ -28,7 +28,9 @@ def logsumexp(tensor: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -
     return torch.sum(powers, list(dim), keepdim=keepdim)
 
 
-def mean_squares(left: torch.Tensor, right: torch.Tensor, reduction: int = _MEAN) -> Any:
+def mean_squares(
+    left: torch.Tensor, right: torch.Tensor, reduction: int = _MEAN, beta: float = 1.0
+) -> Any:
     """``mse_loss`` and ``smooth_l1_loss``: a result of one number keeps the room of all.
 
     Source: aten/src/ATen/native/BinaryOps.cpp, ``mse_loss_out``, ``smooth_l1_loss_out`` (2.13).

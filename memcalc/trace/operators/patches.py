@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
@@ -77,8 +78,8 @@ class _Linear:
             return handle_torch_function(self, given, *given)
         if bias is None:
             return self._original(input, weight)
-        if transformed() is not None:
-            # Inside ``torch.func`` it is a sum.
+        if transformed() is not None or forward_ad._current_level >= 0:
+            # Inside ``torch.func`` it is a sum, and of forward derivatives there are others.
             return self._original(input, weight, bias)
         adds_bias.inside = True
         try:

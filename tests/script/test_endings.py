@@ -1,0 +1,47 @@
+"""How scripts end: what they asked to be called then, and what they leave running."""
+
+import pytest
+
+BEGIN = """
+import atexit, os, sys, tempfile, threading, time, weakref, torch
+model = torch.nn.Linear(8, 8).cuda()
+def said(word):
+    with open("said", "a") as file:
+        file.write(word)
+"""
+ENDS = {
+    "in order": ("atexit.register(said, 'b'); atexit.register(said, 'a')", 0, "ab"),
+    "after its code": ("atexit.register(said, 'a'); sys.exit(4)", 4, "a"),
+    "after an error": ("atexit.register(said, 'a'); 1 / 0", 1, "a"),
+    "not after os._exit": ("atexit.register(said, 'a'); said('b'); os._exit(6)", 6, "b"),
+    "with a code of its own": ("atexit.register(said, 'a'); atexit.register(os._exit, 5)", 5, ""),
+    "with errors": ("atexit.register(said, 'a'); atexit.register(sys.exit, 9)", 0, "a"),
+    "but what was taken back": ("atexit.register(said, 'a'); atexit.unregister(said)", 0, ""),
+    "finalizers": ("weakref.finalize(model, said, 'a')", 0, "a"),
+}
+
+
+@pytest.mark.parametrize(("text", "code", "said"), ENDS.values(), ids=ENDS)
+def test_what_was_registered_is_called_at_the_end(run, tmp_path, text, code, said):
+    assert run(f"{BEGIN}\n{text}").ending.code == code
+    file = tmp_path / "said"
+    assert (file.read_text() if file.exists() else "") == said
+
+
+def test_a_script_may_close_all_that_it_has_not_opened(run):
+    found = run(f"{BEGIN}\nos.closerange(3, 256)\nmodel(torch.ones(2, 8, device='cuda'))")
+    assert found.ending.code == 0
+    assert found.traced is not None
+
+
+ON_AND_ON = """
+def train():
+    while True:
+        model(torch.ones(8, 8, device="cuda")).sum().backward()
+threading.Thread(target=train, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_a_thread_that_trains_on_does_not_end_the_process(run):
+    assert run(BEGIN + ON_AND_ON).ending.code == 0

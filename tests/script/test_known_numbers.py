@@ -1,0 +1,35 @@
+"""Which numbers a script finds on the GPU: those that it put there, and zeros in place of others."""
+
+BOXES = """
+import torch
+boxes = torch.tensor([[10.0, 10, 60, 70], [20, 30, 100, 90]]).cuda()
+left, top, right, bottom = (boxes * 1.5).unbind(1)
+boxes = torch.stack((left, top, right, bottom), dim=1)
+assert not (boxes[:, 2:] <= boxes[:, :2]).any()
+assert ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sum().item() == 17550.0
+labels = torch.tensor([1, 3]).cuda()
+chosen = torch.zeros(2, 5, device="cuda")
+chosen[torch.arange(2), labels] = 1
+assert torch.ones(2, 5, device="cuda")[chosen == 1].shape == (2,)
+"""
+
+
+def test_boxes_and_the_places_of_labels_are_known(run):
+    assert run(BOXES).ending.code == 0
+
+
+UNKNOWN = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+known = torch.full((2, 4), 3.0).cuda()
+assert known.sum().item() == 24.0
+assert model(known).sum().item() == 0.0
+assert torch.rand(4, device="cuda").sum().item() == 0.0
+known += model(known)
+assert known.sum().item() == 0.0
+assert torch.ones(1 << 17).cuda().sum().item() == 0.0
+"""
+
+
+def test_what_weights_random_numbers_and_large_tensors_have_a_part_in_is_zero(run):
+    assert run(UNKNOWN).ending.code == 0
