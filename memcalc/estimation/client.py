@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
 from memcalc.catalog import models
+from memcalc.children import inductor
 from memcalc.children.ask import Child, Parent
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.files.artifact import decode, encode
@@ -27,14 +27,11 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
-"""PyTorch makes this folder as it is imported; traces compile nothing: any that exists will do."""
 
 
 def tracing_parent() -> Parent:
     """A parent for clients to share; its process starts when the first child is asked for."""
-    inductor = os.environ.get(_INDUCTOR) or tempfile.gettempdir()
-    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT, _INDUCTOR: inductor})
+    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()})
 
 
 def trace_all(

@@ -6,6 +6,7 @@ the GPU could be full, and otherwise when the script asks something of its memor
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,10 +46,10 @@ class GpuMemory(Ledger):
     ) -> None:
         super().__init__()
         self.total, self.outside = total, outside
-        # Rounding to divisions of powers of two doubles a size at most.
-        self._rounding = max(settings.large_segment, LARGE_SEGMENT) + SEGMENT_ROUNDING
         self._limit = limit
-        self._model = CachingAllocator(settings, DeviceMemory(total, available=limit))
+        self.begins: Callable[[], None] | None = None
+        """Called once, when something is first asked of the allocator."""
+        self.use(settings)
         self._seen = 0
         """How many events the model has seen."""
         self._most = 0
@@ -58,8 +59,21 @@ class GpuMemory(Ledger):
         self._refused: tuple[int, int, int, int] | None = None
         """The last storage without room; how many events, marks and asides there were then."""
 
+    def use(self, settings: AllocatorSettings) -> None:
+        """Be an allocator with these settings; it holds nothing yet."""
+        # Rounding to divisions of powers of two doubles a size at most.
+        self._rounding = max(settings.large_segment, LARGE_SEGMENT) + SEGMENT_ROUNDING
+        self._model = CachingAllocator(settings, DeviceMemory(self.total, available=self._limit))
+
+    def _begin(self) -> None:
+        begins, self.begins = self.begins, None
+        if begins is not None:
+            begins()
+
     def log(self, event: int) -> None:
         """Write an event down; a birth that finds no room raises ``torch.OutOfMemoryError``."""
+        if self.begins is not None:
+            self._begin()
         if event >= 0:
             entry = self.entries[event]
             entry.stream, size = self.pools.stream_of(entry.stream), entry.bytes
@@ -77,6 +91,7 @@ class GpuMemory(Ledger):
     @property
     def _allocator(self) -> CachingAllocator:
         """The model as it is after all events."""
+        self._begin()
         self._catch_up()
         return self._model
 

@@ -21,12 +21,15 @@ import torch
 from msgspec.structs import replace
 
 import memcalc.script.session as sessions
+from memcalc.children import inductor
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.child import Speaker
+from memcalc.errors import EstimateError
 from memcalc.estimation.question import asked
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.plan import Plan
+from memcalc.script import spawned
 from memcalc.script.command import Program, launched, understand
 from memcalc.script.endings import AtExit
 from memcalc.script.patches import Patches
@@ -57,6 +60,7 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
 
     def ask(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         os.chdir(request["folder"])
+        inductor.as_it_was()
         with _kept_open(speaker.descriptor):
             return answer(decode(Plan, request["plan"]), breadcrumbs, weights=request["weights"])
 
@@ -150,6 +154,8 @@ def _ended(program: Program) -> Ending:
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left:
         raise
+    except spawned.AskedElsewhere:
+        raise EstimateError(spawned.REFUSED) from None
     except EnoughStepsError:
         return Ending(code=0, stopped=True)
     except KeyboardInterrupt:
@@ -168,6 +174,7 @@ def _ended(program: Program) -> Ending:
 def _at_exit() -> Iterator[AtExit]:
     patches, last = Patches(), AtExit()
     last.install(patches)
+    spawned.install(patches)
     try:
         yield last
     finally:

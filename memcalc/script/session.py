@@ -17,6 +17,7 @@ from memcalc.estimation.question import Asked
 from memcalc.records.plan import FLASH_ATTN
 from memcalc.records.trace import Trace
 from memcalc.script import (
+    alloc_conf,
     backward,
     cuda,
     decisions,
@@ -127,6 +128,10 @@ class Session:
         overrides.install(self._target.torch)
         opened.callback(overrides.uninstall)
         cuda.install(patches, self.memory, self._properties)
+        if not self._question.plan.alloc_conf:
+            alloc_conf.install(
+                patches, self.memory, self._target.torch, self._follow_conf, self.say
+            )
         patches.set(torch._C, "_cuda_clearCublasWorkspaces", self.recorder.clear_workspaces)
         tensors.like_real_ones(patches)
         tensors.install(patches, self.recorder)
@@ -222,6 +227,10 @@ class Session:
             # torch.backends.cudnn.NAME = ... calls the function that it was made with.
             patches.wrap(vars(type(torch.backends.cudnn))[name], "setter", around)
         patches.wrap(torch._C, "_set_deterministic_algorithms", repeat_all)
+
+    def _follow_conf(self, conf: str) -> None:
+        plan = replace(self._question.plan, alloc_conf=conf)
+        self._question = replace(self._question, plan=plan)
 
     def say(self, assumed: str) -> None:
         """Add to what was assumed."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
+from memcalc.children import inductor
 from memcalc.children.ask import Parent
 from memcalc.errors import EstimateError
 from memcalc.estimation.estimate import Traced, keep
@@ -72,7 +73,7 @@ def simulate(
 
 def simulating_parent() -> Parent:
     """A parent for several programs; its process starts when the first is run."""
-    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT})
+    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()})
 
 
 def _understood(answer: dict[str, Any]) -> Simulated:

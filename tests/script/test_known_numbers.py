@@ -1,4 +1,4 @@
-"""Which numbers a script finds on the GPU: those that it put there, and zeros in place of others."""
+"""Which numbers a script finds on the GPU: those it put there, and zeros in place of others."""
 
 BOXES = """
 import torch

@@ -113,7 +113,7 @@ def sizes_and_truths():
         found["repeated"] = list(torch.repeat_interleave(rows, twice, dim=0).shape)
         found["truth"] = torch.is_nonzero(zeros.sum())
         unwritten = torch.empty_like(twice)
-        found["unwritten"] = [recorder._values._of(unwritten) is None, unwritten.sum().item()]
+        found["unwritten"] = [recorder._values.recipe_of(unwritten) is None, unwritten.sum().item()]
         found["on the host"] = twice.cpu().sum().item()
         packed = torch.nn.utils.rnn.pack_padded_sequence(
             torch.zeros(4, 2, 3, device=on), torch.tensor([4, 2])
