@@ -41,7 +41,9 @@ class RealValues(Values):
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         """A tensor now holds what this one of the host holds, where it is not large."""
         super().know(tensor, host)
-        if host.dtype.is_floating_point and 1 < host.numel() <= MOST:
+        # Copies of weights are fake on the host as well.
+        real = type(host) is torch.Tensor and host.dtype.is_floating_point
+        if real and 1 < host.numel() <= MOST:
             with without_dispatch():
                 made = host_value(host.to(tensor.dtype))
             if made is not None:

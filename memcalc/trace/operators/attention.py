@@ -50,7 +50,12 @@ def install(
     ) -> torch.Tensor:
         call = _describe(query, key, value, attn_mask)
         call = _with(call, dropout=dropout_p, causal=is_causal, grouped=enable_gqa)
-        backend = Backend.MATH if query.dim() != 4 else choose(call, target, allowed)
+        backend = Backend.MATH
+        if query.dim() == 4:
+            enabled = allowed if allowed is not None else _enabled()
+            backend = choose(call, target, enabled)
+            if allowed is None and backend not in enabled:
+                raise RuntimeError("No available kernel. Aborting execution.")
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         if backend is Backend.EFFICIENT:
             # It frees the converted mask where it pads it; the others hold it to their end.
@@ -66,6 +71,18 @@ def install(
     _libraries.append(library)
     global run
     run = attention
+
+
+def _enabled() -> frozenset[Backend]:
+    """What the program leaves on (``torch.nn.attention.sdpa_kernel``); by default all."""
+    cuda = torch.backends.cuda
+    switches = {
+        Backend.FLASH: cuda.flash_sdp_enabled(),
+        Backend.EFFICIENT: cuda.mem_efficient_sdp_enabled(),
+        Backend.MATH: cuda.math_sdp_enabled(),
+        Backend.CUDNN: cuda.cudnn_sdp_enabled(),
+    }
+    return frozenset(backend for backend, on in switches.items() if on)
 
 
 def uninstall() -> None:
