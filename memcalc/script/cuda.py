@@ -60,6 +60,8 @@ def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None
     given = {
         "_initialized": True,
         "_cudart": _Runtime(memory),
+        # A parent that asked for GPUs before it forked is no hindrance.
+        "_is_in_bad_fork": _always(False),
         "_cached_device_count": None,
         "_device_count_nvml": lambda: -1,
         "_exchange_device": _exchange,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import glob
 import io
 import os
 import shutil
@@ -20,6 +21,7 @@ _RMDIR, _OPEN = os.rmdir, os.open
 def install(patches: Patches, overlay: Overlay) -> None:
     """Let all that the script reads and writes by path go through the overlay."""
     functions = _Functions(overlay)
+    before = dict(vars(os))
     for name in _BY_PATH:
         patches.wrap(os, name, functions.through)
     for name in ("remove", "unlink"):
@@ -31,6 +33,17 @@ def install(patches: Patches, overlay: Overlay) -> None:
     patches.wrap(shutil, "rmtree", functions.rmtree)
     patches.wrap(builtins, "open", functions.open)
     patches.set(io, "open", builtins.open)
+    _install_in_globbers(patches, before)
+
+
+def _install_in_globbers(patches: Patches, before: dict[str, Any]) -> None:
+    """Since Python 3.13, ``Path.glob`` goes by classes that keep functions of ``os``."""
+    replaced = {id(value): name for name, value in before.items() if vars(os)[name] is not value}
+    for owner in [value for value in vars(glob).values() if isinstance(value, type)]:
+        for attribute, kept in list(vars(owner).items()):
+            name = replaced.get(id(getattr(kept, "__func__", None)))
+            if name is not None:
+                patches.set(owner, attribute, staticmethod(vars(os)[name]))
 
 
 class _Functions:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
-from memcalc.script import arrivals, place
+from memcalc.script import arrivals, place, reducers
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import wrappers
@@ -61,6 +61,7 @@ def install(
     give_collectives_shapes()
     opened.enter_context(wrappers.seen_by(recorder))
     opened.callback(_leave)
+    reducers.install(patches)
     _spawn_here(patches, say)
     arrivals.install(patches)
 

@@ -19,6 +19,8 @@ def run(parent, tmp_path, monkeypatch):
 
     def run(text, *arguments, **settings):
         (tmp_path / "train.py").write_text(textwrap.dedent(text))
+        # Figures in the tests are those of this release, whichever is installed.
+        settings.setdefault("torch", "2.13")
         return simulate(plan_of(["python", "train.py", *arguments], **settings), parent)
 
     return run

@@ -41,6 +41,7 @@ def test_no_library_is_told_apart(tmp_path):
         elf.needs(tmp_path / "text")
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this build has CUDA")
 def test_a_build_without_cuda_is_told_what_to_install():
     with pytest.raises(EstimateError, match=r"without CUDA.*pip install torch.*--python"):
         build.installed(sys.executable)

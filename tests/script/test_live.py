@@ -123,3 +123,15 @@ def test_what_cannot_be_asked_of_a_module_is_told(given, error, match):
 
 def test_the_face_shows_what_there_is():
     assert {"estimate", "simulate", "record", "explain", "fit"} <= set(dir(memcalc))
+
+
+def asks_after_a_fork():
+    """A stream, in a process that was forked from one that had looked for GPUs."""
+    torch.cuda._is_in_bad_fork = lambda: True
+    with memcalc.simulate(gpu="t4"):
+        torch.cuda.current_stream()
+    return torch.cuda._is_in_bad_fork()
+
+
+def test_a_process_that_was_forked_from_one_that_looked_for_gpus_has_this_one(forked):
+    assert forked(asks_after_a_fork)
