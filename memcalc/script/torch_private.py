@@ -39,8 +39,13 @@ _ANSWERS: dict[str, int] = {
     "getNumGPUs": 1,
     "getCurrentDevice": 0,
     "current_device": 0,
+    "compiledWithCuDNN": _NO,
 }
-"""What the hooks shall answer; all else stays as it is."""
+"""What the hooks shall answer; all else stays as it is.
+
+Composite operators of a build with cuDNN would go to it; what it does is ours to decide
+(``trace.operators``), as in a build without.
+"""
 _kept: list[Any] = []
 """What C++ points to, or once pointed to."""
 
