@@ -7,14 +7,15 @@ part in is unknown, and read as zero.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from memcalc.trace.recipes import LARGEST, host_value
+from memcalc.trace.recipes import host_value
 from memcalc.trace.torch_private.dispatch import without_dispatch
-from memcalc.trace.values import Values
+from memcalc.trace.values import FILLS, Values
 
 MOST = 1 << 16
 """Real numbers of a tensor that are remembered when it is copied to the device."""
@@ -32,11 +33,19 @@ class RealValues(Values):
     """Remembers real numbers too, as long as all that they are made of is known."""
 
     def may_note(self, func: Any, args: Any, out: Any) -> bool:
-        """Whether there is anything to note of a call with tensors such as these."""
-        if super().may_note(func, args, out):
+        """Whether there may be anything to note of any call with tensors such as these."""
+        if super().may_note(func, args, out) or func in _FILLED:
             return True
-        outputs = out if isinstance(out, list | tuple) else (out,)
-        return any(isinstance(one, torch.Tensor) and one.numel() <= LARGEST for one in outputs)
+        return not _goes_through_lists(func) and any(
+            not one.dtype.is_floating_point for one in _given(args)
+        )
+
+    def follows(self, args: Any) -> bool:
+        """Whether there may be in this call: all that goes in has to be known, so the first has."""
+        first = args[0] if args else None
+        if isinstance(first, list | tuple):
+            first = first[0] if first else None
+        return id(first) in self._made or type(first) is torch.Tensor
 
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         """A tensor now holds what this one of the host holds, where it is not large."""
@@ -51,23 +60,31 @@ class RealValues(Values):
 
     def counts(self, func: Any, args: Any) -> bool:
         """Numbers are filled in or put in known places, or all that goes in is known."""
-        if func in _FILLED or super().counts(func, args):
+        if func in _FILLED or func in FILLS:
             return True
-        if _RANDOM in getattr(func, "tags", ()):
-            return False
-        given = list(_given(args))
-        places = (one for one in given if not one.dtype.is_floating_point)
-        if any(self.recipe_of(one) is not None for one in places):
-            return True
-        return bool(given) and all(map(self._is_sure, given))
+        if _goes_through_lists(func) or _RANDOM in getattr(func, "tags", ()):
+            return super().counts(func, args)
+        some, sure = False, True
+        for tensor in _given(args):
+            made = self.recipe_of(tensor)
+            if made is None:
+                sure = sure and tensor.device.type == "cpu"
+            elif not tensor.dtype.is_floating_point:
+                return True
+            else:
+                sure = sure and made.sure
+            some = True
+        return some and sure
 
     def sure(self, func: Any, described: tuple[Any, Any]) -> bool:
         """What an operator makes follows from its arguments, and all of these are sure."""
         return func in _FILLED or super().sure(func, described)
 
-    def _is_sure(self, tensor: torch.Tensor) -> bool:
-        made = self.recipe_of(tensor)
-        return made.sure if made is not None else tensor.device.type == "cpu"
+
+@functools.cache
+def _goes_through_lists(func: Any) -> bool:
+    """An optimizer's steps and norms: what they make of weights nobody decides by."""
+    return str(func.name()).startswith(("aten::_foreach_", "aten::_fused_"))
 
 
 def _given(args: Any) -> Iterator[torch.Tensor]:

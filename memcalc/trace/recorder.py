@@ -148,7 +148,6 @@ class TraceRecorder(Routes):
             or func in WITHOUT_CUDNN
             or func in SPLIT
             or func in OVERRIDES
-            or func in self._instead
             or func in IN_PLACE
             or is_sent(func)
             or self._symbols is not None
@@ -174,7 +173,7 @@ class TraceRecorder(Routes):
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, operator.name)
         out = known.again(args, mode_in_use())
-        if known.noted:
+        if known.noted or self._values.follows(args):
             self._values.note(operator.func, args, kwargs, out, deciding=known.decides)
         if known.flops:
             self.operations.add(self.position.step, known.flops)

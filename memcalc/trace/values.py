@@ -50,6 +50,10 @@ class Values:
             or any(True for _ in _written(func, args))
         )
 
+    def follows(self, args: Any) -> bool:
+        """Whether there may be for these very tensors: here, none of real numbers."""
+        return False
+
     def note(self, func: Any, args: Any, kwargs: Any, out: Any, *, deciding: bool) -> None:
         """The same, where it is known whether a program could decide by these results."""
         outputs = out if isinstance(out, list | tuple) else (out,)
