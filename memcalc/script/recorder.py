@@ -16,6 +16,7 @@ from memcalc.script.draws import Draws, is_random
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.trace.calls import Operator, on_device
+from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
 from memcalc.trace.operators.sparse_parts import both_parts, is_sparse, like
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
@@ -104,10 +105,8 @@ class ScriptRecorder(TraceRecorder):
                 if self.last_thread in (None, threading.get_ident()):
                     return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
-            # Frames of ours would keep tensors alive that a script lets go of to try again.
             del args, kwargs
-            error.__context__ = None
-            raise error.with_traceback(None) from None
+            raise without_frames(error) from None
         return endings.halt()
 
     def _special(self, func: Any) -> bool:

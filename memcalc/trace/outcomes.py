@@ -15,7 +15,7 @@ import torch
 
 from memcalc.trace.memo import FORM, Form, form_of, watched
 from memcalc.trace.torch_private.dispatch import FakeTensor, FakeTensorMode, without_dispatch
-from memcalc.trace.torch_private.tensors import make_subclass, pointers_are_null
+from memcalc.trace.torch_private.tensors import make_subclass, pointers_are_null, storage_key
 
 MOST = 1 << 15
 """Calls that are kept; beyond, new ones are worked out each time."""
@@ -82,7 +82,7 @@ def outcome_of(
             return None
         outputs.append(output)
         if isinstance(one, FakeTensor):
-            storage = one.untyped_storage()._cdata
+            storage = storage_key(one)
             if storage in by_name:
                 return None
             made.add(storage)
@@ -112,7 +112,7 @@ def _storages(args: tuple[Any, ...]) -> dict[int, _Place]:
         for index, item in enumerate(value if isinstance(value, list | tuple) else (value,)):
             if isinstance(item, FakeTensor):
                 at = (place, index if item is not value else None)
-                found.setdefault(item.untyped_storage()._cdata, at)
+                found.setdefault(storage_key(item), at)
     return found
 
 

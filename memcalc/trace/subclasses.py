@@ -68,7 +68,7 @@ DATA = property(lambda tensor: data_of.__get__(tensor), set_data)
 
 def pointer(tensor: torch.Tensor) -> int:
     """Something like an address of a tensor without memory; nobody goes there."""
-    return int(tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size())
+    return int(storage_key(tensor) + tensor.storage_offset() * tensor.element_size())
 
 
 def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:

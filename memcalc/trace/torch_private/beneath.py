@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.full import without_frames
 from memcalc.trace.torch_private.dispatch import HigherOrderOperator, mode_in_use
 from memcalc.trace.torch_private.names import ask, replaced
 
@@ -117,10 +118,8 @@ def _give_kernel(name: str) -> None:
         try:
             return _seen_by[-1](func, args, kwargs)
         except torch.OutOfMemoryError as error:
-            # Frames of ours would keep tensors alive that a program lets go of to try again.
             del args, kwargs
-            error.__context__ = None
-            raise error.with_traceback(None) from None
+            raise without_frames(error) from None
 
     _library(namespace).impl(own, called, _NAME)
 
