@@ -48,18 +48,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """What of a convolution decides how like another it is."""
+    """What of a convolution decides how like another it is, whatever its batch."""
 
     text: str
-    operands: int
-    """Bytes of input, weight and output, with channels in whole rows."""
     kernel: tuple[int, int]
     grouped: bool
     strided: bool
     channels: tuple[float, float]
     """Powers of two of input and output channels."""
-    size: float
-    """Power of two of the operands."""
+    sample: int
+    """Bytes of a sample's input and output, with channels in whole rows."""
+    weight: int
+    """Bytes of the weight, likewise."""
+
+    def operands(self, batch: int) -> int:
+        """Bytes of input, weight and output."""
+        return batch * self.sample + self.weight
+
+    def place(self, batch: int) -> tuple[float, ...]:
+        """Numbers of which two are as far apart as they differ, all told."""
+        size = math.log2(self.operands(batch))
+        return (BYTES * size, GROUPS * self.grouped, STRIDE * self.strided, *self.channels)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -70,25 +79,20 @@ class Known(msgspec.Struct, frozen=True):
     kernels: Any
     """(N, 2)"""
     places: Any
-    """(N, 5): what differs by degrees (``_place``)."""
+    """(N, 5): what differs by degrees (``Kind.place``)."""
     shares: Any
     """(N, 3): what each direction takes of the operands."""
 
-    def near(self, kind: Kind, direction: int) -> list[float]:
+    def near(self, kind: Kind, batch: int, direction: int) -> list[float]:
         """Shares of those most like a kind, none of them of its own sizes."""
         import numpy as np
 
         others = self.texts != kind.text
-        apart = np.abs(self.places[others] - _place(kind)).sum(axis=1)
+        apart = np.abs(self.places[others] - kind.place(batch)).sum(axis=1)
         apart += KERNEL * (self.kernels[others] != kind.kernel).any(axis=1)
         shares = self.shares[others, direction]
         order = np.lexsort((shares, apart))[:NEAREST]
         return [float(share) for share in shares[order]]
-
-
-def _place(kind: Kind) -> tuple[float, ...]:
-    """Numbers of which two kinds are as far apart as they differ, all told."""
-    return (BYTES * kind.size, GROUPS * kind.grouped, STRIDE * kind.strided, *kind.channels)
 
 
 @functools.cache
@@ -127,19 +131,21 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
 
 def _near(direction: int, problem: convolution.Problem, target: Target) -> Limits:
     """Between what the recorded ones most like it lie."""
-    kind = _kind(problem)
-    shares = _known(target.torch, target.capability, problem[4]).near(kind, direction)
-    most = math.ceil(max(*shares, 1.0) * kind.operands) + _ALIGNED
+    (batch, *image), *rest = problem[:5]
+    kind = _kind(image, *rest)
+    operands = kind.operands(batch)
+    shares = _known(target.torch, target.capability, problem[4]).near(kind, batch, direction)
+    most = math.ceil(max(*shares, 1.0) * operands) + _ALIGNED
     if len(problem) > 5:
         # Channels lie last: those looked at do not, and there is nothing to lay out anew. Of
         # 372 that cuDNN 9.20 was asked for in fp16 it took nothing for more than half.
         return Limits(least=0, likely=0, most=most)
     least, likely = min(shares), statistics.median(shares)
-    return Limits(least=int(least * kind.operands), likely=int(likely * kind.operands), most=most)
+    return Limits(least=int(least * operands), likely=int(likely * operands), most=most)
 
 
-def _kind(problem: convolution.Problem) -> Kind:
-    (batch, *image), weight, moves, groups, dtype = problem[:5]
+def _kind(image: Any, weight: Any, moves: Any, groups: int, dtype: int) -> Kind:
+    """Of a sample's (channels, height, width) and the rest of a problem."""
     stride, padding, dilation = moves[:2], moves[2:4], moves[4:]
     output = [
         (image[1 + axis] + 2 * padding[axis] - dilation[axis] * (weight[2 + axis] - 1) - 1)
@@ -147,18 +153,17 @@ def _kind(problem: convolution.Problem) -> Kind:
         + 1
         for axis in (0, 1)
     ]
-    into, out = (round_up(count, _ROW[dtype]) for count in (image[0], weight[0]))
-    inside = round_up(weight[1], _ROW[dtype]) if groups == 1 else weight[1]
-    numbers = batch * into * math.prod(image[1:]) + batch * out * math.prod(output)
-    operands = (4 if dtype == 0 else 2) * (numbers + out * inside * math.prod(weight[2:]))
+    element, row = (4 if dtype == 0 else 2), _ROW[dtype]
+    into, out = round_up(image[0], row), round_up(weight[0], row)
+    inside = round_up(weight[1], row) if groups == 1 else weight[1]
     return Kind(
         convolution.text((image, weight, moves, groups, dtype)),
-        operands,
         tuple(weight[2:]),
         groups > 1,
         max(stride) > 1,
         (math.log2(image[0]), math.log2(weight[0])),
-        math.log2(operands),
+        element * (into * math.prod(image[1:]) + out * math.prod(output)),
+        element * out * inside * math.prod(weight[2:]),
     )
 
 
@@ -170,24 +175,28 @@ def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int) -> K
     every = convolution.capabilities()
     own = [capability] if convolution.recorded(capability).get(torch) else every
     found = [
-        (kind, [size / kind.operands for size in taken])
+        (kind, batch, taken)
         for where in own
-        for kind, taken in _of(convolution.recorded(where).get(torch, {}), dtype)
+        for kind, by_batch in _of(convolution.recorded(where).get(torch, {}), dtype)
+        for batch, taken in by_batch
     ]
     if not found:
         # bfloat16 on a GPU that has none is emulated: those of float16 are the nearest.
         return _known(torch, capability, 1)
     return Known(
-        texts=np.array([kind.text for kind, _ in found]),
-        kernels=np.array([kind.kernel for kind, _ in found]),
-        places=np.array([_place(kind) for kind, _ in found]),
-        shares=np.array([shares for _, shares in found]),
+        texts=np.array([kind.text for kind, *_ in found]),
+        kernels=np.array([kind.kernel for kind, *_ in found]),
+        places=np.array([kind.place(batch) for kind, batch, _ in found]),
+        shares=np.array(
+            [[of / kind.operands(batch) for of in taken] for kind, batch, taken in found]
+        ),
     )
 
 
-def _of(problems: convolution.Recorded, dtype: int) -> Iterator[tuple[Kind, tuple[int, ...]]]:
+def _of(
+    problems: convolution.Recorded, dtype: int
+) -> Iterator[tuple[Kind, list[tuple[int, list[int]]]]]:
     for text, by_batch in problems.items():
         image, *rest = json.loads(text)
         if rest[3] == dtype and len(rest) == 4:
-            for batch, taken in by_batch.items():
-                yield _kind(((int(batch), *image), *rest)), tuple(taken)
+            yield _kind(image, *rest), [(int(batch), of) for batch, of in by_batch.items()]
