@@ -6,7 +6,22 @@ allocation among them. What is not freed explicitly dies at the end of the opera
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import msgspec
+
 Allocations = tuple[int, ...]
+
+
+class Scratch(msgspec.Struct, frozen=True):
+    """Made before and after the outputs are allocated; indices count through both."""
+
+    before: Allocations = ()
+    after: Allocations = ()
+
+
+Formula = Callable[..., Scratch]
+"""Takes the target, and what was read from the arguments of a call."""
 
 
 def nested(*sizes: int) -> Allocations:
@@ -18,6 +33,13 @@ def nested(*sizes: int) -> Allocations:
 def later(allocations: Allocations, first: int) -> Allocations:
     """The same where so many others came before."""
     return tuple(word if word > 0 else word - first for word in allocations)
+
+
+def behind(copies: Allocations, after: Allocations, before: Allocations = ()) -> Scratch:
+    """``copies``: bytes of what is copied first and held to the end."""
+    first = len(copies)
+    freed = tuple(~number for number in reversed(range(first)))
+    return Scratch((*copies, *later(before, first)), (*later(after, first), *freed))
 
 
 def ceil_div(value: int, divisor: int) -> int:

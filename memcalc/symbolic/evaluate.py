@@ -9,7 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.kernels.attention import choice as attention
-from memcalc.kernels.formulas import KernelCall, Scratch, bounds, scratch, uncounted
+from memcalc.kernels.formulas import KernelCall, bounds, scratch, uncounted
+from memcalc.kernels.scratch import Scratch
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Mark, Storage, Trace
 from memcalc.records.walk import sections

@@ -1,0 +1,82 @@
+"""What norms take, by the name of the kernel: of groups, of batches, and of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memcalc.kernels import norms
+from memcalc.kernels.scratch import Allocations, Formula, Scratch, behind, nested
+from memcalc.kernels.target import Target
+
+_RAGGED_SINCE, _PLACE = (2, 15), 8
+"""PyTorch whose chunks are counted tensor by tensor, and the bytes that say where one begins."""
+
+
+def _group_norm(target: Target, moments: int, scale: int, point: bool) -> Scratch:
+    """``moments``: bytes of each moment in fp32, for 16-bit inputs; ``scale``: of a channel's.
+
+    ``point``: a channel has one number, which is scaled as others are from 2.15 on.
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu; moments are widened in 2.13, not in
+    2.11 (2.12 was not looked at); 2.15 recorded.
+    """
+    widened = (moments, moments) if moments and target.torch >= (2, 13) else ()
+    scaled = (scale, scale) if scale and (not point or target.torch >= (2, 15)) else ()
+    return Scratch(after=nested(*widened, *scaled))
+
+
+def _group_norm_backward(
+    target: Target, each: int, group: int, scaled: bool, point: bool
+) -> Scratch:
+    """Two sums for each channel, two numbers for each group, and the channels' scale.
+
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (2.11 and 2.13; 2.14 recorded).
+    """
+    if point and target.torch == (2, 14):
+        return Scratch(after=nested(group, group))
+    if not scaled:
+        return Scratch(after=nested(each, each, group, group))
+    return Scratch(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
+
+
+def _batch_norm(
+    target: Target, own: Allocations, last: tuple[int, int, bool] | tuple[()] = ()
+) -> Scratch:
+    """``own``: of PyTorch's kernel; ``last``: rows, channels, fp16, where channels lie last."""
+    if not target.cudnn:
+        return Scratch(after=own)
+    return Scratch(after=_norm(target, norms.forward(*last[:2], half=last[2])) if last else ())
+
+
+def _batch_norm_backward(
+    target: Target, copied: int, last: tuple[int, int] | tuple[()] = ()
+) -> Scratch:
+    """``copied``: bytes of a gradient that lies otherwise than the input, held to the end."""
+    if not target.cudnn:
+        return Scratch()
+    taken = _norm(target, norms.backward(*last)) if last else ()
+    return behind((copied,) if copied else (), taken)
+
+
+def _norm(target: Target, size: int) -> Allocations:
+    """Before 7.0 cuDNN has no kernel for channels that lie last in fp32 (and it is Pascal)."""
+    return nested(size) if target.capability >= (7, 0) else ()
+
+
+def _foreach_norm(target: Target, count: int, most: int, chunks: int, partial: int) -> Scratch:
+    """For every tensor as many chunks as the largest has; from 2.15 on its own, and where they are.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda`` (2.11 and
+    2.13); seen with 2.14 and 2.15.
+    """
+    if target.torch < _RAGGED_SINCE:
+        return Scratch((count * most * partial,), (~0,))
+    return Scratch((_PLACE * (count + 1), chunks * partial), (~1, ~0))
+
+
+FORMULAS: Mapping[str, Formula] = {
+    "group_norm": _group_norm,
+    "group_norm_backward": _group_norm_backward,
+    "batch_norm": _batch_norm,
+    "batch_norm_backward": _batch_norm_backward,
+    "foreach_norm": _foreach_norm,
+}
