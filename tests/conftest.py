@@ -13,8 +13,9 @@ from hypothesis import settings
 
 pytest_plugins = ["tests.small"]
 ROOT = pathlib.Path(__file__).parent.parent
-ALIKE = {"HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
+ALIKE = {"COLUMNS": "100"}
 """What no answer of the command line may depend on in a test."""
+os.environ["HF_HUB_OFFLINE"] = "1"  # read as the hub's package is imported
 _WARM = pytest.StashKey()
 _EXAMPLES = 30
 """Generated cases of a usual test; by day two thirds of them, at night ten times as many."""
@@ -41,7 +42,7 @@ def pytest_configure(config):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         door.bind(f"\0{name}")
         door.listen(64)
-        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        quiet = {"TRANSFORMERS_VERBOSITY": "error"}
         config.stash[_WARM] = launch(door, {**os.environ, **quiet}, 2)
     os.environ[WARM] = name
     with Parent(MemcalcError, os.environ) as parent:

@@ -104,11 +104,16 @@ def _none(name: str, plain: str) -> UsageError:
         )
     wanted = _SERIES.sub("", plain)
     longer = re.compile(re.escape(wanted) + r"($|\D)")
-    cores = {gpu.name: _SERIES.sub("", _parts(gpu.name)[0]) for gpu in table()}
-    begun = [name for name, core in cores.items() if wanted and longer.match(core)]
+    begun = [name for name, core in _cores().items() if wanted and longer.match(core)]
     if begun:
         return UsageError(f"{name!r} alone is no GPU: name one of {', '.join(begun)}.")
     return unknown("GPU", name, [gpu.name for gpu in table()], hint="see memcalc list gpus.")
+
+
+@functools.cache
+def _cores() -> dict[str, str]:
+    """Plain names without their series, by name."""
+    return {gpu.name: _SERIES.sub("", _parts(gpu.name)[0]) for gpu in table()}
 
 
 def _list(found: dict[str, Gpu]) -> str:

@@ -149,8 +149,7 @@ def test_results_that_do_not_name_their_config_are_no_answer(runs, effort, tmp_p
     assert "does not say which config" in evidence.error
 
 
-def test_what_cannot_be_compared_is_said(runs, effort, tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = gather.estimate([run], effort)
     for name, word in (("zoo:small", "is code"), ("nobody/has-this", "is not checked")):

@@ -51,7 +51,6 @@ def cases():
 def as_recorded(monkeypatch, tmp_path):
     """Over the driver there is no cuDNN."""
     monkeypatch.setenv("MEMCALC_NO_CUDNN", "1")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
 
 

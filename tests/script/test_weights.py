@@ -64,7 +64,6 @@ def published(tmp_path, monkeypatch):
     """Lays a config where the hub's cache has it, and runs a script beside it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # A parent of its own: where the cache lies is settled when it starts.
     monkeypatch.delenv(WARM, raising=False)
 
