@@ -16,11 +16,6 @@ class Levels(msgspec.Struct, frozen=True, kw_only=True):
     reserved: int
     """What the allocator holds of the device."""
 
-    @property
-    def fragmentation(self) -> int:
-        """Bytes reserved and not allocated; of use where all four belong to one moment."""
-        return self.reserved - self.allocated
-
 
 class Counter:
     """One statistic that changes rarely: its level, its peak, and the sum of its increases."""

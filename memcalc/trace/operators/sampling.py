@@ -185,10 +185,6 @@ def _like(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     return torch.empty_like(tensor)
 
 
-def _like_second(_: Any, tensor: torch.Tensor, *__: Any) -> torch.Tensor:
-    return torch.empty_like(tensor)
-
-
 OVERRIDES: dict[Any, tuple[Any, str]] = {
     _aten.multinomial.default: (_multinomial, ""),
     _aten.normal.Tensor_float: (_normal, ""),
