@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
-from memcalc.trace.operators import cudnn_recurrent, release
+from memcalc.trace.operators import recurrent_weights, release
 from memcalc.trace.operators.autocast import HALVES
 from memcalc.trace.subclasses import DATA, apply_by_data
 from memcalc.trace.torch_private.choices import script_with, wrap_module_apply
@@ -146,7 +146,7 @@ def _flatten_recurrent() -> None:
     original: Callable[[torch.nn.RNNBase], None] = torch.nn.RNNBase.flatten_parameters
 
     def flatten_parameters(self: torch.nn.RNNBase) -> None:
-        if not cudnn_recurrent.flatten(self):
+        if not recurrent_weights.flatten(self):
             original(self)
 
     torch.nn.RNNBase.flatten_parameters = flatten_parameters  # type: ignore[method-assign]
