@@ -1,8 +1,10 @@
 import contextlib
 import gc
+import importlib.metadata
 import io
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
@@ -47,6 +49,16 @@ def pytest_configure(config):
     os.environ[WARM] = name
     with Parent(MemcalcError, os.environ) as parent:
         parent.child("tests.preload", "preload")
+
+
+def pytest_collection_modifyitems(items):
+    """Figures of the PyTorch that constraints.txt names hold for no other."""
+    found = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    if importlib.metadata.version("torch").split("+")[0] == found[1]:
+        return
+    for item in items:
+        if item.get_closest_marker("pinned"):
+            item.add_marker(pytest.mark.skip(reason=f"holds for PyTorch {found[1]}"))
 
 
 def pytest_collection_finish():

@@ -30,6 +30,7 @@ def _examples():
             yield pytest.param(script["output"], command, shown, marks=marks, id=command)
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize(("output", "command", "shown"), _examples())
 def test_an_example_in_the_docs_is_what_its_command_prints(output, command, shown):
     assert output(command) == shown

@@ -104,6 +104,7 @@ def test_every_event_of_every_operator_is_the_recorded_one(forked, path):
         assert equal == as_recorded(name), f"{name}: {found[name]} here, {events} recorded"
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize(
     ("path", "every"),
     [
