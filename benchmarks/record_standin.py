@@ -13,6 +13,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Iterable
 
 from memcalc.catalog.suite import load
 from memcalc.errors import MemcalcError
@@ -58,6 +59,16 @@ def settings() -> dict[str, str]:
     return told
 
 
+def write(path: pathlib.Path, environment: dict, told: dict, runs: Iterable[dict]) -> None:
+    """The whole file; after each run, so that an end by the clock loses none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    head = json.dumps({"environment": environment, "settings": told})[:-1]
+    beside = path.with_name(f"{path.name}.part")
+    beside.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+    beside.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("suite", type=pathlib.Path)
@@ -85,11 +96,9 @@ def main() -> None:
                 continue
             environment = {"device": measured["device"], **measured["versions"]}
             runs.append(compact(measured))
+            write(arguments.output, environment, told, runs)
             print(f"{plan.model} {plan.optim} {time.monotonic() - started:.1f} s", flush=True)
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(run) for run in runs)
-    head = json.dumps({"environment": environment, "settings": told})[:-1]
-    arguments.output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+    write(arguments.output, environment, told, runs)
 
 
 if __name__ == "__main__":

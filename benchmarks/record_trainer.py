@@ -17,7 +17,7 @@ from importlib.metadata import version
 
 import torch
 import transformers
-from record_standin import settings
+from record_standin import settings, write
 
 from memcalc.catalog.suite import load
 from memcalc.files.artifact import decode, encode
@@ -82,10 +82,8 @@ def main() -> None:
             continue
         environment = found.pop("environment")
         kept[text] = found
+        write(arguments.output, environment, told, kept.values())
         print(f"{said}: {time.monotonic() - started:.1f} s", flush=True)
-    head = json.dumps({"environment": environment, "settings": told})[:-1]
-    lines = ",\n".join(json.dumps(run) for run in kept.values())
-    arguments.output.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

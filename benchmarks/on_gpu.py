@@ -1,0 +1,149 @@
+"""Everything that is to be recorded on a machine with a GPU, in one call.
+
+    python benchmarks/on_gpu.py FOLDER [--minutes 9.5] [PART ...]
+    python benchmarks/on_gpu.py FOLDER --compare
+
+Every part is a command of its own with its share of the time. What it has recorded by then is in
+FOLDER (PART.json), what it printed in FOLDER/log.txt, and how it ended in FOLDER/parts.json. A part
+whose package is missing fails alone. Nothing is estimated there: with --compare, which needs no
+GPU, what was recorded is held against the estimates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, NamedTuple
+
+HERE = Path(__file__).parent
+SUITES = HERE.parent / "configs" / "suites"
+
+
+class Part(NamedTuple):
+    """A command, and its share of the time."""
+
+    share: float
+    command: tuple[str, ...]
+    compared: tuple[str, ...] = ()
+    """What holds its file against the estimates, once it is there."""
+
+
+def _own(script: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, str(HERE / script), *arguments)
+
+
+def _memcalc(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "memcalc", *arguments)
+
+
+def parts(folder: Path) -> dict[str, Part]:
+    """By name, the worthiest first."""
+
+    def at(name: str) -> str:
+        return str(folder / f"{name}.json")
+
+    def recorded(share: float, name: str, *command: str) -> Part:
+        return Part(share, _own(*command), _own("accuracy.py", at(name)))
+
+    def of_suite(share: float, name: str, suite: str, every: int) -> Part:
+        file = str(SUITES / f"{suite}.toml")
+        return recorded(share, name, "record_standin.py", "--every", str(every), file, at(name))
+
+    return {
+        "doctor": Part(0.2, _memcalc("doctor")),
+        "context": Part(0.3, _own("context_ladder.py", at("context"))),
+        "suite": Part(
+            3.0,
+            _memcalc(
+                *("measure", "--suite", str(SUITES / "evidence.toml"), "--no-estimate"),
+                *("-o", at("suite"), "--continue"),
+            ),
+            _memcalc("compare", at("suite")),
+        ),
+        "optimizers": Part(0.7, _own("optim.py", "--device", "cuda", "--json", at("optimizers"))),
+        "loops": recorded(
+            1.0, "loops", "record_trainer.py", str(SUITES / "standin-loops.toml"), at("loops")
+        ),
+        "scripts": Part(
+            1.5,
+            _own("record_scripts.py", at("scripts"), "gpu"),
+            _own("compare_scripts.py", at("scripts")),
+        ),
+        "quantised": of_suite(0.8, "quantised", "standin-quant", 5),
+        "convolutions": of_suite(0.8, "convolutions", "standin_cudnn", 2),
+        "decode": Part(
+            0.7, _own("record_decode.py", at("decode")), _own("decode.py", at("decode"))
+        ),
+        "operators": Part(0.4, _own("record_operators.py", at("operators"))),
+    }
+
+
+def record(folder: Path, chosen: dict[str, Part], minutes: float) -> None:
+    """Run the parts one after the other; time that one leaves goes to the next."""
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = {"STANDIN_CUDNN": "on a GPU", "HF_HUB_OFFLINE": "1", **os.environ}
+    ended: dict[str, object] = {}
+    left, shares = 60 * minutes, sum(part.share for part in chosen.values())
+    with (folder / "log.txt").open("a") as log:
+        for name, part in chosen.items():
+            began = time.monotonic()
+            log.write(f"== {name}\n")
+            log.flush()
+            code = _run(part.command, environment, log, left * part.share / shares)
+            took = time.monotonic() - began
+            left, shares = left - took, shares - part.share
+            ended[name] = {"code": code, "seconds": round(took, 1)}
+            (folder / "parts.json").write_text(json.dumps(ended, indent=1) + "\n")
+            said = "ran out of time" if code is None else f"ended with {code}"
+            print(f"{name} {said} after {took:.0f} s", flush=True)
+
+
+def _run(
+    command: tuple[str, ...], environment: dict[str, str], log: IO[str], seconds: float
+) -> int | None:
+    """The exit code; ``None``: it ran out of time, and was ended with all it had started."""
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=log,
+        stderr=log,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    ) as process:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("part", nargs="*")
+    parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--compare", action="store_true")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    every = parts(folder)
+    unknown = [name for name in arguments.part if name not in every]
+    if unknown:
+        parser.error(f"no such part: {', '.join(unknown)}; choose from {', '.join(every)}")
+    chosen = {name: every[name] for name in arguments.part or every}
+    if not arguments.compare:
+        record(folder, chosen, arguments.minutes)
+        return
+    for name, part in chosen.items():
+        if part.compared and (folder / f"{name}.json").exists():
+            print(f"== {name}", flush=True)
+            subprocess.run(part.compared, check=False)
+
+
+if __name__ == "__main__":
+    main()
