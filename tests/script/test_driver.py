@@ -105,6 +105,17 @@ def test_both_back_ends_give_one_answer(name, monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
+def test_segments_that_a_script_makes_expandable_are_taken_alike(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMCALC_NO_CUDNN", "1")
+    monkeypatch.chdir(tmp_path)
+    conf = "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'\n"
+    (tmp_path / "train.py").write_text(conf + (SCRIPTS / "nano_gpt.py").read_text())
+    plan = plan_of(["python", "train.py"], steps=2, gpu="H100 SXM", torch="2.13")
+    over, found = run(plan, CUDA), simulate(plan).traced.prediction.peak
+    assert (found.allocated, found.reserved) == (over.peaks.allocated, over.peaks.reserved)
+
+
+@pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
 @pytest.mark.parametrize("wrap", WRAPS)
 def test_one_of_several_processes_takes_the_same_over_both_back_ends(wrap, monkeypatch, tmp_path):
     monkeypatch.setenv("MEMCALC_NO_CUDNN", "1")

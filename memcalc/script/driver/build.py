@@ -47,6 +47,8 @@ _HEADERS = {
 _OF_COMPILER = "crt/host_defines.h"
 """The one header of CUDA's compiler that those of its runtime include in C."""
 _DRIVER = "libcuda.so.1"
+_OPENED = ("libnvidia-ml.so.1",)
+"""Linked to by nothing, and opened by PyTorch as it runs."""
 _DONE = "built"
 _PATIENCE = 120.0
 """Seconds to wait for another process that builds the same."""
@@ -141,7 +143,7 @@ def _build(named: list[Path], folder: Path, include: list[Path], compiler: str) 
     }
     symbols = {symbol for needs in needed for symbol in needs.symbols}
     # The others take memory from the driver.
-    for soname in sorted(sonames | {_DRIVER}, key=lambda name: name != _DRIVER):
+    for soname in sorted(sonames | {_DRIVER, *_OPENED}, key=lambda name: name != _DRIVER):
         _one(soname, symbols, folder, include, compiler)
 
 
