@@ -121,11 +121,13 @@ def test_layers_of_nets_that_people_train_are_in_the_table(capability, torch, mo
                 assert uncounted(calls, target(capability, torch)) == ()
 
 
-def test_what_a_newer_library_plans_otherwise_is_told_by_differences():
-    before, now = (convolution.recorded((9, 0))[version] for version in ((2, 13), (2, 15)))
+@pytest.mark.parametrize(
+    ("capability", "least"), [((7, 5), 10_000), ((8, 0), 1000), ((9, 0), 20_000)]
+)
+def test_what_a_newer_library_plans_otherwise_is_told_by_differences(capability, least):
+    before, now = (convolution.recorded(capability)[version] for version in ((2, 13), (2, 15)))
     assert before.keys() == now.keys()
     pairs = [(before[name], now[name]) for name in before]
     assert all(one.keys() == other.keys() for one, other in pairs)
-    assert sum(one[at] != other[at] for one, other in pairs for at in one) > 20_000
-    assert convolution.nearest((2, 15), (9, 0)) == (2, 15)
-    assert convolution.nearest((2, 15), (8, 0)) == (2, 13)
+    assert sum(one[at] != other[at] for one, other in pairs for at in one) > least
+    assert convolution.nearest((2, 16), capability) == (2, 15)

@@ -11,19 +11,19 @@ from memcalc.kernels.target import Target
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PROBLEM = ((2, 7, 31, 31), (24, 7, 3, 3), (1, 1, 1, 1, 1, 1), 1, 0)
 """Of sizes that nobody recorded."""
-installed = pytest.mark.skipif(
-    cudnn.version() is None, reason="cuDNN and cuBLASLt are not installed"
-)
+TORCH = next((torch for torch in ((2, 13), (2, 14), (2, 15)) if cudnn.answers_for(torch)), None)
+installed = pytest.mark.skipif(TORCH is None, reason="cuDNN and cuBLASLt are not installed")
 
 
-def a100(torch=(2, 13)):
+def a100(torch=TORCH or (2, 13)):
     return Target(capability=(8, 0), multiprocessors=108, torch=torch)
 
 
 def recorded():
     entries = json.loads((ROOT / "configs" / "convolutions" / "8.0.json").read_text())["recorded"]
     entry = next(entry for entry in entries if entry["how"] == "the real library, planning only")
-    for name, sizes in list(entry["problems"].items())[::7]:
+    known = convolution.recorded((8, 0))[TORCH]
+    for name, sizes in [(name, known[name]) for name in entry["problems"]][::7]:
         image, weight, moves, groups, dtype = json.loads(name)
         rest = (tuple(weight), tuple(moves), groups, dtype)
         for batch in ("1", "32"):
@@ -58,6 +58,14 @@ def test_fp16_with_channels_last_needs_no_copy_into_that_layout():
 def test_a_problem_that_cannot_be_has_no_answer():
     image, (_, *weight), *rest = PROBLEM
     assert cudnn.workspace(0, (image, (24, 5, *weight[1:]), *rest), a100()) is None
+
+
+@installed
+def test_the_library_of_another_pytorch_is_not_asked(monkeypatch):
+    monkeypatch.delenv(cudnn.FOLDERS, raising=False)
+    other = next(torch for torch in ((2, 13), (2, 15)) if not cudnn.answers_for(torch))
+    assert cudnn.workspaces(convolution.Direction.OUTPUT, PROBLEM, a100(other)) == ()
+    assert convolution.workspace(convolution.Direction.OUTPUT, PROBLEM, a100(other)) is None
 
 
 def test_without_the_library_a_size_that_nobody_recorded_is_unknown(monkeypatch, tmp_path):
