@@ -333,6 +333,23 @@ def test_memory_is_known_when_it_is_asked_for_and_where_the_gpu_is_nearly_full(r
     assert (tmp_path / "full").read_text() == "14"
 
 
+def test_a_frozen_convolution_passes_its_gradient_on_whatever_it_is_given(run):
+    found = run(
+        """
+        import torch
+        frozen = torch.nn.Conv2d(8, 8, 3, padding=1).cuda().requires_grad_(False)
+        head = torch.nn.Conv2d(3, 8, 1).cuda()
+        optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+        turned = head(torch.randn(2, 3, 16, 20, device="cuda")).transpose(2, 3)
+        frozen(turned).sum().backward()
+        optimizer.step()
+        """,
+        gpu="t4",
+    )
+    assert found.ending.code == 0
+    assert found.ending.steps == 1
+
+
 def test_results_that_repeat_leave_engines_of_cudnn_out(run):
     text = """
         import torch

@@ -6,6 +6,7 @@ aten/src/ATen/native/cudnn/ConvShared.cpp (2.11 and 2.13).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     grad, inputs, weight, *options, wanted = args
     layout = _layout(inputs, weight)
     bias = grad
-    if wanted[1] or inputs.dim() == 3:
+    if _reads_inputs(inputs, wanted):
         inputs = inputs.contiguous(memory_format=layout)
     grad = grad.contiguous(memory_format=layout)
     alone = [
@@ -62,11 +63,17 @@ def backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
     return (*alone, bias.sum(_BATCH_AND_IMAGE[bias.dim()]) if wanted[2] else None)
 
 
+def _reads_inputs(inputs: torch.Tensor, wanted: Sequence[bool]) -> bool:
+    """The gradient of the input alone is made without it, but in one dimension it is copied."""
+    return bool(wanted[1]) or inputs.dim() == 3
+
+
 def several(args: tuple[Any, ...]) -> bool:
     """More is wanted of this backward than one gradient of tensors that lie as they should."""
     grad, inputs, weight, *_, wanted = args
     layout = _layout(inputs, weight)
-    lie = all(tensor.is_contiguous(memory_format=layout) for tensor in (grad, inputs))
+    read = (grad, inputs) if _reads_inputs(inputs, wanted) else (grad,)
+    lie = all(tensor.is_contiguous(memory_format=layout) for tensor in read)
     return sum(wanted) > 1 or bool(wanted[2]) or not lie
 
 
