@@ -3,16 +3,18 @@
     yolo_autobatch.py NAME CLASSES SIZE BATCH,BATCH,... [counted] [held=RESERVED,ALLOCATED]
 
 The model is on the GPU twice (the trainer's, and the copy that is tried), one autocast holds its
-cast weights to the end, the cache is given back between batches, and outputs live, with the graph
-behind them, until the next ones are there (utils/torch_utils.py, ``profile``: ``y = m(x)``).
-``counted``: operations were counted before (their figure is printed). ``held``: what the search
-printed, in GiB, of the allocator as it began. Not followed: the trainer asks for deterministic
-kernels before (``init_seeds``), for which PyTorch took cuDNN's default algorithms alone as long as
-it called them one by one (Conv_v7.cpp, ``onlyDefaultAlgorithm``); their workspaces nobody recorded.
+casts to the end, the cache is given back between batches, and outputs live, with the graph behind
+them, until the next ones are there (utils/torch_utils.py, ``profile``: ``y = m(x)``). ``counted``:
+operations were counted before (their figure is printed), without gradients, inside that autocast.
+``held``: what the search printed, in GiB, of the allocator once the copy was there. Not followed:
+the trainer asks for deterministic kernels before (``init_seeds``), for which PyTorch took cuDNN's
+default algorithms alone as long as it called them one by one (Conv_v7.cpp,
+``onlyDefaultAlgorithm``); their workspaces nobody recorded.
 """
 
 import copy
 import sys
+import weakref
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -45,10 +47,7 @@ def total(outputs: object) -> torch.Tensor:
 
 
 def count(model: torch.nn.Module, pictures: torch.Tensor) -> None:
-    """One pass without gradients.
-
-    Autocast keeps its casts: the weights that they stand for get no gradients from then on.
-    """
+    """One pass without gradients."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     with torch.no_grad():
@@ -57,15 +56,47 @@ def count(model: torch.nn.Module, pictures: torch.Tensor) -> None:
         module.training = was
 
 
-def hold(reserved: float, allocated: float, known: int) -> list[torch.Tensor]:
-    """What is held besides ``known`` bytes of weights; the rest of it stays cached."""
+class Casts:
+    """Autocast's casts for convolutions, as PyTorch kept them before its pull request 165068.
 
-    def taken(size: int) -> list[torch.Tensor]:
-        sizes = [BUFFER // 2] * (size // (BUFFER // 2))
+    Those first made without gradients had none for ever (its issue 112583): neither weights nor
+    pictures got any once operations were counted. To the end of autocast nothing is let go of.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._gone: list[torch.Tensor] = []
+
+    def of(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """The cast of a leaf that wants a gradient; anything else as it is."""
+        if tensor is None or not (tensor.is_leaf and tensor.requires_grad):
+            return tensor
+        known = self._found.get(id(tensor))
+        if known is None or known[0]() is not tensor:
+            if known is not None:
+                self._gone.append(known[1])
+            known = self._found[id(tensor)] = (weakref.ref(tensor), tensor.detach().half())
+        return known[1]
+
+    def install(self) -> None:
+        """From now on convolutions take them."""
+        forward = torch.nn.Conv2d._conv_forward
+
+        def cast(layer: torch.nn.Conv2d, *tensors: torch.Tensor | None) -> torch.Tensor:
+            return forward(layer, *map(self.of, tensors))
+
+        torch.nn.Conv2d._conv_forward = cast
+
+
+def hold(reserved: float, allocated: float) -> list[torch.Tensor]:
+    """Fill up to so many GiB; what is reserved and not allocated stays cached."""
+
+    def taken(size: float) -> list[torch.Tensor]:
+        sizes = [BUFFER // 2] * round(size / (BUFFER // 2))
         return [torch.empty(one, dtype=torch.uint8, device="cuda") for one in sizes]
 
-    kept = taken(int(allocated * GIB) - known)
-    cached = taken(int((reserved - allocated) * GIB))
+    kept = taken(allocated * GIB - torch.cuda.memory_allocated())
+    cached = taken(reserved * GIB - torch.cuda.memory_reserved())
     del cached
     return kept
 
@@ -74,13 +105,14 @@ def main() -> None:
     """Try every batch."""
     name, classes, size, batches, *more = sys.argv[1:]
     model = detector(name, int(classes)).to("cuda")
-    held = [text.removeprefix("held=") for text in more if text.startswith("held=")]
-    kept = []
-    for text in held:
-        known = sum(p.numel() * p.element_size() for p in model.parameters())
-        kept = hold(*map(float, text.split(",")), known)
+    if "counted" in more:
+        Casts().install()
     with torch.autocast("cuda"):
         tried = copy.deepcopy(model).train()
+        kept = []
+        for text in more:
+            if text.startswith("held="):
+                kept = hold(*map(float, text.removeprefix("held=").split(",")))
         outputs = None
         for batch in map(int, batches.split(",")):
             pictures = torch.empty(batch, 3, int(size), int(size))
