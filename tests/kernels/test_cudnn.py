@@ -130,4 +130,6 @@ def test_what_a_newer_library_plans_otherwise_is_told_by_differences(capability,
     pairs = [(before[name], now[name]) for name in before]
     assert all(one.keys() == other.keys() for one, other in pairs)
     assert sum(one[at] != other[at] for one, other in pairs for at in one) > least
+    between = convolution.recorded(capability)[(2, 14)]
+    assert sum(between[name] != now[name] for name in now) < len(now) / 2
     assert convolution.nearest((2, 16), capability) == (2, 15)
