@@ -68,6 +68,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     half: str
     rung: str
     published: int
+    rounding: int = 0
+    """Half of the last place that was printed, where the source says how many there are."""
     predicted: int | None = None
     low: int | None = None
     high: int | None = None
@@ -95,7 +97,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         """The range that is said holds the reading; ``None``: there is no range."""
         if self.low is None or self.high is None:
             return None
-        return self.low <= self.published <= self.high
+        return self.low - self.rounding <= self.published <= self.high + self.rounding
 
 
 def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
@@ -134,6 +136,7 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
                 own_code=plan.transformers is None and "transformers" in source,
                 rung=rung,
                 published=published,
+                rounding=rounding_of(source),
                 **told,
             )
 
@@ -183,6 +186,12 @@ def elsewhere(name: str, folders: list[str]) -> list[Judged]:
         environment = {**os.environ, "PYTHONPATH": path}
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         return msgspec.json.decode(pathlib.Path(output.name).read_bytes(), type=list[Judged])
+
+
+def rounding_of(source: dict[str, Any]) -> int:
+    """Bytes by which a figure may lie from what was printed of it (``digits`` behind the point)."""
+    places = source.get("digits")
+    return 0 if places is None else round(UNITS[source["unit"]] / 10**places / 2)
 
 
 def torch_of(source: dict[str, Any]) -> str:

@@ -51,7 +51,10 @@ def relative(row: dict) -> float | None:
 
 def inside(row: dict) -> bool | None:
     """The range that is said holds the reading; ``None``: one figure is said."""
-    return None if row["low"] is None else row["low"] <= row["published"] <= row["high"]
+    if row["low"] is None:
+        return None
+    rounding = row.get("rounding", 0)
+    return row["low"] - rounding <= row["published"] <= row["high"] + rounding
 
 
 def held(rows: list[dict]) -> str:
@@ -117,10 +120,11 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "`evidence/published`, judged by\n`benchmarks/judge_published.py`. Sources were split "
             "into two halves: one that may be looked at while\nmemcalc is improved (tune), one "
             "that is only reported. A third set was written down with\nits plans before any of it "
-            "was estimated, and judged once (held out). Two things were learnt from misses of\nthe "
+            "was estimated, and judged once (held out). Three things were learnt from misses of\nthe "
             "latter two, so that they are no blind trial of these any more: a cache of tuples is "
-            "held twice (Llama-2-13b\nin transformers 4.32), and a range has to allow for the "
-            "code of another release, by a width that is the tune half's.\n"
+            "held twice (Llama-2-13b\nin transformers 4.32), a range has to allow for the "
+            "code of another release, by a width that is the tune half's,\n"
+            "and YOLO's search for a batch size is run as its code of that time ran it.\n"
             "The PyTorch is that of the reading,\n"
             "or 2.0 for older ones and those that do not say; all are older than any that "
             "memcalc was held against, so "
