@@ -14,6 +14,7 @@ OLDER = Target(capability=(8, 0), multiprocessors=108, torch=(2, 13))
     [
         (KernelCall("untold", ("cuFFT",)), "cuFFT"),
         (KernelCall("untold", ("cuSOLVER",)), "linear algebra"),
+        (KernelCall("algebra", ((4096, ~0),)), "linear algebra"),
         (KernelCall("sort", (6400, 6400, 2, True)), "sorting long rows"),
     ],
 )
@@ -31,5 +32,5 @@ def test_a_sort_that_is_known_is_not():
 def test_readers_name_the_libraries_of_transforms_and_of_algebra():
     from memcalc.trace.scratch.readers import READERS
 
-    for name, library in (("_fft_r2c", "cuFFT"), ("linalg_inv_ex", "cuSOLVER")):
+    for name, library in (("_fft_r2c", "cuFFT"), ("linalg_eig", "cuSOLVER")):
         assert READERS[name]((), None) == KernelCall("untold", (library,))

@@ -37,3 +37,47 @@ def test_the_largest_of_many_are_sorted_as_a_whole(run, count, ordered, taken):
     """As PyTorch 2.13 takes over the stand-in driver."""
     text = LARGEST.format(count=count, ordered=ordered, taken=taken)
     assert run(text, gpu="H100 SXM").ending.code == 0
+
+
+TAKEN = """
+import torch
+from torch import linalg
+tall, several = torch.ones(256, 64, device="cuda"), torch.ones(4, 600, 600, device="cuda")
+square, right = torch.ones(128, 128, device="cuda"), torch.ones(128, 10, device="cuda")
+ones = {
+    "svd": lambda: linalg.svd(tall, full_matrices=False), "r": lambda: linalg.qr(tall, mode="r"),
+    "singular values": lambda: linalg.svdvals(tall), "eigh": lambda: linalg.eigh(square),
+    "inverse": lambda: linalg.inv(square), "inverses": lambda: linalg.inv(several),
+    "solve": lambda: linalg.solve(square, right), "lu": lambda: linalg.lu(square),
+    "slogdet": lambda: linalg.slogdet(square), "cholesky": lambda: linalg.cholesky(square),
+    "cholesky solve": lambda: torch.cholesky_solve(right, square),
+    "cholesky inverse": lambda: torch.cholesky_inverse(square),
+}
+linalg.inv(square)
+for name, wanted in TAKEN.items():
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats()
+    ones[name]()
+    taken = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+    assert taken == wanted, (name, taken)
+"""
+OF_ALGEBRA = {
+    "svd": 147716,
+    "r": 82180,
+    "singular values": 147716,
+    "eigh": 66054,
+    "inverse": 200196,
+    "inverses": 17332816,
+    "solve": 79364,
+    "lu": 262660,
+    "slogdet": 67732,
+    "cholesky": 65542,
+    "cholesky solve": 70660,
+    "cholesky inverse": 196612,
+}
+"""Bytes that PyTorch 2.13 takes over the stand-in driver, which has no workspaces."""
+
+
+def test_linear_algebra_takes_the_copies_that_pytorch_makes(run):
+    text = TAKEN.replace("TAKEN", repr(OF_ALGEBRA))
+    assert run(text, gpu="H100 SXM").ending.code == 0

@@ -11,6 +11,7 @@ from typing import Any
 from memcalc.kernels import cub, indexing
 from memcalc.kernels.formulas import KernelCall
 from memcalc.trace.operators import batch_norm, convolution
+from memcalc.trace.scratch import algebra as algebra_scratch
 from memcalc.trace.scratch import attention as attention_scratch
 from memcalc.trace.scratch import collectives as collectives_scratch
 from memcalc.trace.scratch import gathering as gathering_scratch
@@ -110,11 +111,8 @@ def _of(library: str) -> Reader:
 
 _FOURIER = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
 _ALGEBRA = (
-    *("linalg_inv_ex", "linalg_lu_factor_ex", "linalg_lu", "_linalg_solve_ex", "_linalg_det"),
-    *("_linalg_slogdet", "linalg_cholesky_ex", "cholesky_inverse", "_cholesky_solve_helper"),
-    *("linalg_qr", "geqrf", "ormqr", "linalg_householder_product", "linalg_ldl_factor_ex"),
-    *("_linalg_eigh", "linalg_eig", "_linalg_svd", "linalg_lstsq", "linalg_lu_solve"),
-    "linalg_matrix_exp",
+    *("linalg_lu_factor_ex", "linalg_cholesky_ex", "linalg_ldl_factor_ex", "geqrf", "ormqr"),
+    *("linalg_householder_product", "linalg_eig", "linalg_lstsq", "linalg_matrix_exp"),
 )
 
 
@@ -128,6 +126,7 @@ READERS: dict[str, Reader] = {
     **norms_scratch.READERS,
     **images_scratch.READERS,
     **indexing_scratch.READERS,
+    **algebra_scratch.READERS,
     "sort": _sort,
     "topk": _topk,
     **dict.fromkeys(("cumsum", "logcumsumexp"), _cumsum),
