@@ -104,6 +104,53 @@ FAULTS: dict[str, tuple[object, str]] = {
         "if __name__ == '__main__':\n    import multiprocessing\n"
         "    multiprocessing.get_context('spawn').Pool(1).map(abs, [1])",
     ),
+    "interrupts itself": (
+        0,
+        "try: os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\nexcept KeyboardInterrupt: step()",
+    ),
+    "maps its data": (
+        0,
+        "import mmap\nwith open('kept.bin', 'r+b') as f: m = mmap.mmap(f.fileno(), 0)\n"
+        "assert m[:4] == b'data'; m.close(); step()",
+    ),
+    "saves into a file that it has opened to change": (
+        0,
+        "with open('kept.bin', 'r+b') as f: torch.save(model.state_dict(), f)\nstep()",
+    ),
+    "saves through a link": (
+        0,
+        "os.symlink('kept.bin', 'link.bin'); torch.save(model.state_dict(), 'link.bin')\n"
+        "step(); os.remove('link.bin')",
+    ),
+    "shows its errors itself": (1, "sys.excepthook = lambda *_: print('mine'); 1 / 0"),
+    "replaces functions of torch.cuda": (
+        0,
+        "torch.cuda.is_available = lambda: False\n"
+        "torch.cuda.synchronize = torch.cuda.empty_cache = None; step()",
+    ),
+    "trains in a forked process": (
+        0,
+        "pid = os.fork()\nif pid == 0:\n    try: step()\n    finally: os._exit(4)\n"
+        "os.waitpid(pid, 0); step()",
+    ),
+    "leaves a pool open": (
+        0,
+        "import multiprocessing\n"
+        "p = multiprocessing.get_context('fork').Pool(2); p.map(abs, [1]); step()",
+    ),
+    "writes to a closed pipe": (1, "r, w = os.pipe(); os.close(r); os.write(w, b'x')"),
+    "is ended by an alarm": (DIES, "signal.alarm(1); time.sleep(9)"),
+    "becomes another program": (DIES, "os.execv(sys.executable, [sys.executable, '-c', 'pass'])"),
+    "exits in backward": (3, "model.weight.register_hook(lambda g: sys.exit(3)); step()"),
+    "is called by a timer": (
+        0,
+        "signal.signal(signal.SIGALRM, lambda *_: None)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)\nfor _ in range(20): step()",
+    ),
+    "replaces open and print": (
+        0,
+        "import builtins; builtins.open = builtins.print = None; step()",
+    ),
     "steps in a loop of events": (
         0,
         "import asyncio\nasync def train(): step(); await asyncio.sleep(0)\nasyncio.run(train())",

@@ -15,6 +15,8 @@ from memcalc.script.overlay import Overlay, full, inside
 from memcalc.script.patches import Patches
 
 _BY_PATH = ("stat", "lstat", "access", "chmod", "chown", "utime", "readlink")
+_SMALL = 64 << 20
+"""Bytes of a file that is copied where a script may change it in place."""
 _RMDIR, _OPEN = os.rmdir, os.open
 
 
@@ -80,9 +82,13 @@ class _Functions:
         if named is None or not isinstance(mode, str):
             return original(file, mode, *args, **kwargs)
         files, at = self._files, self._files.where(named)
+        updates = "r" in mode and "+" in mode
         if "r" in mode:
             if at is None:
                 raise _missing(file)
+            if updates and at == named and self._is_small_and_was_there(named):
+                at = files.new()
+                shutil.copyfile(named, at)
         elif "w" in mode or at is None:
             at = files.place(named)
         elif "x" in mode and at != named:
@@ -100,9 +106,13 @@ class _Functions:
         opened = original(
             file, mode, *args, **kwargs, opener=lambda _, flags: _OPEN(at, flags, 0o666)
         )
-        if "r" not in mode:
+        if "r" not in mode or updates:
             files.leads(named, at)
         return opened
+
+    def _is_small_and_was_there(self, path: str) -> bool:
+        """Data that is mapped into memory to be read is often opened to be written as well."""
+        return self._files.was_there(path) and os.path.getsize(path) <= _SMALL
 
     def remove(self, original: Any, path: Any, **kwargs: Any) -> Any:
         """As ``os.remove``: what was there before the run is hidden."""

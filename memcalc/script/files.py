@@ -54,6 +54,9 @@ class UnwrittenFiles:
         if path is None:
             beside = full(getattr(file, "name", None))
             if beside is not None:
+                if self.overlay.where(beside) == beside and self.overlay.was_there(beside):
+                    # Opened to be changed in place, and too large to have been copied.
+                    return
                 self.overlay.of_checkpoints.add(os.path.dirname(beside))
                 self.overlay.made.add(beside)
             file.write(_MARK % number)

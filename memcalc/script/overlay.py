@@ -104,6 +104,8 @@ class Overlay:
     def leads(self, path: str, at: str) -> None:
         """From now on the content of a file lies there."""
         self.links.pop(path, None)
+        if self.led.get(path) == at:
+            return
         self.drop(path)
         if at == path:
             return

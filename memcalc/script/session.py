@@ -23,6 +23,7 @@ from memcalc.script import (
     decisions,
     endings,
     graphs,
+    jagged,
     loading,
     packages,
     parameters,
@@ -36,6 +37,7 @@ from memcalc.script import (
 from memcalc.script.card import card
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import Labels
+from memcalc.script.mode import Mode
 from memcalc.script.patches import Patches
 from memcalc.script.phases import Phases
 from memcalc.script.processes import Process
@@ -122,7 +124,7 @@ class Session:
         processes.install(opened, patches, self.recorder, self._process, self.say)
         if self._process is not None:
             self.say(self._process.said)
-        mode = _Mode(allow_non_fake_inputs=True)
+        mode = Mode(allow_non_fake_inputs=True)
         attention.install(self._target, None)
         opened.callback(attention.uninstall)
         overrides.install(self._target.torch)
@@ -138,6 +140,7 @@ class Session:
         parameters.install(patches, mode, real_on_host=self.recorder.real_weights)
         self.recorder.draws.install(patches)
         decisions.install(patches, self.recorder.know, self.say)
+        jagged.install(patches, self._target)
         loading.install(patches)
         folders = untouched.install(patches, self.say)
         quiet.install(patches, self.say)
@@ -278,11 +281,3 @@ class Session:
             groups=recorder.traffic.groups,
             versions={"torch": str(torch.__version__)},
         )
-
-
-class _Mode(FakeTensorMode):
-    """Fake tensors on a GPU that needs no initialisation."""
-
-    @property
-    def avoid_device_init(self) -> bool:
-        return True

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from memcalc.script import saving
+from memcalc.script import file_functions, saving
 from memcalc.script.files import UnwrittenFiles
 from memcalc.script.patches import Patches
 
@@ -108,6 +108,22 @@ def test_what_is_written_over_is_the_scripts_alone(user):
     assert not os.path.exists("new.json")
     with pytest.raises(FileExistsError):
         write("log.txt", "4", "x")
+
+
+def test_what_is_changed_in_place_or_added_to_twice_is_a_copy(user):
+    with open("ck/1.pt", "r+b") as opened:
+        user.put(opened, 5)
+    assert user.get("ck/1.pt") == 5
+    write("log.txt", " and", "a")
+    write("log.txt", " more", "a")
+    write("log.txt", "M", "r+")
+    assert read("log.txt") == "Mine and more"
+
+
+def test_what_is_too_large_to_be_copied_is_not_marked(user, monkeypatch):
+    monkeypatch.setattr(file_functions, "_SMALL", 1)
+    with open("ck/1.pt", "r+b") as opened:
+        user.put(opened, 5)
 
 
 def test_what_is_removed_is_out_of_sight(user):

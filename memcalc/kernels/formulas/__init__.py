@@ -38,6 +38,7 @@ def uncounted(calls: Iterable[KernelCall], target: Target) -> tuple[str, ...]:
 
 
 _UNTOLD = {
+    "jagged": "what attention over jagged tensors takes for its backward",
     "cuSPARSE": "cuSPARSE's workspaces of sparse products",
     "cuFFT": "cuFFT's workspaces of Fourier transforms",
     "cuSOLVER": "workspaces of linear algebra (cuSOLVER)",

@@ -18,6 +18,9 @@ is built without CUDA does not know it.
 All there are: those with both a CompositeImplicitAutograd and a CUDA kernel in 2.11 and 2.13.
 """
 
+_SYMBOLS = "aten::sym_"
+"""Sizes that are asked of tensors that hold others; the dispatcher does not know these names."""
+
 
 def is_composed(func: Any) -> bool:
     """CUDA runs this operator by others.
@@ -28,6 +31,7 @@ def is_composed(func: Any) -> bool:
     name = func._schema.name
     return (
         func.namespace == "aten"
+        and not name.startswith(_SYMBOLS)
         and has_kernel(func.name(), "CompositeImplicitAutograd")
         and name.removeprefix("aten::") not in KERNELS_ON_CUDA
         and not has_kernel(func.name(), "CUDA")

@@ -29,6 +29,7 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     "native_dropout": (1, 0),
     # Seed and offset stay on the host.
     EFFICIENT: (0, 1),
+    "_efficient_attention_forward": (0, 1),
     # The weights' sum comes first.
     "nll_loss2d_forward": (1, 0),
     # Seed and offset are made first, with or without dropout.
@@ -110,6 +111,7 @@ def _of(library: str) -> Reader:
 
 
 _FOURIER = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
+_OF_JAGGED = ("_flash_attention_backward", "_efficient_attention_backward")
 _ALGEBRA = (
     *("linalg_lu_factor_ex", "linalg_cholesky_ex", "linalg_ldl_factor_ex", "geqrf", "ormqr"),
     *("linalg_householder_product", "linalg_eig", "linalg_lstsq", "linalg_matrix_exp"),
@@ -140,4 +142,5 @@ READERS: dict[str, Reader] = {
     "unfold_backward": _unfold_backward,
     **dict.fromkeys(_FOURIER, _of("cuFFT")),
     **dict.fromkeys(_ALGEBRA, _of("cuSOLVER")),
+    **dict.fromkeys(_OF_JAGGED, _of("jagged")),
 }
