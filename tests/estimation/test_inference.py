@@ -7,6 +7,7 @@ import pytest
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Tracer, estimate
+from memcalc.files import extras
 from memcalc.records.trace import Component, Phase
 
 pytestmark = pytest.mark.usefixtures("same_children")
@@ -91,8 +92,6 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
     ("settings", "words"),
     [
         ({"generate": 4, "cache": "sliding"}, "no sliding window"),
-        ({"generate": 4, "cache": "quantized"}, "pip install optimum-quanto"),
-        ({"generate": 4, "cache": "quantized-hqq"}, "pip install hqq"),
         ({"generate": 4, "cache": "offloaded", "target": "cpu"}, "leaves a GPU"),
         ({"generate": 4, "grad_accum": 2}, "leave out grad_accum"),
         ({"generate": 4, "devices": 2}, "one GPU"),
@@ -105,6 +104,15 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
 def test_what_cannot_run_is_refused_with_its_reason(llama, settings, words):
     with pytest.raises(UsageError, match=words):
         estimate(llama, use_cache=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("cache", "package"), [("quantized", "optimum-quanto"), ("quantized-hqq", "hqq")]
+)
+def test_a_cache_without_its_package_is_refused(llama, monkeypatch, cache, package):
+    monkeypatch.setattr(extras, "is_here", lambda module: False)
+    with pytest.raises(UsageError, match=f"pip install {package}"):
+        estimate(llama, use_cache=False, generate=4, cache=cache)
 
 
 def test_a_cache_that_transformers_does_not_have_for_a_model_is_refused_in_a_sentence(tmp_path):
