@@ -114,7 +114,9 @@ def libraries(found: Installed) -> Path:
             "The driver back-end needs a C compiler: install gcc or clang, or name one in CC."
         )
     include = _headers(found)
-    more = sorted(Path(found.root).parent.glob("bitsandbytes/libbitsandbytes_cuda*.so"))
+    # Its wheel has one for each CUDA and opens PyTorch's: a second runtime would hide the first.
+    major = found.cuda.split(".")[0]
+    more = sorted(Path(found.root).parent.glob(f"bitsandbytes/libbitsandbytes_cuda{major}*.so"))
     named = sorted(Path(found.root, "lib").glob("lib*.so"))
     digest = hashlib.sha256(f"{found}{include}".encode())
     for file in (*sorted(SOURCES.iterdir()), Path(__file__), Path(elf.__file__)):
