@@ -105,7 +105,7 @@ def _check_layout(plan: Plan) -> None:
         _check_wrapped(plan, layout)
     if several:
         _check_beside_training(plan, layout)
-    if several and not registry.of(plan).traceable and layout.name not in _KNOWN_BY_STATE:
+    if several and not _divided(plan, layout):
         raise SettingError("optim", _undivided(plan, layout))
     if layout.package and plan.target == "cpu":
         raise SettingError(
@@ -130,6 +130,17 @@ def _check_beside_training(plan: Plan, layout: layouts.Layout) -> None:
 
 _KNOWN_BY_STATE = ("ddp", "zero1", "fsdp1")
 """Layouts that hand plain tensors to an optimizer whose own code is not run here."""
+
+
+def _divided(plan: Plan, layout: layouts.Layout) -> bool:
+    """What a rank holds of the optimizer's state is known.
+
+    DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states of
+    bitsandbytes follow from lengths alone.
+    """
+    choice = registry.of(plan)
+    flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
+    return choice.traceable or flat or layout.name in _KNOWN_BY_STATE
 
 
 def _undivided(plan: Plan, layout: layouts.Layout) -> str:
