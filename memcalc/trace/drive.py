@@ -11,7 +11,7 @@ import torch
 
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
-from memcalc.trace import device, quantised
+from memcalc.trace import device, draws, quantised
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators.sparse_parts import parts
 from memcalc.trace.optimizer import on_cpu
@@ -20,7 +20,7 @@ from memcalc.trace.optimizer.state_only import StateOnlyOptimizer
 from memcalc.trace.packages import deepspeed, hqq, quanto, transformers
 from memcalc.trace.placing import Named
 from memcalc.trace.recorder import TraceRecorder
-from memcalc.workload import inference, layouts, loops
+from memcalc.workload import inference, layerdrop, layouts, loops
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Job
@@ -41,7 +41,7 @@ def train(program: Program, named: Named, recorder: TraceRecorder) -> None:
     model = program.model.train()
     here = program.plan.target == "cpu"
     kernels = on_cpu.installed(program.choice, recorder) if here else contextlib.nullcontext()
-    with recorder.modules.follow(named), kernels:
+    with recorder.modules.follow(named), kernels, layerdrop.off(model), draws.alike():
         recorder.ledger.go_by_parameter()
         optimizer = optimizer_for(program, model, recorder.ledger)
         job = _job(program, optimizer, recorder)

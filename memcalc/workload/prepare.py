@@ -18,6 +18,7 @@ from memcalc.workload import (
     checkpointing,
     flash_attn,
     inference,
+    layerdrop,
     loops,
     lora,
     past,
@@ -109,6 +110,7 @@ def program_of(
             *notes,
             *past.of(model, plan).notes,
             *said(plan, choice, loop, cached=cached),
+            *(layerdrop.said(model) if not plan.infers else ()),
         ),
         inputs=inputs,
     )

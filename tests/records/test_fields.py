@@ -159,6 +159,7 @@ def words_for(name: str, value) -> list[str] | None:
 
 @given(settings())
 @example(("batch", 8.0))
+@example(("kbit_prepare", False))
 @example(("batch", True))
 @example(("max_grad_norm", float("nan")))
 @example(("optim_args", {"lr": "1e-3", "name": "true", "b": '"x"'}))

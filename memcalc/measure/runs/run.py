@@ -20,7 +20,7 @@ from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import inference, layouts, loops
+from memcalc.workload import inference, layerdrop, layouts, loops
 from memcalc.workload.prepare import finished
 from memcalc.workload.program import Program
 
@@ -128,7 +128,8 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
         # Asked for each time: whoever holds parameters that a loop shards keeps them whole.
         watch.before_clearing = lambda: storage_bytes(p.grad for p in model.parameters())
     job, loop = build.job(program, optimizer, device), loops.of(plan)
-    loop.run(job, watch, options.steps)
+    with layerdrop.off(model):
+        loop.run(job, watch, options.steps)
     found["gradients"], found["state"] = watch.gradients, read_state(optimizer)
     watch.moment("trained")
     clock = _Clock(device)

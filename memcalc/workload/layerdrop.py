@@ -1,0 +1,52 @@
+"""Layers that a model leaves out at random in training (LayerDrop): all of them run here.
+
+Steps that leave layers out take less; the first that leaves none out takes what is told.
+Source: Fan, Grave, Joulin, "Reducing Transformer Depth on Demand with Structured Dropout", 2019;
+transformers 5.23, ``encoder_layerdrop``, ``decoder_layerdrop`` and ``layerdrop`` of configs, which
+models read there or copy to attributes of their modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_NAME = re.compile("layer_?drop")
+
+
+def said(model: torch.nn.Module) -> Iterator[str]:
+    """What is assumed of a model that leaves layers out."""
+    shares = sorted({share for _, _, share in _places(model)})
+    if shares:
+        told = ", ".join(f"{share:g}" for share in shares)
+        yield f"no layer is left out at random (layerdrop {told})"
+
+
+@contextmanager
+def off(model: torch.nn.Module) -> Iterator[None]:
+    """Inside no layer of the model is left out."""
+    places = list(_places(model))
+    for holder, name, _ in places:
+        setattr(holder, name, 0.0)
+    try:
+        yield
+    finally:
+        for holder, name, share in places:
+            setattr(holder, name, share)
+
+
+def _places(model: torch.nn.Module) -> Iterator[tuple[Any, str, float]]:
+    """Modules and configs with a share above zero, its name there, and the share."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for holder in (module, getattr(module, "config", None)):
+            if holder is None or id(holder) in seen:
+                continue
+            seen.add(id(holder))
+            for name, value in list(getattr(holder, "__dict__", {}).items()):
+                if _NAME.search(name) and type(value) in (int, float) and value > 0:
+                    yield holder, name, float(value)
