@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,16 @@ from memcalc.kernels.formulas import KernelCall
 from memcalc.trace import device
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.scratch.kernels import KernelMemory
-from memcalc.trace.scratch.readers import DROPOUT, EFFICIENT, OUTPUT_ORDER, SEEDED, SEEDED_SINCE
+from memcalc.trace.scratch.readers import (
+    AMID,
+    DROPOUT,
+    EFFICIENT,
+    FLASH,
+    FLASH_DRAWS,
+    OUTPUT_ORDER,
+    SEEDED,
+    SEEDED_SINCE,
+)
 from memcalc.trace.scratch.shapes import is_empty
 from memcalc.trace.scratch.step import PROBES
 
@@ -96,16 +105,26 @@ class Writer:
         elif isinstance(out, list | tuple):
             order = self._order(name, args)
             items = out if order is None else [out[index] for index in order]
-            sources = self._sources(args, len(items))
-            for index, item in enumerate(items):
-                if sources is not None:
-                    self.ledger.follow([sources[index]])
-                self.track(item, name, node, ())
+            self._track_each(items, name, node, self._sources(args, len(items)))
+
+    def _track_each(self, items: Sequence[Any], name: str, node: Any, sources: Any = None) -> None:
+        for index, item in enumerate(items):
+            if sources is not None:
+                self.ledger.follow([sources[index]])
+            self.track(item, name, node, ())
+
+    def _parted(self, out: Any, name: str, args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        """Outputs made before a kernel takes what it needs, and those made then."""
+        order = self._order(name, args) or range(len(out))
+        items = [out[index] for index in order]
+        return items[: AMID[name]], items[AMID[name] :]
 
     def _order(self, name: str, args: tuple[Any, ...]) -> tuple[int, ...] | None:
         """In which an operator's outputs are taken, and which; ``None``: all as they come."""
         if name == EFFICIENT and self._kernels is not None and self._kernels.torch >= SEEDED_SINCE:
             return SEEDED if not any(args[DROPOUT : DROPOUT + 1]) else OUTPUT_ORDER[name]
+        if name == FLASH and any(args[3:4]):
+            return FLASH_DRAWS
         return OUTPUT_ORDER.get(name)
 
     def _sources(self, args: tuple[Any, ...], count: int) -> Any:
@@ -128,6 +147,12 @@ class Writer:
             self.ledger.leave_repetition()
         try:
             self.ledger.play(before, taken, name, node)
+            if name in AMID:
+                first, others = self._parted(out, name, args)
+                self._track_each(first, name, node)
+                self.ledger.play(after, taken, name, node)
+                self._track_each(others, name, node)
+                return
             self.track(out, name, node, args)
             if listed:
                 self.ledger.leave_repetition()

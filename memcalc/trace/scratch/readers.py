@@ -30,6 +30,8 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     # Seed and offset stay on the host.
     EFFICIENT: (0, 1),
     "_efficient_attention_forward": (0, 1),
+    # Sequences' ends are of the other layout.
+    "_scaled_dot_product_flash_attention": (0, 1, 6, 7),
     # The weights' sum comes first.
     "nll_loss2d_forward": (1, 0),
     # Seed and offset are made first, with or without dropout.
@@ -39,6 +41,14 @@ OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
     "_embedding_bag_forward_only": (2, 1, 0, 3),
 }
 """Operators whose outputs CUDA allocates in another order, or not all on the device."""
+FLASH = "_scaled_dot_product_flash_attention"
+FLASH_DRAWS = (0, 1, 7, 6)
+"""With dropout the seed is made anew behind the one that it takes the place of."""
+AMID = {FLASH: 2}
+"""Operators whose kernels take what they need behind so many outputs, and make the others then.
+
+Source: flash_api.cpp, ``mha_fwd`` (2.11 and 2.13).
+"""
 SEEDED, SEEDED_SINCE = (2, 3, 0, 1), (2, 14)
 """Without dropout this PyTorch makes seed and offset on the device, first (2.14 and 2.15)."""
 DROPOUT = 5
