@@ -31,18 +31,21 @@ _MOST = 2**31 - 1
 """Elements that are sorted together."""
 
 
-def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> Allocations:
+def index_put_sorted(
+    count: int, indices: int, rows: int, copied: int, target: Target
+) -> Allocations:
     """Scratch of ``index_put_(accumulate=True)``, the gradient of indexing by tensors.
 
     Args:
         count: N, positions written to.
         indices: tensors that name them together.
         rows: places there are.
+        copied: bytes of values that do not lie in rows.
         target: the GPU.
 
     Returns:
-        Allocations: the positions as single numbers (each tensor wrapped, then multiplied), sorted
-        positions, order and its numbers.
+        Allocations: the positions as single numbers (each tensor wrapped, then multiplied), values
+        in rows, sorted positions, order and its numbers.
     """
     if not count:
         return ()
@@ -50,10 +53,13 @@ def index_put_sorted(count: int, indices: int, rows: int, target: Target) -> All
     words: list[int] = [size, size, ~0]
     for number in range(1, indices):
         words += (size, size, ~(2 * number), ~(2 * number + 1))
-    first = 2 * indices
+    values = 2 * indices
+    first = values + bool(copied)
+    words += (copied,) * bool(copied)
     bits = max(rows - 1, 1).bit_length()
     words += (size, size, size, cub.sort_pairs(count, INDEX, INDEX, bits, target))
-    words += (~(first + 3), ~(first + 2), ~(first + 1), ~first, ~1)
+    words += (~(first + 3), ~(first + 2), ~(first + 1), ~first)
+    words += (~values, ~1) if copied else (~1,)
     return tuple(words)
 
 

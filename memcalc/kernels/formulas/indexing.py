@@ -9,8 +9,8 @@ from memcalc.kernels.scratch import Formula, Scratch, behind, later, nested
 from memcalc.kernels.target import Target
 
 
-def _index_put(target: Target, count: int, indices: int, rows: int) -> Scratch:
-    return Scratch(after=indexing.index_put_sorted(count, indices, rows, target))
+def _index_put(target: Target, count: int, indices: int, rows: int, copied: int) -> Scratch:
+    return Scratch(after=indexing.index_put_sorted(count, indices, rows, copied, target))
 
 
 def _sort(target: Target, elements: int, along: int, key_bytes: int, in_rows: bool) -> Scratch:

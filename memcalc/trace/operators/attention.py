@@ -53,6 +53,8 @@ def install(
         backend = Backend.MATH
         if query.dim() == 4:
             enabled = allowed if allowed is not None else _enabled()
+            if _lies_across(query, key, value, attn_mask):
+                enabled &= {Backend.MATH}
             backend = choose(call, target, enabled)
             if allowed is None and backend not in enabled:
                 raise RuntimeError("No available kernel. Aborting execution.")
@@ -88,6 +90,16 @@ def _enabled() -> frozenset[Backend]:
 def uninstall() -> None:
     """Route attention as PyTorch does."""
     _libraries.clear()
+
+
+def _lies_across(*given: torch.Tensor | None) -> bool:
+    """Numbers of a head, or of a mask's row, do not lie side by side: no fused kernel takes it.
+
+    Source: sdp_utils_cpp.h, ``check_last_dim_stride_equals_1_dense`` (2.13).
+    """
+    *tensors, mask = given
+    heads = any(t is not None and t.stride(-1) != 1 and t.shape[-1] != 1 for t in tensors)
+    return heads or (mask is not None and mask.stride(-1) != 1)
 
 
 def _describe(

@@ -55,7 +55,7 @@ def backward(*args: Any) -> Any:
 def own_backward(*args: Any) -> Any:
     """PyTorch's own, whatever cuDNN could do."""
     inputs, weight, wanted = args[1], args[2], args[9]
-    if not _channels_last(inputs) or not wanted[0]:
+    if not _channels_last(inputs) or not wanted[0] or not args[7]:
         return NotImplemented
     channels, wide = inputs.shape[1], _wide(inputs)
     sums = [torch.empty(channels, dtype=wide, device=inputs.device) for _ in range(2)]

@@ -91,6 +91,7 @@ def im2col(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
 
     Source: aten/src/ATen/native/cuda/Im2Col.cu, ``im2col_cuda`` (2.13).
     """
+    tensor = tensor.contiguous()
     room = torch.empty_like(tensor)
     out: torch.Tensor = torch.empty(
         _aten.im2col(tensor.to("meta"), *window).shape, dtype=tensor.dtype, device=tensor.device
@@ -100,10 +101,15 @@ def im2col(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
 
 
 def col2im(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
-    """The output is made like the input, and keeps that room: Col2Im.cu, ``col2im_cuda``."""
+    """The output is made like the input, and keeps that room: Col2Im.cu, ``col2im_cuda``.
+
+    What does not lie in rows is copied then.
+    """
     shape = _aten.col2im(tensor.to("meta"), *window).shape
     room = torch.empty_like(tensor)
+    copied = tensor.contiguous()
     if room.numel() < math.prod(shape):
         room = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
     strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    del copied
     return torch.as_strided(room, shape, strides)

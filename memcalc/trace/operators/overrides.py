@@ -26,6 +26,7 @@ from memcalc.trace.operators import (
     recurrent,
     release,
     sampling,
+    strides,
 )
 from memcalc.trace.operators.composed import KERNELS_ON_CUDA
 from memcalc.version import NEWEST_TORCH
@@ -215,6 +216,7 @@ def _efficient_backward(
 
 
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
+    **strides.FAKE_KERNELS,
     _aten._scaled_dot_product_cudnn_attention.default: _cudnn_attention,
     _aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     # It returns what it is given (torch/csrc/distributed/c10d/Functional.cpp).

@@ -25,9 +25,33 @@ def _gradient_of_image(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return _copied(args[0], suggest_memory_format(args[0]))
 
 
+def _pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """An input that lies across is copied; channels may come last."""
+    return _copied(args[0], suggest_memory_format(args[0]))
+
+
 def _gradient_of_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """The same, but channels come last where they do in the input."""
-    return _copied(args[0], suggest_memory_format(args[1]))
+    """Input and gradient are copied, but channels come last where they do in the input."""
+    layout = suggest_memory_format(args[1])
+    sizes = [bytes_of(t) for t in args[1::-1] if not t.is_contiguous(memory_format=layout)]
+    return fixed(after=nested(*sizes)) if sizes else None
+
+
+def _gradient_of_mean(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """A gradient is copied, but not where channels come last in the input: strides are told."""
+    rows = suggest_memory_format(args[1]) is torch.contiguous_format
+    return _copied(args[0], torch.contiguous_format) if rows else None
+
+
+def _adaptive_mean(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """An input that lies across is copied first; channels may come last."""
+    if args[0].is_contiguous(memory_format=suggest_memory_format(args[0])):
+        return None
+    return fixed(before=(bytes_of(args[0]),), after=(~0,))
+
+
+def _antialiased(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    return _in_rows(out, args[0])
 
 
 def _adaptive_max_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -55,8 +79,10 @@ def _copied(grad: torch.Tensor, layout: torch.memory_format) -> KernelCall | Non
 
 
 _IN_ROWS = (
-    "_log_softmax_backward_data",
-    "upsample_bicubic2d_backward",
+    *("_log_softmax_backward_data", "reflection_pad2d", "reflection_pad2d_backward"),
+    "avg_pool3d_backward",
+    *("upsample_bicubic2d_backward", "_upsample_bicubic2d_aa_backward"),
+    "_upsample_bilinear2d_aa_backward",
     *("upsample_nearest1d_backward", "upsample_linear1d_backward"),
     *("upsample_nearest3d_backward", "upsample_trilinear3d_backward"),
 )
@@ -65,15 +91,16 @@ _IMAGES = (
     "_upsample_nearest_exact2d_backward",
     "upsample_bilinear2d_backward",
 )
-_POOLS = (
-    "max_pool2d_with_indices_backward",
-    "avg_pool2d_backward",
-    "_adaptive_avg_pool2d_backward",
-)
+_POOLS = ("max_pool2d_with_indices", "avg_pool2d", "upsample_nearest2d")
 READERS: dict[str, Reader] = {
     **dict.fromkeys(_IN_ROWS, _gradient_in_rows),
     **dict.fromkeys(_IMAGES, _gradient_of_image),
-    **dict.fromkeys(_POOLS, _gradient_of_pool),
+    **dict.fromkeys(_POOLS, _pool),
+    "max_pool2d_with_indices_backward": _gradient_of_pool,
+    "avg_pool2d_backward": _gradient_of_pool,
+    "_adaptive_avg_pool2d_backward": _gradient_of_mean,
+    "_adaptive_avg_pool2d": _adaptive_mean,
+    **dict.fromkeys(("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"), _antialiased),
     "adaptive_max_pool2d": _adaptive_max_pool,
     "adaptive_max_pool2d_backward": _adaptive_max_pool_backward,
 }

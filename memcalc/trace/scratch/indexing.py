@@ -28,7 +28,8 @@ def _index_put(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     rows = math.prod(
         size for size, index in zip(tensor.shape, indices, strict=False) if index is not None
     )
-    return KernelCall("index_put", (count, len(given), rows))
+    copied = 0 if args[2].is_contiguous() else bytes_of(args[2])
+    return KernelCall("index_put", (count, len(given), rows, copied))
 
 
 def _embedding(args: tuple[Any, ...], out: Any) -> KernelCall:

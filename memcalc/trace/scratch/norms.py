@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-
 from memcalc.kernels.formulas import KernelCall
 from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed, is_dense
 
@@ -62,20 +60,29 @@ def _group_norm_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
 
 
 def _layer_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """Inputs that do not lie in rows are copied first.
+    """An input that does not lie in rows is copied first.
 
     Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``layer_norm_cuda`` and
-    ``layer_norm_backward_cuda``; recorded with PyTorch 2.13.
+    ``layer_norm_backward_cuda``; recorded with PyTorch 2.13, as the next one.
     """
-    tensors = args[:2] if isinstance(args[1], torch.Tensor) else args[:1]
-    copied = [bytes_of(t) for t in tensors if not t.is_contiguous()]
-    if not copied:
+    return None if args[0].is_contiguous() else fixed(before=(bytes_of(args[0]),), after=(~0,))
+
+
+def _layer_norm_backward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """An input is copied before the results are made, a gradient after them."""
+    grad, inputs = (0 if t.is_contiguous() else bytes_of(t) for t in args[:2])
+    if not grad and not inputs:
         return None
-    return fixed(before=tuple(copied), after=tuple(~n for n in reversed(range(len(copied)))))
+    before = (inputs,) if inputs else ()
+    after = (grad, ~len(before)) if grad else ()
+    return fixed(before=before, after=(*after, *(~n for n in range(len(before)))))
 
 
 READERS: dict[str, Reader] = {
-    **dict.fromkeys(("native_layer_norm", "native_layer_norm_backward"), _layer_norm),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), _layer_norm),
+    **dict.fromkeys(
+        ("native_layer_norm_backward", "_fused_rms_norm_backward"), _layer_norm_backward
+    ),
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
     **dict.fromkeys(("_softmax", "_log_softmax"), _softmax),

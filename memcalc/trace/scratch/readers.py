@@ -21,7 +21,7 @@ from memcalc.trace.scratch import norms as norms_scratch
 from memcalc.trace.scratch import products as products_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
 from memcalc.trace.scratch import step as step_scratch
-from memcalc.trace.scratch.shapes import Reader, fixed, is_dense
+from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed, is_dense
 
 EFFICIENT = "_scaled_dot_product_efficient_attention"
 OUTPUT_ORDER: dict[str, tuple[int, ...]] = {
@@ -70,9 +70,23 @@ def _topk(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     values, count = out[0], args[1]
     dim, ordered = (args[2:3] or (-1,))[0], (args[4:5] or (True,))[0]
     if not ordered or not values.dim() or count <= indexing.SORTED_IN_BLOCKS:
-        return None
+        # TensorTopK.cpp, ``topk_out_cuda``: the results are there.
+        return None if args[0].is_contiguous() else fixed(after=(bytes_of(args[0]), ~0))
     in_rows = values.stride(dim) == 1 and is_dense(values)
     return KernelCall("topk", (values.numel(), count, values.element_size(), in_rows))
+
+
+def _copied_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What lies across is copied first: Sorting.cpp, TensorTransformations.cu, AveragePool3d.cu."""
+    return None if args[0].is_contiguous() else fixed(before=(bytes_of(args[0]),), after=(~0,))
+
+
+def _size_of_complex(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Complex results first, whose real parts are kept.
+
+    Source: aten/src/ATen/native/UnaryOps.cpp, ``unary_op_impl_with_complex_to_float`` (2.13).
+    """
+    return fixed(after=(bytes_of(args[0]), ~0)) if args[0].is_complex() else None
 
 
 def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -86,7 +100,7 @@ def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     if tensor.dim() == 0 or not tensor.numel():
         return None
     count, size = tensor.numel(), out.element_size()
-    copied = count * size if tensor.dtype != out.dtype else 0
+    copied = count * size if tensor.dtype != out.dtype or not tensor.is_contiguous() else 0
     scanned = count if count == tensor.shape[dim] and size in cub.SCANNED else 0
     return KernelCall("scan", (scanned, size, copied)) if scanned or copied else None
 
@@ -141,6 +155,8 @@ READERS: dict[str, Reader] = {
     **algebra_scratch.READERS,
     "sort": _sort,
     "topk": _topk,
+    **dict.fromkeys(("abs", "angle"), _size_of_complex),
+    **dict.fromkeys(("median", "nanmedian", "kthvalue", "roll", "avg_pool3d"), _copied_in_rows),
     **dict.fromkeys(("cumsum", "logcumsumexp"), _cumsum),
     "randperm": _randperm,
     "native_batch_norm": batch_norm.forward_call,

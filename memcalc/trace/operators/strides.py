@@ -1,0 +1,89 @@
+"""How results of kernels lie in memory where fake kernels lay them otherwise.
+
+A gradient that lies across costs whoever takes it next a copy, or saves it one. Each rule was seen
+with PyTorch 2.13's CUDA build, for inputs and gradients in rows, across, expanded and with channels
+last; sources are the kernels' files in aten/src/ATen/native.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.trace.torch_private.tensors import suggest_memory_format
+
+_aten = torch.ops.aten
+Kernel = Callable[..., Any]
+
+
+def _first(out: Any, laid: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The result with its tensor, or the first of several, laid so."""
+    if isinstance(out, torch.Tensor):
+        return laid(out)
+    if out[0] is None:
+        return out
+    return (laid(out[0]), *out[1:])
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _in_rows(func: Any) -> Kernel:
+    """Whatever the arguments lie like: ``LEGACY_CONTIGUOUS_MEMORY_FORMAT``, or none named."""
+    return lambda *args, **kwargs: _first(func(*args, **kwargs), _rows)
+
+
+def _batch_norm_backward(*args: Any) -> Any:
+    """With channels last where the input has them so, if moments are the batch's; else in rows."""
+    inputs, training = args[1], args[7]
+    layout = suggest_memory_format(inputs) if training else torch.contiguous_format
+    out = _aten.native_batch_norm_backward.default(*args)
+    return _first(out, lambda tensor: torch.empty_like(tensor, memory_format=layout))
+
+
+def _like_gradient(grad: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(grad)
+
+
+def _by_operands(func: Any, first: int, second: int) -> Kernel:
+    """As elementwise kernels lay it, which look at their operands in this order."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        out = func(*args, **kwargs)
+        strides = _aten.add.Tensor(args[first], args[second]).stride()
+        return torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device)
+
+    return kernel
+
+
+_ROWS = (
+    # cuda/layer_norm_kernel.cu, cuda/SoftMax.cu, cuda/ActivationGluKernel.cu, Loss.cpp
+    *(_aten.native_layer_norm_backward.default, _aten._fused_rms_norm_backward.default),
+    _aten._log_softmax_backward_data.default,
+    _aten.glu_backward.default,
+    *(_aten.mse_loss_backward.default, _aten.smooth_l1_loss_backward.default),
+    _aten.huber_loss_backward.default,
+    _aten.reflection_pad2d.default,
+    # PixelShuffle.cpp: a reshape of what was permuted
+    *(_aten.pixel_shuffle.default, _aten.pixel_unshuffle.default),
+)
+_OF_GRAD_FIRST = (
+    # Activation.cpp and cuda/Activation*Kernel.cu: the gradient is the first operand
+    *(_aten.hardswish_backward.default, _aten.hardsigmoid_backward.default),
+    *(_aten.hardtanh_backward.default, _aten.softplus_backward.default),
+)
+FAKE_KERNELS: dict[Any, Kernel] = {
+    **{func: _in_rows(func) for func in _ROWS},
+    **{func: _by_operands(func, 0, 1) for func in _OF_GRAD_FIRST},
+    _aten.elu_backward.default: _by_operands(_aten.elu_backward.default, 0, 5),
+    _aten.leaky_relu_backward.default: _by_operands(_aten.leaky_relu_backward.default, 1, 0),
+    _aten.rrelu_with_noise_backward.default: _by_operands(
+        _aten.rrelu_with_noise_backward.default, 2, 0
+    ),
+    _aten.log_sigmoid_backward.default: _like_gradient,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward,
+}
+"""What runs in place of an operator's fake kernel."""
