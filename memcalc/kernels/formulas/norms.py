@@ -12,30 +12,31 @@ _RAGGED_SINCE, _PLACE = (2, 15), 8
 """PyTorch whose chunks are counted tensor by tensor, and the bytes that say where one begins."""
 
 
-def _group_norm(target: Target, moments: int, scale: int, point: bool) -> Scratch:
+def _group_norm(target: Target, moments: int, scale: int, point: bool, copied: int) -> Scratch:
     """``moments``: bytes of each moment in fp32, for 16-bit inputs; ``scale``: of a channel's.
 
-    ``point``: a channel has one number, which is scaled as others are from 2.15 on.
+    ``point``: a channel has one number, which is scaled as others are from 2.15 on; ``copied``:
+    bytes of inputs that lie across.
     Source: aten/src/ATen/native/cuda/group_norm_kernel.cu; moments are widened in 2.13, not in
     2.11 (2.12 was not looked at); 2.15 recorded.
     """
     widened = (moments, moments) if moments and target.torch >= (2, 13) else ()
     scaled = (scale, scale) if scale and (not point or target.torch >= (2, 15)) else ()
-    return Scratch(after=nested(*widened, *scaled))
+    return Scratch(after=nested(copied, *widened, *scaled))
 
 
 def _group_norm_backward(
-    target: Target, each: int, group: int, scaled: bool, point: bool
+    target: Target, each: int, group: int, scaled: bool, point: bool, copies: tuple[int, ...]
 ) -> Scratch:
     """Two sums for each channel, two numbers for each group, and the channels' scale.
 
     Source: aten/src/ATen/native/cuda/group_norm_kernel.cu (2.11 and 2.13; 2.14 recorded).
     """
     if point and target.torch == (2, 14):
-        return Scratch(after=nested(group, group))
+        return behind(copies, nested(group, group))
     if not scaled:
-        return Scratch(after=nested(each, each, group, group))
-    return Scratch(after=(each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
+        return behind(copies, nested(each, each, group, group))
+    return behind(copies, (each, each, group, group, each, ~3, ~2, ~4, ~1, ~0))
 
 
 def _batch_norm(

@@ -23,7 +23,6 @@ from memcalc.trace.subclasses import DATA, apply_by_data
 from memcalc.trace.torch_private.choices import script_with, wrap_module_apply
 from memcalc.trace.torch_private.dispatch import FakeTensor, below_autograd, transformed
 from memcalc.trace.torch_private.names import replaced
-from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 
 @functools.cache
@@ -92,7 +91,8 @@ def _normalize_rows() -> None:
     """``group_norm`` copies an input that does not lie in rows, and normalizes the copy.
 
     Of devices like the simulated one it takes any layout; on CUDA channels may lie last from 2.15
-    on. Source: aten/src/ATen/native/group_norm.cpp, ``group_norm`` (2.13; 2.15 recorded).
+    on, and kernels copy what lies across as long as they run. Source:
+    aten/src/ATen/native/group_norm.cpp, ``group_norm`` (2.13; 2.15 recorded).
     """
     original: Callable[..., torch.Tensor] = torch.group_norm
 
@@ -109,8 +109,7 @@ def _normalize_rows() -> None:
         # Autocast comes first, and holds what it casts to the end: what is copied is fp32.
         halved = tensor.dtype in HALVES and torch.is_autocast_enabled(device.NAME)
         cast = tensor.float() if halved else tensor
-        layout = suggest_memory_format(cast) if release.is_since(2, 15) else torch.contiguous_format
-        if layout is torch.contiguous_format or not cast.is_contiguous(memory_format=layout):
+        if cast.is_contiguous() or not release.is_since(2, 15):
             return original(cast.contiguous(), *rest, **more)
         return normalized(cast, *rest, **more)
 

@@ -44,6 +44,13 @@ def _batch_norm_backward(*args: Any) -> Any:
     return _first(out, lambda tensor: torch.empty_like(tensor, memory_format=layout))
 
 
+def _group_norm_backward(*args: Any) -> Any:
+    """With channels last where the input has them so, which before 2.15 none has."""
+    layout = suggest_memory_format(args[1])
+    out = _aten.native_group_norm_backward.default(*args)
+    return _first(out, lambda tensor: torch.empty_like(tensor, memory_format=layout))
+
+
 def _like_gradient(grad: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(grad)
 
@@ -85,5 +92,6 @@ FAKE_KERNELS: dict[Any, Kernel] = {
     ),
     _aten.log_sigmoid_backward.default: _like_gradient,
     _aten.native_batch_norm_backward.default: _batch_norm_backward,
+    _aten.native_group_norm_backward.default: _group_norm_backward,
 }
 """What runs in place of an operator's fake kernel."""

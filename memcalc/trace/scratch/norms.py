@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from memcalc.kernels.formulas import KernelCall
 from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed, is_dense
+from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 
 def _softmax(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -49,14 +52,22 @@ def _group_norm(args: tuple[Any, ...], out: Any) -> KernelCall:
     inputs, weight, bias, samples, channels, area, groups = args[:7]
     moments = samples * groups * 4 if inputs.element_size() < 4 else 0
     scale = 0 if weight is None and bias is None else samples * channels * 4
-    return KernelCall("group_norm", (moments, scale, area == 1))
+    return KernelCall("group_norm", (moments, scale, area == 1, _across(inputs)))
 
 
 def _group_norm_backward(args: tuple[Any, ...], out: Any) -> KernelCall:
     inputs, weight, samples, channels, area, groups = args[1], *args[4:9]
-    scaled = weight is not None and area > 1 and inputs.is_contiguous()
+    layout = suggest_memory_format(inputs)
+    scaled = weight is not None and area > 1 and layout is torch.contiguous_format
     sizes = samples * channels * 4, samples * groups * 4
-    return KernelCall("group_norm_backward", (*sizes, scaled, area == 1))
+    copies = tuple(bytes_of(t) for t in args[:2] if not t.is_contiguous(memory_format=layout))
+    return KernelCall("group_norm_backward", (*sizes, scaled, area == 1, copies))
+
+
+def _across(tensor: torch.Tensor) -> int:
+    """Bytes of what lies neither in rows nor with channels last."""
+    layout = suggest_memory_format(tensor)
+    return 0 if tensor.is_contiguous(memory_format=layout) else bytes_of(tensor)
 
 
 def _layer_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
