@@ -13,18 +13,21 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import KernelCall
-from memcalc.kernels.scratch import ceil_div
+from memcalc.kernels.scratch import Allocations, ceil_div
 from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 _TILE, _BLOCK, _PER_THREAD, _MOST_ROWS, _FEWEST_ROWS = 32, 512, 16, 128, 8
-_INT = 4
+_INT = _FLOAT = 4
 
 
 def forward_call(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """What the forward takes beside its outputs."""
     inputs, training = args[0], args[5]
     staging = _staging(inputs, 4) if training and _channels_last(inputs) else None
-    own = () if staging is None else (*staging, ~1, ~0)
+    own: Allocations = () if staging is None else (*staging, ~1, ~0)
+    if training and _lies_across(inputs) and inputs.element_size() < _FLOAT:
+        # Moments of 16-bit numbers are those of a copy in fp32 (``batch_norm_mean_var``).
+        own = (inputs.numel() * _FLOAT, ~0)
     if _fits_cudnn(inputs, args[1], training):
         last = _rows(inputs) if _lies_last(inputs) else None
         if last is None:
@@ -89,6 +92,10 @@ def _lies_last(inputs: torch.Tensor) -> bool:
 def _rows(inputs: torch.Tensor) -> tuple[int, int]:
     channels = inputs.shape[1]
     return inputs.numel() // channels, channels
+
+
+def _lies_across(inputs: torch.Tensor) -> bool:
+    return not inputs.is_contiguous() and not _channels_last(inputs)
 
 
 def _channels_last(inputs: torch.Tensor) -> bool:
