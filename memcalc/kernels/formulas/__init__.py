@@ -45,11 +45,15 @@ _UNTOLD = {
 }
 
 
+_BESIDE = {"algebra": "cuSOLVER", "fourier": "cuFFT"}
+"""Calls whose own part is known, and the library whose workspaces are not."""
+
+
 def _missing(call: KernelCall, target: Target) -> str | None:
     if call.name in ("sort", "topk") and not index_kernels.is_sort_known(target, *call.args):
         return "counters of sorting long rows of numbers of 8 or 16 bit (1 to 2 MB)"
-    if call.name in ("untold", "algebra"):
-        return _UNTOLD["cuSOLVER" if call.name == "algebra" else call.args[0]]
+    if call.name in _BESIDE or call.name == "untold":
+        return _UNTOLD[_BESIDE.get(call.name) or call.args[0]]
     if call.name == "convolution":
         problem = _problem(*call.args)
         if convolution.workspace(*problem, target) is None:
@@ -160,7 +164,7 @@ _FORMULAS: dict[str, Formula] = {
     "coalesce_unique": lambda target, count: Scratch((cub.thrust_unique(count, target), ~0)),
     "fixed": _fixed,
     "untold": lambda *_: Scratch(),
-    "algebra": lambda _, taken: Scratch(after=taken),
+    **dict.fromkeys(_BESIDE, lambda _, taken: Scratch(after=taken)),
     "recurrent": _recurrent,
     "cudnn_dropout": _cudnn_dropout,
     "cublas": _cublas,

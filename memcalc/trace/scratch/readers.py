@@ -134,7 +134,12 @@ def _of(library: str) -> Reader:
     return lambda args, out: KernelCall("untold", (library,))
 
 
-_FOURIER = ("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _to_real(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """CuFFT spoils the input, and gets a copy: SpectralOps.cpp, ``_fft_c2r_cufft`` (2.13)."""
+    return KernelCall("fourier", ((bytes_of(args[0]), ~0),))
+
+
+_FOURIER = ("_fft_r2c", "_fft_c2c")
 _OF_JAGGED = ("_flash_attention_backward", "_efficient_attention_backward")
 _ALGEBRA = (
     *("linalg_lu_factor_ex", "linalg_cholesky_ex", "linalg_ldl_factor_ex", "geqrf", "ormqr"),
@@ -167,6 +172,7 @@ READERS: dict[str, Reader] = {
     "_cdist_backward": _cdist_backward,
     "unfold_backward": _unfold_backward,
     **dict.fromkeys(_FOURIER, _of("cuFFT")),
+    "_fft_c2r": _to_real,
     **dict.fromkeys(_ALGEBRA, _of("cuSOLVER")),
     **dict.fromkeys(_OF_JAGGED, _of("jagged")),
 }
