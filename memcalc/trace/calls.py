@@ -84,7 +84,8 @@ def _is_simulated(arg: Any) -> bool:
         return arg.device.type == device.NAME
     if isinstance(arg, list | tuple):
         return any(_is_simulated(item) for item in arg)
-    return False
+    # ``to(device, dtype)`` comes whole where autograd's keys are off (inference mode).
+    return isinstance(arg, torch.device) and arg.type == device.NAME
 
 
 def is_numbers(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -125,7 +125,9 @@ def described(number: int, by_value: bool, args: Any, kwargs: dict[str, Any]) ->
         args: by place.
         kwargs: by name.
     """
-    parts: list[Any] = [number, torch.get_default_dtype()]
+    # What is made in inference mode has no keys of autograd.
+    made_as = ~number if torch.is_inference_mode_enabled() else number
+    parts: list[Any] = [made_as, torch.get_default_dtype()]
     try:
         if not _describe(args, by_value, parts):
             return None

@@ -190,6 +190,13 @@ def _view(
 
     def make(args: Any, mode: FakeTensorMode) -> Any:
         shown = args[place] if index is None else args[place][index]
+        if torch.is_inference_mode_enabled() and not shown.is_inference():
+            # A view is an inference tensor where what it shows is one, and not elsewhere.
+            with torch.inference_mode(False):
+                return view_of(shown, mode)
+        return view_of(shown, mode)
+
+    def view_of(shown: torch.Tensor, mode: FakeTensorMode) -> Any:
         view = empty(0, dtype=dtype, device=_META)
         return dress(view.set_(shown.untyped_storage(), offset, shape, stride), mode)
 

@@ -122,7 +122,6 @@ class TraceRecorder(Routes):
             operator.kept
             and not self.numbers_on_host
             and not (operator.in_formula and in_formula())
-            and not torch.is_inference_mode_enabled()
         ):
             key = memo.described(operator.number, operator.by_value, args, kwargs)
             known = self._outcomes.get(key)

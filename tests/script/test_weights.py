@@ -67,12 +67,14 @@ def published(tmp_path, monkeypatch):
     # A parent of its own: where the cache lies is settled when it starts.
     monkeypatch.delenv(WARM, raising=False)
 
-    def run(config, script, **options):
+    def run(config, script, inside="", **options):
         kept = tmp_path / "hub" / "models--someone--tiny"
-        (kept / "snapshots" / "1").mkdir(parents=True)
+        commit = "1" * 40
+        lies = kept / "snapshots" / commit / inside
+        lies.mkdir(parents=True)
         (kept / "refs").mkdir()
-        (kept / "refs" / "main").write_text("1")
-        (kept / "snapshots" / "1" / "config.json").write_text(json.dumps(config))
+        (kept / "refs" / "main").write_text(commit)
+        (lies / "config.json").write_text(json.dumps(config))
         (tmp_path / "train.py").write_text(script)
         return simulate(plan_of(["python", "train.py"]), **options)
 
@@ -130,3 +132,65 @@ def test_a_checkpoint_in_4_bit_that_is_not_here_is_what_the_packages_write(publi
     assert found.ending.code == 0
     held = {storage.component.value for storage in found.traced.trace.storages}
     assert {"quantised_weights", "quantisation_constants"} <= held
+
+
+UNET = {
+    "_class_name": "UNet2DModel",
+    "block_out_channels": [32, 64],
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "UpBlock2D"],
+    "layers_per_block": 1,
+    "sample_size": 16,
+}
+LOADS_UNET = """
+import torch
+from diffusers import UNet2DModel
+model = UNet2DModel.from_pretrained("someone/tiny", subfolder="unet", torch_dtype=torch.bfloat16)
+assert (model.dtype, model.device.type, model.training) == (torch.bfloat16, "cpu", False)
+model.cuda().train()
+optimizer = torch.optim.AdamW(model.parameters())
+noisy = torch.randn(2, 3, 16, 16, device="cuda", dtype=torch.bfloat16)
+model(noisy, 1).sample.sum().backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.nightly
+def test_weights_of_diffusers_that_are_not_here_are_those_of_the_config(published):
+    pytest.importorskip("diffusers")
+    found = published(UNET, LOADS_UNET, inside="unet")
+    assert (found.ending.code, found.ending.steps) == (0, 1)
+    said = "; ".join(found.traced.prediction.assumptions)
+    assert "weights of someone/tiny are not on this machine" in said
+
+
+PIPELINE = """
+import json, os, torch
+from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel
+config = {config}
+os.makedirs("folder/unet")
+json.dump(config, open("folder/unet/config.json", "w"))
+DDPMScheduler().save_config("folder/scheduler")
+json.dump({{
+    "_class_name": "DDPMPipeline",
+    "unet": ["diffusers", "UNet2DModel"],
+    "scheduler": ["diffusers", "DDPMScheduler"],
+}}, open("folder/model_index.json", "w"))
+pipeline = DDPMPipeline.from_pretrained("folder").to("cuda")
+assert pipeline.unet.device.type == "cuda"
+with torch.inference_mode():
+    pipeline(batch_size=2, num_inference_steps=3)
+pipeline.save_pretrained("saved")
+again = DDPMPipeline.from_pretrained("saved")
+assert again.unet.config.sample_size == 16
+"""
+
+
+@pytest.mark.nightly
+def test_a_pipeline_is_of_its_configs_and_is_found_where_it_was_saved(tmp_path, monkeypatch):
+    pytest.importorskip("diffusers")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PIPELINE.format(config=UNET))
+    found = simulate(plan_of(["python", "train.py"]))
+    assert found.ending.code == 0
+    assert not (tmp_path / "saved").exists()

@@ -98,7 +98,9 @@ def inference():
         for _ in range(2):
             made.append((x * 2).is_inference())
             with torch.inference_mode():
-                made.append((x * 2).is_inference())
+                y = x * 2
+                made.append(y.is_inference())
+                made.append(y.view(16).is_inference())
                 made.append(x.view(16).is_inference())
         x.requires_grad_()
         x.view(16).sum().backward()
@@ -106,4 +108,4 @@ def inference():
 
 
 def test_inference_mode_keeps_its_own_tensors(forked):
-    assert forked(inference) == [False, True, False] * 2
+    assert forked(inference) == [False, True, True, False] * 2

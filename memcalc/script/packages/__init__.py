@@ -6,7 +6,14 @@ Everything here acts when the package is imported, so a script pays for what it 
 from __future__ import annotations
 
 from memcalc.kernels.target import Target
-from memcalc.script.packages import bitsandbytes, deepspeed, flash_attn, transformers, triton
+from memcalc.script.packages import (
+    bitsandbytes,
+    deepspeed,
+    diffusers,
+    flash_attn,
+    transformers,
+    triton,
+)
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.phases import Phases
@@ -37,3 +44,4 @@ def install(
     triton.install(patches, recorder)
     flash_attn.install(patches, recorder, target, there=flash)
     transformers.install(patches, recorder, folders)
+    diffusers.install(patches, recorder)

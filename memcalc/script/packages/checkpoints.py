@@ -14,6 +14,12 @@ from typing import Any
 from memcalc.script.overlay import Overlay, full
 from memcalc.script.patches import Patches
 
+NOT_HERE = (
+    "weights of {} are not on this machine: they are taken to be what its config "
+    "says (--weights fetches them)"
+)
+"""What is assumed of a checkpoint that is not fetched."""
+
 
 class SavedFolders:
     """Where a script believes it has saved models, and where they are."""

@@ -11,7 +11,7 @@ import torch
 
 from memcalc.catalog.quantised import settings_in
 from memcalc.script import parameters
-from memcalc.script.packages.checkpoints import SavedFolders
+from memcalc.script.packages.checkpoints import NOT_HERE, SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace.torch_private.dispatch import mode_in_use
@@ -38,10 +38,7 @@ def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -
         if config is None:
             loaded = original(cls, saved, *args, **kwargs)
             return loaded if saved is name else _named(loaded, name)
-        recorder.assumptions[
-            f"weights of {name} are not on this machine: they are taken to be what its config "
-            "says (--weights fetches them)"
-        ] = None
+        recorder.assumptions[NOT_HERE.format(name)] = None
         with recorder.aside():
             weights = _as_config_says(cls, config)
         named = {key: value for key, value in kwargs.items() if key != "config"}
@@ -66,23 +63,37 @@ def _named(loaded: Any, name: Any) -> Any:
 
 
 _OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-_FILES = ("model.safetensors", "pytorch_model.bin")
+_FILES = (("model", "safetensors"), ("pytorch_model", "bin"))
+_KINDS = (".safetensors", ".bin", ".index.json", ".gguf", ".h5", ".msgpack", ".ckpt")
+"""How names of files end that hold weights, or say where they are."""
+
+
+def _is_here(name: str, options: dict[str, Any]) -> bool:
+    """A model's weights lie in a folder, or in the hub's cache; a folder may hold other things."""
+    from huggingface_hub import try_to_load_from_cache
+
+    inside, variant = options.get("subfolder") or "", options.get("variant")
+    if os.path.isdir(name):
+        folder = os.path.join(name, inside)
+        lying = os.listdir(folder) if os.path.isdir(folder) else []
+        return "config.json" not in lying or any(one.endswith(_KINDS) for one in lying)
+    where = {"cache_dir": options.get("cache_dir"), "revision": options.get("revision")}
+    for stem, kind in _FILES:
+        file = f"{stem}.{variant}.{kind}" if variant else f"{stem}.{kind}"
+        for entry in (file, f"{file}.index.json"):
+            at = f"{inside}/{entry}" if inside else entry
+            if isinstance(try_to_load_from_cache(name, at, **where), str):
+                return True
+    return False
 
 
 def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     """The config to make weights of; ``None``: they are here, or are no plain checkpoint."""
-    if name is None or os.path.isdir(name) or options.keys() & {"state_dict", "gguf_file"}:
+    if name is None or options.keys() & {"state_dict", "gguf_file"} or _is_here(name, options):
         return None
-    from huggingface_hub import try_to_load_from_cache
-
     options = {key: options[key] for key in _OF_HUB if key in options} | {
         "config": options.get("config")
     }
-    where = {"cache_dir": options.get("cache_dir"), "revision": options.get("revision")}
-    for file in _FILES:
-        for entry in (file, f"{file}.index.json"):
-            if isinstance(try_to_load_from_cache(str(name), entry, **where), str):
-                return None
     config = options.pop("config")
     if config is None or isinstance(config, str | os.PathLike):
         config = cls.config_class.from_pretrained(config or name, **options)

@@ -1,0 +1,106 @@
+"""diffusers: checkpoints that are not on this machine are not fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from memcalc.script import parameters
+from memcalc.script.packages.checkpoints import NOT_HERE
+from memcalc.script.patches import Patches
+from memcalc.script.recorder import ScriptRecorder
+from memcalc.trace.torch_private.dispatch import mode_in_use
+
+
+def install(patches: Patches, recorder: ScriptRecorder) -> None:
+    """Act when diffusers is imported.
+
+    Args:
+        patches: what is changed.
+        recorder: the session's.
+    """
+    if recorder.real_weights:
+        return
+
+    def models(module: ModuleType) -> None:
+        def not_fetched(
+            original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            config = None if _is_here(module, name, kwargs) else _config(cls, name, kwargs)
+            if config is None:
+                return original(cls, name, *args, **kwargs)
+            recorder.assumptions[NOT_HERE.format(name)] = None
+            with recorder.aside():
+                weights = _as_config_says(cls, config)
+            with _read_as(module, weights):
+                return original(cls, name, *args, **kwargs)
+
+        patches.wrap(module.ModelMixin, "from_pretrained", not_fetched)
+
+    def pipelines(module: ModuleType) -> None:
+        def configs(original: Any, *args: Any, ignore_patterns: Any = None, **kwargs: Any) -> Any:
+            ignored = [*(ignore_patterns or []), *_WEIGHTS]
+            return original(*args, ignore_patterns=ignored, **kwargs)
+
+        patches.wrap(module, "snapshot_download", configs)
+
+    patches.when_imported("diffusers.models.modeling_utils", models)
+    patches.when_imported("diffusers.pipelines.pipeline_utils", pipelines)
+
+
+_OF_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.ckpt", "*.msgpack", "*.onnx", "*.index.json")
+"""Files of a pipeline's repository that a model's config stands in for."""
+
+
+def _is_here(module: ModuleType, name: Any, options: dict[str, Any]) -> bool:
+    """A model's weights lie in a folder, or in the hub's cache."""
+    where = {key: options[key] for key in _OF_HUB if key in options} | {"local_files_only": True}
+    files = [module.SAFETENSORS_WEIGHTS_NAME, module.WEIGHTS_NAME]
+    indices = [module.SAFE_WEIGHTS_INDEX_NAME, module.WEIGHTS_INDEX_NAME]
+    for file in (*files, *indices):
+        kept = module._add_variant(file, options.get("variant"))
+        try:
+            module._get_model_file(name, weights_name=kept, **where)
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
+    """The config to make weights of; ``None``: its checkpoint is not a plain one."""
+    where = {key: options[key] for key in _OF_HUB if key in options}
+    config = cls.load_config(options.get("config") or name, **where)
+    return config if config.get("quantization_config") is None else None
+
+
+def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
+    """Tensors of a checkpoint without numbers, in fp32: loading casts them to what is asked for."""
+    with torch.device("meta"):
+        made = cls.from_config(config)
+    return {
+        name: parameters.on_host(tensor, mode_in_use())
+        for name, tensor in made.state_dict().items()
+    }
+
+
+@contextmanager
+def _read_as(module: ModuleType, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+    """What is loaded meanwhile is one file that holds these."""
+    instead: dict[str, Any] = {
+        "_get_model_file": lambda *_, **__: module.SAFETENSORS_WEIGHTS_NAME,
+        "_fetch_index_file": lambda *_, **__: None,
+        "_fetch_index_file_legacy": lambda *_, **__: None,
+        "load_state_dict": lambda *_, **__: dict(weights),
+    }
+    before = {name: getattr(module, name) for name in instead}
+    vars(module).update(instead)
+    try:
+        yield
+    finally:
+        vars(module).update(before)
