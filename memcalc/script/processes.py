@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from memcalc.script import arrivals, place, reducers
+from memcalc.script.driver import first
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import wrappers
@@ -124,39 +125,16 @@ def _as_told(rank: int, world: int) -> Process:
     )
 
 
-class _Ended:
-    """Stands for processes that have all ended well."""
-
-    processes: tuple[Any, ...] = ()
-
-    def join(self, *args: Any, **kwargs: Any) -> bool:
-        """They have."""
-        return True
-
-    def pids(self) -> list[int]:
-        """None are left."""
-        return []
-
-
 def _spawn_here(patches: Patches, say: Callable[[str], None]) -> None:
     """``torch.multiprocessing.spawn`` runs the first of its processes, in this one."""
 
-    def start(
-        original: Any,
-        fn: Callable[..., Any],
-        args: Any = (),
-        nprocs: int = 1,
-        join: bool = True,
-        *rest: Any,
-        **more: Any,
-    ) -> _Ended | None:
+    def started(nprocs: int) -> None:
         say(f"{place.named(f'of {nprocs} spawned processes')} the first runs")
-        fn(0, *args)
-        return None if join else _Ended()
 
     module = sys.modules["torch.multiprocessing.spawn"]
-    for name in ("start_processes", "spawn"):
-        patches.wrap(module, name, start, also=(torch.multiprocessing,))
+    start = first.instead(started)
+    for name in first.NAMES:
+        patches.wrap(module, name, lambda _, *a, **kw: start(*a, **kw), (torch.multiprocessing,))
 
 
 def _leave() -> None:

@@ -131,6 +131,46 @@ def test_one_of_several_processes_takes_the_same_over_both_back_ends(wrap, monke
     assert peaks == (over.peaks.requested, over.peaks.allocated, over.peaks.reserved)
 
 
+SPAWNS = """
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+
+def work(rank, world):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
+    dist.init_process_group("nccl", rank=rank, world_size=world)
+    model = DistributedDataParallel(torch.nn.Linear(1000, 1000).cuda(rank), device_ids=[rank])
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(64, 1000, device=rank)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(work, args=({world},), nprocs={world})
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
+@pytest.mark.parametrize("world", [1, 4])
+def test_the_first_of_spawned_processes_takes_what_it_takes_over_the_driver(
+    world, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SPAWNS.replace("{world}", str(world)))
+    plan = plan_of(["python", "train.py"], gpu="a100-40gb")
+    over = run(plan, CUDA)
+    found = simulate(plan).traced.prediction
+    assert (over.code, over.steps) == (0, 3)
+    peaks = found.peak.requested, found.peak.allocated, found.peak.reserved
+    assert peaks == (over.peaks.requested, over.peaks.allocated, over.peaks.reserved)
+    assert any(f"of {world} spawned processes" in said for said in over.assumptions)
+
+
 READS = """
 import torch
 shape = torch.tensor((3, 5), device="cuda")

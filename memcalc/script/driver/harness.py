@@ -117,6 +117,8 @@ def main(result: str, steps: str, *program: str) -> None:
     known = _known(Path(result).parent)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         peaks.among_others(_own("group"))
+    if "MEMCALC_DRIVER_CAPABILITY" in os.environ:
+        _spawn_here(peaks, {} if known is None else known.said)
     os.environ["MEMCALC_SIMULATED"] = "1"
     try:
         with known.following() if known else contextlib.nullcontext():
@@ -138,6 +140,21 @@ def main(result: str, steps: str, *program: str) -> None:
     sys.stderr.flush()
     # Threads of PyTorch's would wait for a GPU that never answers.
     os._exit(code)
+
+
+def _spawn_here(peaks: Peaks, said: dict[str, None]) -> None:
+    """Of spawned processes the first runs here: nobody would see what others take."""
+
+    def started(nprocs: int) -> None:
+        said[f"of {nprocs} spawned processes the first runs"] = None
+        if nprocs > 1:
+            peaks.among_others(_own("group"))
+
+    first = _own("first")
+    for name in first.NAMES:
+        for module in (sys.modules["torch.multiprocessing.spawn"], torch.multiprocessing):
+            if hasattr(module, name):
+                setattr(module, name, first.instead(started))
 
 
 def _end_with_parent() -> None:
