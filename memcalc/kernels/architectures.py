@@ -48,7 +48,9 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """The PyTorch that gives cuBLAS its large workspace there first (CublasHandlePool.cpp,
     ``parseChosenWorkspaceSize``); ``None``: none does."""
     cub: int = 7
-    """Whose tuning CUB's algorithms have: 7, 8 or 9; later ones took that of 9 when recorded."""
+    """Whose tuning CUB's sorts have: 7, 8 or 9; later ones took that of 9 when recorded."""
+    cub_choice: int = 7
+    """The same of its selections and running sums: 7, 8, 9 or 10."""
 
 
 _PASCAL = Architecture(
@@ -77,6 +79,7 @@ _A100 = Architecture(
     tf32=True,
     sm80=True,
     cub=8,
+    cub_choice=8,
 )
 _AMPERE = replace(
     _A100,
@@ -84,6 +87,7 @@ _AMPERE = replace(
     shared_memory=100 * KIB,
     shared_memory_of_block=99 * KIB,
     narrow_flash=True,
+    cub_choice=7,
 )
 _HOPPER = replace(
     _A100,
@@ -95,6 +99,7 @@ _HOPPER = replace(
     cudnn_attention="9.0",
     large_workspace_since=(0, 0),
     cub=9,
+    cub_choice=9,
 )
 _BLACKWELL = replace(
     _HOPPER,
@@ -102,12 +107,14 @@ _BLACKWELL = replace(
     cudnn_wide_heads=False,
     cudnn_attention="10.0",
     large_workspace_since=(2, 10),
+    cub_choice=10,
 )
 _BLACKWELL_RTX = replace(
     _AMPERE,
     name="Blackwell RTX",
     large_workspace_since=(2, 10),
     cub=9,
+    cub_choice=10,
 )
 ARCHITECTURES = {
     (6, 0): _PASCAL,

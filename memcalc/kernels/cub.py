@@ -15,15 +15,20 @@ _LEAST = 511
 """What an algorithm asks for beside its pieces."""
 _RADIX = 256
 _SINGLE_TILE = {1: 4096, 2: 4096, 4: 4864, 8: 2304}
-"""So many keys of a width are sorted by one block; of narrow ones at least so many."""
+"""So many keys or pairs are sorted by one block, by the wider of both; of narrow ones at least so
+many."""
 _SORT_TILES = {
     7: {(4, 4): 11776, (4, 8): 2816, (8, 8): 2816},
     8: {(4, 4): 6528, (4, 8): 3072, (8, 8): 3840},
     9: {(4, 4): 6528, (4, 8): 5376, (8, 8): 4608, (2, 8): 5632, (1, 8): 3456},
 }
 """By CUB's generation of tuning, then widths of key and value."""
-_KEY_TILES = {7: 2816, 8: 3840, 9: 5760}
-"""Of 64-bit keys without values, by CUB's generation of tuning."""
+_KEY_TILES = {
+    7: {(8, False): 2816, (8, True): 2816, (4, False): 5888, (4, True): 5888},
+    8: {(8, False): 3840, (8, True): 3840, (4, False): 8064, (4, True): 8064},
+    9: {(8, False): 5760, (8, True): 5760, (4, False): 7296, (4, True): 6912},
+}
+"""Without values, by CUB's generation of tuning, then width of a key and whether it is real."""
 _SCANS = {2: (7680, 16), 4: (1920, 8), 8: (896, 16)}
 """By width of an element: elements in a tile, and bytes of its look-back state."""
 SCANNED = frozenset(_SCANS)
@@ -33,6 +38,23 @@ _UNIQUE_TILES = {7: {4: 704, 8: 320}, 8: {4: 2816, 8: 1344}, 9: {4: 7168, 8: 492
 _UNIQUE_STATE = 16
 _SCAN_BY_KEY_TILES = {7: 1536, 8: 1536, 9: 1664}
 """Of 64-bit keys and sums."""
+_SELECT_TILES = {7: 640, 8: 2304, 9: 4224, 10: 3520}
+_DISTINCT_TILES = {
+    7: {8: 640, 4: 1280, 2: 1280, 1: 1280},
+    8: {8: 1920, 4: 4608, 2: 8064, 1: 19840},
+    9: {8: 4224, 4: 6528, 2: 5632, 1: 5632},
+    10: {8: 4224, 4: 5760, 2: 5632, 1: 8448},
+}
+_DISTINCT_HALF = 1280
+_FLAG_TILES = {7: 1920, 8: 3840, 9: 3072, 10: 3072}
+_SLICE_TILES = {7: 2304, 8: 3840, 9: 4032, 10: 4480}
+"""By ``Architecture.cub_choice``; of distinct elements by width, those of 16 real bits apart."""
+_CHOICE_STATE = 8
+_RUN_TILE, _RUN_STATE, _RUN_WARP = 768, 16, 16
+_COUNTED_AT_ONCE = 4096
+_BLOCKS = 2 * 5
+"""Partial counts for each multiprocessor: five for each block that fits there. How many fit only a
+GPU can tell; two are taken, which is what the stand-in driver says: a few kilobytes hang on it."""
 _MERGE_TILE = 2048
 """Of 64-bit keys, on every capability."""
 _OFFSET = 4
@@ -46,7 +68,7 @@ def sort_pairs(count: int, key_bytes: int, value_bytes: int, bits: int, target: 
     Alternate buffers where there are several passes, 64-bit bin offsets for each pass of eight
     bits, 32-bit look-back counters for each tile.
     """
-    if count <= _SINGLE_TILE[key_bytes]:
+    if count <= _SINGLE_TILE[max(key_bytes, value_bytes)]:
         return 1
     passes = ceil_div(bits, 8)
     # A single pass goes straight from the input to the output.
@@ -67,10 +89,59 @@ def knows_pairs(key_bytes: int, value_bytes: int, target: Target) -> bool:
     return (key_bytes, value_bytes) in _SORT_TILES[target.architecture.cub]
 
 
-def sort_keys(count: int, target: Target) -> int:
-    """Radix sort of more 64-bit keys than a block takes, by eight bits at most."""
-    tile = _KEY_TILES[target.architecture.cub]
-    return _RADIX * 8 + ceil_div(count, tile) * _RADIX * 4 + _LEAST
+def sort_keys(
+    count: int, target: Target, key_bytes: int = 8, bits: int = 8, *, real: bool = False
+) -> int:
+    """Radix sort without values by ``bits`` bits."""
+    if count <= _SINGLE_TILE[key_bytes]:
+        return 1
+    passes = ceil_div(bits, 8)
+    buffer = round_up(count * key_bytes, _ALIGNED) if passes > 1 else 0
+    tile = _KEY_TILES[target.architecture.cub].get((key_bytes, real))
+    if tile is None:
+        return buffer
+    look_back = ceil_div(count, tile) * _RADIX * 4
+    return buffer + passes * _RADIX * 8 + look_back + _LEAST
+
+
+def knows_keys(key_bytes: int, real: bool, target: Target) -> bool:
+    """``sort_keys`` says all that is taken; of narrow keys see ``knows_pairs``."""
+    return (key_bytes, real) in _KEY_TILES[target.architecture.cub]
+
+
+def count_nonzero(count: int, target: Target) -> int:
+    """How many are not zero."""
+    if count <= _COUNTED_AT_ONCE:
+        return 1
+    partial = target.multiprocessors * _BLOCKS * _OFFSET
+    return round_up(partial, _ALIGNED) + _ALIGNED - 1
+
+
+def select(count: int, target: Target) -> int:
+    """Which are not zero."""
+    return _states(count, _SELECT_TILES[target.architecture.cub_choice], _CHOICE_STATE)
+
+
+def distinct(count: int, element_bytes: int, target: Target, *, real: bool) -> int:
+    """The first of each run of equal elements."""
+    tile = _DISTINCT_TILES[target.architecture.cub_choice][element_bytes]
+    return _states(count, _DISTINCT_HALF if real and element_bytes == 2 else tile, _CHOICE_STATE)
+
+
+def run_lengths(count: int) -> int:
+    """The same, and how long each run is."""
+    states = (ceil_div(count, _RUN_TILE) + _RUN_WARP) * _RUN_STATE
+    return round_up(states, _ALIGNED) + _LEAST
+
+
+def sum_flags(count: int, target: Target) -> int:
+    """A running sum in 64 bit of flags that begin a run."""
+    return _states(count, _FLAG_TILES[target.architecture.cub_choice], _CHOICE_STATE)
+
+
+def scan_by_slice(count: int, target: Target) -> int:
+    """A running sum in 32 bit that begins anew with each slice."""
+    return _states(count, _SLICE_TILES[target.architecture.cub_choice], _UNIQUE_STATE)
 
 
 def segmented_sort_pairs(count: int, key_bytes: int, value_bytes: int) -> int:

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from memcalc.kernels import cub
-from memcalc.kernels.scratch import Allocations, nested
+from memcalc.kernels.scratch import Allocations, later, nested
 from memcalc.kernels.target import Target
 
 _ROWS_PER_THREAD = 10
@@ -53,14 +53,15 @@ def index_put_sorted(
     words: list[int] = [size, size, ~0]
     for number in range(1, indices):
         words += (size, size, ~(2 * number), ~(2 * number + 1))
-    values = 2 * indices
-    first = values + bool(copied)
-    words += (copied,) * bool(copied)
-    bits = max(rows - 1, 1).bit_length()
-    words += (size, size, size, cub.sort_pairs(count, INDEX, INDEX, bits, target))
-    words += (~(first + 3), ~(first + 2), ~(first + 1), ~first)
-    words += (~values, ~1) if copied else (~1,)
-    return tuple(words)
+    return (*words, *later(put_sorted(count, rows, copied, target), 2 * indices), ~1)
+
+
+def put_sorted(count: int, rows: int, copied: int, target: Target) -> Allocations:
+    """The part of ``index_put_sorted`` that finds the positions as single numbers."""
+    if not count:
+        return ()
+    size, bits = count * INDEX, max(rows - 1, 1).bit_length()
+    return nested(copied, size, size, size, cub.sort_pairs(count, INDEX, INDEX, bits, target))
 
 
 def is_sort_known(target: Target, elements: int, along: int, key_bytes: int, *_: Any) -> bool:
@@ -106,6 +107,52 @@ def sort(elements: int, along: int, key_bytes: int, in_rows: bool, target: Targe
         return taken
     copies = elements * key_bytes, elements * key_bytes, elements * INDEX
     return (*copies, *(word if word > 0 else word - 3 for word in taken), ~2, ~1, ~0)
+
+
+_THREADS = 256
+_REGISTERS = 40 * _THREADS
+_REGISTERS_OF_MULTIPROCESSOR = 65536
+_FEWEST, _MOST_OF_THREAD = 4, 64
+"""Elements for each thread."""
+_DIGITS = 256
+_BY_BLOCKS = (
+    *((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800)),
+    (math.inf, 400),
+)
+"""Up to so many slices, those of so many elements are shared by several blocks."""
+
+
+def radix_topk(slices: int, along: int, key_bytes: int, target: Target) -> Allocations:
+    """Scratch of finding the largest of long slices, after values and indices are allocated.
+
+    Source: TensorTopK.cu, ``mbtopk::launch``, ``should_use_multiblock`` and
+    ``get_items_per_thread`` (2.13; as recorded with 2.15).
+
+    Args:
+        slices: rows, S.
+        along: elements of each, L.
+        key_bytes: of an element.
+        target: the GPU.
+
+    Returns:
+        Allocations: the value found, the digits sought (twice 4 bytes, or 8), the counts of 256
+        digits for each block and slice, and what each block has; empty for short slices, which a
+        block takes by itself.
+    """
+    least = next(length for most, length in _BY_BLOCKS if slices <= most)
+    if not slices or along < least:
+        return ()
+    at_once = target.multiprocessors * (_REGISTERS_OF_MULTIPROCESSOR // _REGISTERS) * _THREADS
+    items = min(max(math.ceil(slices * along / at_once), _FEWEST), _MOST_OF_THREAD)
+    blocks = slices * math.ceil(along / (items * _THREADS))
+    sums = cub.scan_by_slice(blocks, target)
+    sought = slices * 2 * 4
+    wide = slices * 2 * max(key_bytes, 4)
+    counts = blocks * _DIGITS * 2, slices * _DIGITS * 4
+    return (
+        *(slices * key_bytes, sought, wide, *counts, blocks * 4, blocks * 4),
+        *(sums, ~7, sums, ~8, ~6, ~5, ~4, ~3, ~2, ~1, ~0),
+    )
 
 
 _LIKELIHOOD = 12 * math.log(0.9)

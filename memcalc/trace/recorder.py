@@ -23,14 +23,15 @@ from memcalc.trace.engine import (
 )
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators.convolution import PLANNED, TRIED
+from memcalc.trace.operators.counted import COUNTED, NONZERO
 from memcalc.trace.operators.overrides import (
-    BOOLEAN_INDEXED,
     FAKE_KERNELS,
     OVERRIDES,
     SPLIT,
     WITHOUT_CUDNN,
 )
 from memcalc.trace.operators.patches import adds_bias
+from memcalc.trace.operators.placed import PLACED, PUTS, put_by
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
 from memcalc.trace.routes import ITSELF, SCALARS, Routes
 from memcalc.trace.scratch.kernels import KernelMemory
@@ -143,7 +144,9 @@ class TraceRecorder(Routes):
         return (
             func in SCALARS
             or func in self.in_python
-            or func in BOOLEAN_INDEXED
+            or func in PLACED
+            or func in COUNTED
+            or func is NONZERO
             or func in WITHOUT_CUDNN
             or func in SPLIT
             or func in OVERRIDES
@@ -205,6 +208,11 @@ class TraceRecorder(Routes):
         instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
         if instead is not None and writes_in_place(node, args):
             func = instead
+        if func in PUTS:
+            with self:
+                out = put_by(self._take, func, args)
+            if out is not NotImplemented:
+                return out
         if kwargs and sums_wider(node, args, kwargs):
             key, kwargs = None, {**kwargs, "dtype": torch.float32}
         name = name_of(func)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,15 +20,15 @@ from memcalc.trace.engine import (
 from memcalc.trace.flops import Operations
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.modules import Modules
+from memcalc.trace.operators import counted
+from memcalc.trace.operators.counted import ALL_NONZERO, COUNTED, NONZERO, every_position
 from memcalc.trace.operators.overrides import (
-    BOOLEAN_INDEXED,
     OVERRIDES,
     SPLIT,
-    VALUE_RECIPES,
     WITHOUT_CUDNN,
-    has_mask,
     without_cudnn,
 )
+from memcalc.trace.operators.placed import PLACED, needs_places
 from memcalc.trace.operators.sparse import AS_THEY_ARE, SparseKernels
 from memcalc.trace.operators.sparse_parts import CLONE, DETACH, MAKES, any_sparse
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
@@ -52,7 +53,6 @@ _INITIALISES = {
     torch.ops.aten.uniform_.default,
     torch.ops.aten.zero_.default,
 }
-_NONZERO = torch.ops.aten.nonzero.default
 _IS_PINNED = torch.ops.aten.is_pinned.default
 ITSELF = object()
 """Said of an operator that is one kernel of its own."""
@@ -133,9 +133,9 @@ class Routes(TorchDispatchMode):
         if func in self.in_python:
             with self:
                 return self.in_python[func](*args, **kwargs)
-        if func in BOOLEAN_INDEXED and has_mask(args[1]):
+        if func in PLACED and needs_places(func, *args):
             with self:
-                return BOOLEAN_INDEXED[func](*args, **kwargs)
+                return PLACED[func](self._take, *args, **kwargs)
         if self._native(func, args):
             with self:
                 out = WITHOUT_CUDNN[func](*args, **kwargs)
@@ -144,6 +144,11 @@ class Routes(TorchDispatchMode):
         if self._split(func, args):
             with self:
                 return SPLIT[func][1](*args, **kwargs)
+        if func is NONZERO:
+            return self._positions(args[0])
+        if func in COUNTED and self._symbols is None:
+            with contextlib.suppress(UnansweredError):
+                return self._by_values(func, args, kwargs)
         if func in OVERRIDES:
             out = self._replaced(func, args, kwargs)
             if out is not NotImplemented:
@@ -177,7 +182,7 @@ class Routes(TorchDispatchMode):
             return args[0]
         if func is _IS_PINNED:
             return storage_key(args[0]) in self._pinned or func(*args, **kwargs)
-        if func is _NONZERO and isinstance(args[0], FakeTensor):
+        if func is NONZERO and isinstance(args[0], FakeTensor):
             # Of a copy of the device's: as many as there are, or all.
             chosen = self._chosen(args[0])
             shape = args[0].numel() if chosen is None else chosen, args[0].dim()
@@ -198,11 +203,6 @@ class Routes(TorchDispatchMode):
 
     def _replaced(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what stands for an operator; its allocations come back as operators of their own."""
-        if func is _NONZERO and (chosen := self._chosen(args[0])) is not None:
-            with self:
-                out = torch.empty(chosen, args[0].dim(), dtype=torch.long, device=device.NAME)
-            self._values.remember(func, args, kwargs, out)
-            return out
         instead, assumed = OVERRIDES[func]
         with self:
             out = instead(*args, **kwargs)
@@ -210,10 +210,25 @@ class Routes(TorchDispatchMode):
             return out
         if assumed:
             self.assumptions[f"in {self._place()} {assumed}"] = None
-        if func in VALUE_RECIPES:
-            self._values.remember(VALUE_RECIPES[func], args, kwargs, out)
         self.operations.count(self.position.step, func, args, kwargs, out)
         return out
+
+    def _positions(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Where a tensor is not zero: as far as the program says it, else everywhere."""
+        chosen = self._chosen(tensor)
+        out = self._found(tensor, tensor.numel() if chosen is None else chosen)
+        if chosen is None:
+            self.assumptions[f"in {self._place()} {ALL_NONZERO}"] = None
+        self._values.remember(every_position if chosen is None else NONZERO, (tensor,), {}, out)
+        return out
+
+    def _found(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
+        """So many positions, as the device makes them."""
+        with self:
+            if self._kernel_memory is not None:
+                return counted.nonzero(self._take, tensor, count)
+            shape = count, tensor.dim()
+            return torch.empty(shape, dtype=torch.long, device=device.NAME)
 
     def _chosen(self, mask: torch.Tensor) -> int | None:
         """How many entries of a mask are not zero, where the program itself says it."""
@@ -281,18 +296,23 @@ class Routes(TorchDispatchMode):
         """
         self._note_read()
         made = self._values.run(func, args, kwargs)
-        several = isinstance(made, list | tuple)
-        if not several and not isinstance(made, torch.Tensor):
-            return made
-        with self:
-            outs = [
-                torch.empty(item.shape, dtype=item.dtype, device=device.NAME)
-                for item in (made if several else (made,))
-            ]
-        out = tuple(outs) if several else outs[0]
+        out = NotImplemented
+        if func in COUNTED and self._kernel_memory is not None:
+            with self:
+                out = COUNTED[func](self._take, made, *args, **kwargs)
+        if out is NotImplemented:
+            with self:
+                out = _like(made)
         self._values.remember(func, args, kwargs, out)
         return out
 
     def _place(self) -> str:
         """The module at work, all of its like in one; outside of all, the phase."""
         return re.sub(r"\.\d+", ".*", self.position.module) or self.position.phase.value
+
+
+def _like(made: Any) -> Any:
+    """The same on the device."""
+    if isinstance(made, torch.Tensor):
+        return torch.empty(made.shape, dtype=made.dtype, device=device.NAME)
+    return tuple(map(_like, made)) if isinstance(made, list | tuple) else made

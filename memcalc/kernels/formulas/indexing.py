@@ -17,12 +17,24 @@ def _sort(target: Target, elements: int, along: int, key_bytes: int, in_rows: bo
     return Scratch(after=indexing.sort(elements, along, key_bytes, in_rows, target))
 
 
-def _topk(target: Target, elements: int, along: int, key_bytes: int, in_rows: bool) -> Scratch:
-    """What was chosen is sorted into other places, and its indices are gathered by those."""
+def _topk(
+    target: Target,
+    elements: int,
+    along: int,
+    key_bytes: int,
+    in_rows: bool,
+    chosen: tuple[int, int] = (0, 0),
+) -> Scratch:
+    """What was chosen is sorted into other places, and its indices are gathered by those.
+
+    ``chosen``: slices, and elements of each, of which it was chosen.
+    """
+    first = indexing.radix_topk(*chosen, key_bytes, target)
     places, keys = elements * indexing.INDEX, elements * key_bytes
     sorted_ = indexing.sort(elements, along, key_bytes, in_rows, target)
     taken = 2 + sum(word > 0 for word in sorted_)
-    return Scratch(after=(places, keys, *later(sorted_, 2), places, ~taken, ~1, ~0))
+    then = (places, keys, *later(sorted_, 2), places, ~taken, ~1, ~0)
+    return Scratch(after=(*first, *later(then, sum(word > 0 for word in first))))
 
 
 def _randperm(target: Target, count: int, element_bytes: int) -> Scratch:
@@ -59,6 +71,10 @@ def _scan(target: Target, count: int, element_bytes: int, copied: int = 0) -> Sc
     return Scratch(after=nested(copied, cub.scan(count, element_bytes) if count else 0))
 
 
+def _freed(size: int) -> Scratch:
+    return Scratch(after=(size, ~0))
+
+
 FORMULAS: Mapping[str, Formula] = {
     "index_put": _index_put,
     "sort": _sort,
@@ -67,4 +83,23 @@ FORMULAS: Mapping[str, Formula] = {
     "masked_scatter": _masked_scatter,
     "embedding_backward": _embedding_backward,
     "scan": _scan,
+    "put_sorted": lambda target, count, rows, copied: Scratch(
+        after=indexing.put_sorted(count, rows, copied, target)
+    ),
+    "radix_topk": lambda target, slices, along, size: Scratch(
+        after=indexing.radix_topk(slices, along, size, target)
+    ),
+    "count": lambda target, count: _freed(cub.count_nonzero(count, target)),
+    "select": lambda target, count: _freed(cub.select(count, target)),
+    "sort_keys": lambda target, count, size, real: _freed(
+        cub.sort_keys(count, target, size, size * 8, real=real)
+    ),
+    "sort_pairs": lambda target, count, size: _freed(
+        cub.sort_pairs(count, size, indexing.INDEX, size * 8, target)
+    ),
+    "sum_flags": lambda target, count: _freed(cub.sum_flags(count, target)),
+    "run_lengths": lambda _, count: _freed(cub.run_lengths(count)),
+    "distinct": lambda target, count, size, real: _freed(
+        cub.distinct(count, size, target, real=real)
+    ),
 }

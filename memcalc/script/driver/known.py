@@ -32,17 +32,19 @@ _SCALAR = _aten._local_scalar_dense.default
 _TO_HOST = (_aten._to_copy.default, _aten.copy_.default)
 _MOST = 1 << 20
 """Elements of a tensor whose values are worked out when it is copied to the host."""
-_COUNTS_MASKS: dict[Any, Callable[[Any], Any]] = {
-    _aten.nonzero.default: lambda args: args[:1],
-    _aten.masked_select.default: lambda args: args[1:2],
+_COUNTS_MASKS: dict[Any, Callable[[Any], list[tuple[torch.Tensor, int]]]] = {
+    _aten.nonzero.default: lambda args: [(args[0], 1)],
+    _aten.masked_select.default: lambda args: [(args[1], _times(*args[:2]))],
     _aten.index.Tensor: lambda args: _masks(args[1]),
     _aten.index_put_.default: lambda args: _masks(args[1]),
     _aten.index_put.default: lambda args: _masks(args[1]),
     _aten._index_put_impl_.default: lambda args: _masks(args[1]),
 }
-"""Operators that read how many places are nonzero, and in which of their arguments."""
+"""Operators that read how many places are nonzero, in which of their arguments, and how many times
+over."""
+_UNIQUE, _BINCOUNT = _aten._unique2.default, _aten.bincount.default
 _COUNTS_RESULTS = {
-    _aten._unique2.default,
+    _UNIQUE,
     _aten.unique_dim.default,
     _aten.unique_consecutive.default,
     _aten.repeat_interleave.Tensor,
@@ -107,12 +109,17 @@ class Known:
         if func is _SCALAR and _on_device(args[0]):
             return self._scalar(args[0])
         if func in _COUNTS_MASKS:
-            for mask in _COUNTS_MASKS[func](args):
-                self._announce(_COUNT_BYTES, self._places, mask)
+            for mask, times in _COUNTS_MASKS[func](args):
+                self._announce(_COUNT_BYTES, self._places, mask, times)
         for size in _CHECKS.get(func, ()):
             self._announce(size, _passed)
-        if func in _COUNTS_RESULTS:
+        if func is _UNIQUE and args[0].dtype is torch.bool:
+            self._announce(_COUNT_BYTES, self._places, args[0], 1)
+        elif func in _COUNTS_RESULTS:
             self._announce(8, self._length, func, args, kwargs)
+        if func is _BINCOUNT and args[0].numel():
+            for end in (torch.Tensor.min, torch.Tensor.max):
+                self._announce(args[0].element_size(), self._end, end, args[0])
         if func in _COUNTS_DISTINCT:
             for tensor in args[:2]:
                 self._announce(8, self._distinct, tensor)
@@ -170,11 +177,14 @@ class Known:
         except UnansweredError:
             self._answer(size, 0)
 
-    def _places(self, mask: torch.Tensor) -> int:
+    def _places(self, mask: torch.Tensor, times: int) -> int:
         try:
-            return int(self._values.whole(mask).count_nonzero())
+            return int(self._values.whole(mask).count_nonzero()) * times
         except UnansweredError:
-            return mask.numel()
+            return mask.numel() * times
+
+    def _end(self, end: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> int:
+        return int(end(self._values.whole(tensor)))
 
     def _distinct(self, tensor: torch.Tensor) -> int:
         return int(self._values.whole(tensor).unique().numel())
@@ -204,8 +214,15 @@ def _passed() -> int:
     return 1
 
 
-def _masks(indices: Any) -> list[torch.Tensor]:
-    return [one for one in indices if one is not None and one.dtype in (torch.bool, torch.uint8)]
+def _masks(indices: Any) -> list[tuple[torch.Tensor, int]]:
+    masks = (torch.bool, torch.uint8)
+    return [(one, 1) for one in indices if one is not None and one.dtype in masks]
+
+
+def _times(tensor: torch.Tensor, mask: torch.Tensor) -> int:
+    """How often a mask stands there where it is spread over a tensor."""
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    return int(math.prod(shape) // max(mask.numel(), 1))
 
 
 def _on_device(tensor: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,23 +26,13 @@ from memcalc.trace.operators import (
     recurrent,
     release,
     sampling,
+    scattering,
     strides,
 )
 from memcalc.trace.operators.composed import KERNELS_ON_CUDA
 from memcalc.version import NEWEST_TORCH
 
 _aten = torch.ops.aten
-
-
-def _all_nonzero(tensor: torch.Tensor) -> torch.Tensor:
-    """Without values every element may be nonzero; that is the most there can be."""
-    shape = (tensor.numel(), tensor.dim())
-    return torch.empty(shape, dtype=torch.long, device=tensor.device)
-
-
-def every_position(tensor: torch.Tensor) -> torch.Tensor:
-    """The values that ``_all_nonzero`` stands for."""
-    return torch.ones(tensor.shape).nonzero()
 
 
 def _selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -55,30 +45,6 @@ def _selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     out = torch.empty(positions.shape[0], dtype=tensor.dtype, device=tensor.device)
     del positions
     return out
-
-
-def _positions(tensor: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Turn masks among indices into positions, as CUDA does; those of the host are copied.
-
-    Source: aten/src/ATen/native/IndexingUtils.h, ``expandTensors`` (2.13), and
-    TensorAdvancedIndexing.cpp, ``make_info``.
-    """
-    expanded: list[torch.Tensor | None] = []
-    for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
-            expanded.extend(index.nonzero().unbind(1))
-        else:
-            expanded.append(index)
-    expanded = [index if index is None else index.to(tensor.device) for index in expanded]
-    return _aten.index.Tensor(tensor, expanded)  # type: ignore[no-any-return]
-
-
-def has_mask(indices: Any) -> bool:
-    """Some of the indices are masks."""
-    return isinstance(indices, list | tuple) and any(
-        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-        for index in indices
-    )
 
 
 def _all_alike(
@@ -141,7 +107,6 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     },
     _aten._ctc_loss.default: (ctc.forward, ""),
     _aten._ctc_loss_backward.default: (ctc.backward, ""),
-    _aten.nonzero.default: (_all_nonzero, "every element is taken to be nonzero"),
     _aten.native_batch_norm_backward.default: (batch_norm.backward, ""),
     **{
         one: (_in_place_alone, "")
@@ -157,15 +122,12 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     **losses.OVERRIDES,
     **recurrent.OVERRIDES,
     **sampling.OVERRIDES,
+    **scattering.OVERRIDES,
 }
 """What runs instead, and what is assumed by it (empty: nothing).
 
 It may return ``NotImplemented``: the operator itself runs.
 """
-VALUE_RECIPES: dict[Any, Callable[..., torch.Tensor]] = {_aten.nonzero.default: every_position}
-"""How the values of a replaced operator's result are to be read."""
-BOOLEAN_INDEXED: dict[Any, Callable[..., Any]] = {_aten.index.Tensor: _positions}
-"""What runs instead where indices, the second argument, hold a mask."""
 SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
     _aten.convolution.default: (convolution.copies, convolution.forward),
     _aten.convolution_backward.default: (convolution.several, convolution.backward),

@@ -256,8 +256,10 @@ def _scatter_one_hot() -> None:
     original: Callable[..., torch.Tensor] = torch.nn.functional.one_hot
 
     def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-        if tensor.device.type != device.NAME or num_classes <= 0:
+        if tensor.device.type != device.NAME or not num_classes or not tensor.numel():
             return original(tensor, num_classes)
+        if num_classes < 0:
+            num_classes = int(tensor.max()) + 1
         zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.long, device=tensor.device)
         return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 

@@ -88,16 +88,22 @@ def _isin(
         equal = elements.unsqueeze(-1) == tests.flatten()
         equal.any(-1)
         return out
-    # Without values all may differ: unique elements, where each came from, and all of both sorted.
-    unique, places = (
-        torch.empty_like(elements),
-        elements.new_empty(elements.shape, dtype=torch.long),
-    )
-    every = torch.cat((unique.flatten(), tests.flatten()))
-    ordered, order = every.sort(stable=True)
-    doubled, mask = torch.empty_like(every, dtype=torch.bool), None
+    ordered, back = elements.flatten(), None
+    among = tests.flatten()
+    if not assume_unique:
+        ordered, back = _aten._unique.default(elements, False, True)
+        among, _ = _aten._unique.default(tests, False, False)
+        del _
+    every = torch.cat((ordered, among))
+    del among, ordered
+    values, order = every.sort(stable=True)
+    doubled = torch.empty_like(values, dtype=torch.bool)
+    following = values[1:] == values[:-1]
+    del following
     mask = torch.empty_like(doubled)
-    del mask, doubled, order, ordered, every, places, unique
+    mask.index_copy_(0, order, doubled)
+    found = mask[: elements.numel()] if back is None else mask[back]
+    del found, mask, doubled, values, order, every, back
     return out
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.operators import placed
 from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed
 
 
@@ -20,15 +20,10 @@ def _masked_scatter(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 
 
 def _index_put(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    tensor, indices = args[:2]
-    if not (len(args) > 3 and args[3]):
+    if not (len(args) > 3 and args[3]) or placed.is_numbered():
         return None
-    given = [index for index in indices if index is not None]
-    count = math.prod(torch.broadcast_shapes(*(index.shape for index in given)))
-    rows = math.prod(
-        size for size, index in zip(tensor.shape, indices, strict=False) if index is not None
-    )
-    copied = 0 if args[2].is_contiguous() else bytes_of(args[2])
+    count, rows, copied = placed.sizes_put(*args[:3])
+    given = [index for index in args[1] if index is not None]
     return KernelCall("index_put", (count, len(given), rows, copied))
 
 

@@ -66,19 +66,33 @@ def _sort(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 
 
 def _topk(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """More than a block sorts are sorted as a whole: TensorTopK.cpp, ``topk_out_cuda`` (2.13)."""
+    """Long slices are shared by blocks; what is chosen of them is sorted as a whole if it is much.
+
+    Source: TensorTopK.cpp, ``topk_out_cuda``, and TensorTopK.cu (2.13).
+    """
     values, count = out[0], args[1]
     dim, ordered = (args[2:3] or (-1,))[0], (args[4:5] or (True,))[0]
+    size = args[0].element_size()
+    chosen = (
+        (args[0].numel() // args[0].shape[dim], args[0].shape[dim]) if args[0].dim() else (0, 0)
+    )
     if not ordered or not values.dim() or count <= indexing.SORTED_IN_BLOCKS:
-        # TensorTopK.cpp, ``topk_out_cuda``: the results are there.
-        return None if args[0].is_contiguous() else fixed(after=(bytes_of(args[0]), ~0))
+        if args[0].is_contiguous():
+            return KernelCall("radix_topk", (*chosen, size))
+        # The results are there.
+        return fixed(after=(bytes_of(args[0]), ~0))
     in_rows = values.stride(dim) == 1 and is_dense(values)
-    return KernelCall("topk", (values.numel(), count, values.element_size(), in_rows))
+    return KernelCall("topk", (values.numel(), count, size, in_rows, chosen))
 
 
 def _copied_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """What lies across is copied first: Sorting.cpp, TensorTransformations.cu, AveragePool3d.cu."""
     return None if args[0].is_contiguous() else fixed(before=(bytes_of(args[0]),), after=(~0,))
+
+
+def _scanned_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Source: aten/src/ATen/native/cuda/ScanUtils.cuh, ``scan_dim_with_indices`` (2.13)."""
+    return None if args[0].is_contiguous() else fixed(after=(bytes_of(args[0]), ~0))
 
 
 def _size_of_complex(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -162,7 +176,8 @@ READERS: dict[str, Reader] = {
     "topk": _topk,
     **dict.fromkeys(("abs", "angle"), _size_of_complex),
     **dict.fromkeys(("median", "nanmedian", "kthvalue", "roll", "avg_pool3d"), _copied_in_rows),
-    **dict.fromkeys(("cumsum", "logcumsumexp"), _cumsum),
+    **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _cumsum),
+    **dict.fromkeys(("cummax", "cummin"), _scanned_in_rows),
     "randperm": _randperm,
     "native_batch_norm": batch_norm.forward_call,
     "native_batch_norm_backward": batch_norm.backward_call,

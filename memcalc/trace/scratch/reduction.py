@@ -51,6 +51,10 @@ def _extreme(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return _reduce(args, out, None if isinstance(out, torch.Tensor) else _PAIR)
 
 
+def _extremes(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    return _reduce(args, out, 2 * args[0].element_size())
+
+
 def _place(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return _reduce(args, out, _PAIR)
 
@@ -68,6 +72,7 @@ READERS = {
     **dict.fromkeys(("amax", "amin", "linalg_vector_norm"), _reduce),
     **dict.fromkeys(("sum", "mean"), _sum),
     **dict.fromkeys(("max", "min"), _extreme),
+    "aminmax": _extremes,
     **dict.fromkeys(("argmax", "argmin"), _place),
     **dict.fromkeys(("any", "all"), _truth),
     **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _moments),

@@ -1,0 +1,203 @@
+"""Indexing by masks and by what lies on the host: positions are made on the device first.
+
+Sources: aten/src/ATen/native/IndexingUtils.h, ``expandTensors``; TensorAdvancedIndexing.cpp,
+``make_info`` and ``_index_put_impl_``; cuda/Indexing.cu, ``wrapIndexOnce`` (2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from memcalc.kernels.formulas import KernelCall
+
+_aten = torch.ops.aten
+_INDEX, _PUT = _aten.index.Tensor, _aten.index_put_.default
+_MASKS = (torch.bool, torch.uint8)
+_KERNEL: ContextVar[bool] = ContextVar("kernel", default=False)
+"""The places were made and looked at: the kernel itself runs."""
+Take = Callable[[KernelCall], None]
+"""Writes down what a kernel takes by itself."""
+Indices = Sequence[torch.Tensor | None]
+
+
+def needs_places(func: Any, tensor: torch.Tensor, indices: Any, *rest: Any) -> bool:
+    """CUDA does not index by these tensors as they are, or looks at them first.
+
+    Args:
+        func: of ``PLACED``.
+        tensor: what is indexed.
+        indices: tensors, and ``None`` for whole dimensions.
+        rest: of putting: values, and whether they are added.
+    """
+    if not isinstance(indices, list | tuple):
+        return False
+    given = [index for index in indices if isinstance(index, torch.Tensor)]
+    moved = any(index.dtype != torch.long or index.device != tensor.device for index in given)
+    if _KERNEL.get():
+        return False
+    if func is _INDEX:
+        return moved
+    if _fills(tensor, given, rest[0]):
+        return False
+    adds = func is _PUT and len(rest) > 1 and rest[1]
+    return moved or adds or _is_host_number(tensor, rest[0])
+
+
+def _is_host_number(tensor: torch.Tensor, values: torch.Tensor) -> bool:
+    return not values.dim() and values.device != tensor.device
+
+
+def _fills(tensor: torch.Tensor, given: Sequence[torch.Tensor], values: torch.Tensor) -> bool:
+    """One number of the host where a mask is: ``canDispatchToMaskedFill``.
+
+    On a device that PyTorch does not take for CUDA, Python's numbers come as tensors of it.
+    """
+    comes_with_it = tensor.device.type != "cuda" and not values.dim()
+    return (
+        values.numel() == 1
+        and (values.device.type == "cpu" or comes_with_it)
+        and len(given) == 1
+        and given[0].dtype in _MASKS
+        and given[0].device == tensor.device
+    )
+
+
+def _expanded(indices: Indices) -> list[torch.Tensor | None]:
+    expanded: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is not None and index.dtype in _MASKS:
+            expanded.extend(index.nonzero().unbind(1))
+        else:
+            expanded.append(index)
+    return expanded
+
+
+def _places(tensor: torch.Tensor, indices: Indices) -> list[torch.Tensor | None]:
+    """Masks become positions, on the mask's device; those of the host are copied."""
+    return [
+        index if index is None else index.to(device=tensor.device, dtype=torch.long)
+        for index in _expanded(indices)
+    ]
+
+
+def _let_go(places: list[torch.Tensor | None]) -> None:
+    """As the list in C++ does: from its end."""
+    while places:
+        places.pop()
+
+
+def _index(take: Take, tensor: torch.Tensor, indices: Indices) -> torch.Tensor:
+    places = _places(tensor, indices)
+    out: torch.Tensor = _INDEX(tensor, places)
+    _let_go(places)
+    return out
+
+
+def _put(
+    take: Take,
+    tensor: torch.Tensor,
+    indices: Indices,
+    values: torch.Tensor,
+    accumulate: bool = False,
+    *,
+    looks: bool = True,
+) -> torch.Tensor:
+    if _is_host_number(tensor, values):
+        values = values.to(tensor.device)
+    if accumulate:
+        return _add(take, tensor, indices, values, looks=looks)
+    places = _places(tensor, indices)
+    with _kernel_runs():
+        _PUT(tensor, places, values)
+    _let_go(places)
+    return tensor
+
+
+def _add(
+    take: Take, tensor: torch.Tensor, indices: Indices, values: torch.Tensor, *, looks: bool
+) -> torch.Tensor:
+    """Places become single numbers, by which all is sorted."""
+    expanded = _expanded(indices)
+    given = [index for index in expanded if index is not None]
+    shape = torch.broadcast_shapes(*(index.shape for index in given))
+    numbers = None
+    while given:
+        place = given.pop(0)
+        one: torch.Tensor | None = _number(place, shape, tensor.device, looks=looks)
+        numbers, one = (numbers if numbers is not None else one), None
+    sizes = sizes_put(tensor, expanded, values)
+    del place, expanded
+    with _kernel_runs():
+        _PUT(tensor, indices, values, True)
+    take(KernelCall("put_sorted", sizes))
+    del numbers
+    return tensor
+
+
+def _number(place: torch.Tensor, shape: Any, device: torch.device, *, looks: bool) -> torch.Tensor:
+    """Wrapped and multiplied where it lies, then copied to the device."""
+    if place.device != device:
+        return torch.empty(shape, dtype=torch.long, device=device)
+    if looks and place.numel():
+        _look_at(place)
+    wrapped = place.new_empty(shape)
+    number = place.new_empty(shape)
+    del wrapped
+    return number
+
+
+def _look_at(index: torch.Tensor) -> None:
+    """The largest and the smallest are read."""
+    smallest, largest = index.aminmax()
+    for one in (largest, smallest):
+        one >= 0  # noqa: B015
+    del largest, smallest
+
+
+def sizes_put(tensor: torch.Tensor, indices: Indices, values: torch.Tensor) -> tuple[int, int, int]:
+    """Positions that are written to, rows that there are of them, bytes of values not in a row."""
+    given = [index for index in indices if index is not None]
+    count = math.prod(torch.broadcast_shapes(*(index.shape for index in given)))
+    rows = math.prod(
+        size for size, index in zip(tensor.shape, indices, strict=False) if index is not None
+    )
+    copied = 0 if values.is_contiguous() else values.numel() * values.element_size()
+    return count, rows, copied
+
+
+def is_numbered() -> bool:
+    """The positions were made: what is taken for them is written down."""
+    return _KERNEL.get()
+
+
+@contextlib.contextmanager
+def _kernel_runs() -> Iterator[None]:
+    token = _KERNEL.set(True)
+    try:
+        yield
+    finally:
+        _KERNEL.reset(token)
+
+
+def put_by(take: Take, func: Any, args: tuple[Any, ...]) -> Any:
+    """Run what puts values in places, where it is more than a kernel, else ``NotImplemented``.
+
+    A gradient's formula, which puts into its own zeros, trusts the places that it was given.
+    """
+    if func is _aten.index_put.default:
+        return _PUT(args[0].clone(), *args[1:])
+    if func is _PUT and needs_places(func, *args[:3]):
+        return _put(take, *args, looks=False)
+    return NotImplemented
+
+
+PUTS = {_PUT, _aten.index_put.default}
+"""What ``put_by`` knows."""
+PLACED: dict[Any, Callable[..., Any]] = {_INDEX: _index, _PUT: _put}
+"""What runs instead where ``needs_places``; given first what writes down a kernel's own part."""

@@ -1,0 +1,108 @@
+"""Means into places, and rows scaled to a norm: what CUDA makes on the way.
+
+Sources: aten/src/ATen/native/ TensorAdvancedIndexing.cpp (``scatter_reduce_two``), cuda/Indexing.cu
+(``index_reduce_func_cuda_impl``), Normalization.cpp (``renorm_out``), cuda/SummaryOps.cu
+(``_histc_cuda``), 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+_MEAN = "mean"
+
+
+def _divided(counts: torch.Tensor) -> None:
+    """Places that nothing came to are divided by one."""
+    counts == 0  # noqa: B015
+
+
+def _scatter_mean(
+    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
+    *, include_self: bool = True,
+) -> Any:  # fmt: skip
+    return _scattered(torch.empty_like(tensor), source) if reduce == _MEAN else NotImplemented
+
+
+def _scatter_mean_(
+    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
+    *, include_self: bool = True,
+) -> Any:  # fmt: skip
+    return _scattered(tensor, source) if reduce == _MEAN else NotImplemented
+
+
+def _scattered(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    ones, counts = torch.empty_like(source), torch.empty_like(out)
+    _divided(counts)
+    del counts, ones
+    return out
+
+
+def _index_mean(
+    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
+    *, include_self: bool = True,
+) -> Any:  # fmt: skip
+    return _indexed(torch.empty_like(tensor), source) if reduce == _MEAN else NotImplemented
+
+
+def _index_mean_(
+    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
+    *, include_self: bool = True,
+) -> Any:  # fmt: skip
+    return _indexed(tensor, source) if reduce == _MEAN else NotImplemented
+
+
+def _indexed(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    counts = torch.empty_like(out)
+    torch.empty_like(source)
+    _divided(counts)
+    del counts
+    return out
+
+
+def _renorm(tensor: torch.Tensor, p: Any, dim: int, maxnorm: Any) -> torch.Tensor:
+    return _scaled(torch.empty_like(tensor), tensor, p, dim)
+
+
+def _renorm_(tensor: torch.Tensor, p: Any, dim: int, maxnorm: Any) -> torch.Tensor:
+    return _scaled(tensor, tensor, p, dim)
+
+
+def _scaled(out: torch.Tensor, tensor: torch.Tensor, p: Any, dim: int) -> torch.Tensor:
+    """Norms of 16-bit rows are fp32, and scales of their own."""
+    others = [at for at in range(tensor.dim()) if at != dim % tensor.dim()]
+    narrow = tensor.element_size() == 2
+    kept = {"keepdim": True, "dtype": torch.float32 if narrow else None}
+    norms = torch.linalg.vector_norm(tensor, p, others, **kept)
+    scales = torch.empty_like(norms, dtype=tensor.dtype) if narrow else None
+    del scales, norms
+    return out
+
+
+def _histogram(
+    tensor: torch.Tensor,
+    bins: int = 100,
+    min: float = 0,
+    max: float = 0,
+) -> torch.Tensor:
+    """Between the least and the largest, where it is not said between which."""
+    out = tensor.new_empty(bins)
+    if min == max and tensor.numel():
+        ends = tensor.aminmax()
+        del ends
+    return out
+
+
+OVERRIDES: dict[Any, tuple[Any, str]] = {
+    _aten.scatter_reduce.two: (_scatter_mean, ""),
+    _aten.scatter_reduce_.two: (_scatter_mean_, ""),
+    _aten.index_reduce.default: (_index_mean, ""),
+    _aten.index_reduce_.default: (_index_mean_, ""),
+    _aten.renorm.default: (_renorm, ""),
+    _aten.renorm_.default: (_renorm_, ""),
+    _aten.histc.default: (_histogram, ""),
+}
+"""What runs instead, and what is assumed by it (empty: nothing)."""
