@@ -1,9 +1,14 @@
 """A recurrent world model with an actor and a critic: lazy layers, straight-through samples."""
 
+import gc
+
 import torch
 import torch.distributions as D
 import torch.nn.functional as F
 from torch import nn
+
+# Transforms keep what they made in circles: when Python finds those, by a few tensors, is chance.
+gc.disable()
 
 
 class RSSM(nn.Module):

@@ -46,6 +46,7 @@ from memcalc.trace import device, memo
 from memcalc.trace.operators import attention, gradients, overrides
 from memcalc.trace.properties import Properties
 from memcalc.trace.scratch.kernels import TargetKernelMemory
+from memcalc.trace.torch_private import python_kernels
 from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
 
 REPEATED = (
@@ -137,6 +138,7 @@ class Session:
         patches.set(torch._C, "_cuda_clearCublasWorkspaces", self.recorder.clear_workspaces)
         tensors.like_real_ones(patches)
         tensors.install(patches, self.recorder)
+        patches.wrap(torch.library.Library, "impl", python_kernels.register)
         parameters.install(patches, mode, real_on_host=self.recorder.real_weights)
         self.recorder.draws.install(patches)
         decisions.install(patches, self.recorder.know, self.say)

@@ -44,6 +44,7 @@ from memcalc.trace.torch_private.dispatch import (
     HigherOrderOperator,
     mode_in_use,
 )
+from memcalc.trace.torch_private.python_kernels import is_brought
 from memcalc.trace.traffic import Traffic, is_sent
 from memcalc.trace.values import decides
 from memcalc.trace.writer import Writer
@@ -136,6 +137,7 @@ class TraceRecorder(Routes):
 
     def _meet(self, func: Any) -> Operator:
         """Know an operator from now on."""
+        self.bring(func)
         operator = self._operators[func] = Operator(func, self._special(func))
         return operator
 
@@ -144,6 +146,7 @@ class TraceRecorder(Routes):
         return (
             func in SCALARS
             or func in self.in_python
+            or func in self.brought
             or func in PLACED
             or func in COUNTED
             or func is NONZERO
@@ -230,6 +233,8 @@ class TraceRecorder(Routes):
         if reader is not None and self._kernel_memory is not None and not is_empty(args[:1]):
             placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
             call = reader(placed, kwargs.get("out", out))
+        elif is_brought(func):
+            call = KernelCall("untold", (func.namespace,))
         if key is not None and func is operator.func and len(self._outcomes) < outcomes.MOST:
             known = outcomes.outcome_of(args, kwargs, out, operations, call)
             if known is not None:

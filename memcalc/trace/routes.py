@@ -41,6 +41,7 @@ from memcalc.trace.torch_private.dispatch import (
     eager_code,
     without_modes,
 )
+from memcalc.trace.torch_private.python_kernels import has_fake, is_brought, python_kernel
 from memcalc.trace.torch_private.tensors import storage_key
 from memcalc.trace.values import Values
 
@@ -85,6 +86,8 @@ class Routes(TorchDispatchMode):
         self.assumptions: dict[str, None] = {}
         self.in_python: dict[Any, Callable[..., None]] = {}
         """Operators that are Python on the device: run step by step."""
+        self.brought: dict[Any, Callable[..., Any]] = {}
+        """The same of programs and packages."""
         self._kernel_memory = kernel_memory
         self.cudnn = cudnn_enabled()
         """Convolutions are cuDNN's."""
@@ -97,6 +100,26 @@ class Routes(TorchDispatchMode):
     def _take(self, call: KernelCall) -> None:
         """Write down what a kernel takes by itself."""
         raise NotImplementedError
+
+    def bring(self, func: Any) -> None:
+        """Find out what runs an operator that is none of PyTorch's own."""
+        kind = "cpu" if device.NAME == "cpu" else "cuda"
+        kernel = python_kernel(func, kind) if is_brought(func) else None
+        if kernel is not None:
+            self.brought[func] = kernel
+
+    def _run_brought(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a kernel in Python as it is; where it cannot, its fake one makes the results."""
+        try:
+            with self:
+                return self.brought[func](*args, **kwargs)
+        except (EstimateError, torch.OutOfMemoryError):
+            raise
+        except Exception:
+            if not has_fake(func):
+                raise
+        del self.brought[func]
+        return ITSELF
 
     def _given_functions(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the eager code of an operator that is given functions."""
@@ -133,6 +156,8 @@ class Routes(TorchDispatchMode):
         if func in self.in_python:
             with self:
                 return self.in_python[func](*args, **kwargs)
+        if func in self.brought:
+            return self._run_brought(func, args, kwargs)
         if func in PLACED and needs_places(func, *args):
             with self:
                 return PLACED[func](self._take, *args, **kwargs)

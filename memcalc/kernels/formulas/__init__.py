@@ -53,7 +53,8 @@ def _missing(call: KernelCall, target: Target) -> str | None:
     if call.name in ("sort", "topk") and not index_kernels.is_sort_known(target, *call.args):
         return "counters of sorting long rows of numbers of 8 or 16 bit (1 to 2 MB)"
     if call.name in _BESIDE or call.name == "untold":
-        return _UNTOLD[_BESIDE.get(call.name) or call.args[0]]
+        named = _BESIDE.get(call.name) or call.args[0]
+        return _UNTOLD.get(named, f"what compiled kernels of {named} take in passing")
     if call.name == "convolution":
         problem = _problem(*call.args)
         if convolution.workspace(*problem, target) is None:
