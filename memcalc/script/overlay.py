@@ -55,6 +55,8 @@ class Overlay:
         """What lies in files of our folder, for whoever keeps it by numbers."""
         self.of_checkpoints: set[str] = set()
         """Folders with checkpoints; in one that the script made, what lies beside goes too."""
+        self.covers: Callable[[], None] = lambda: None
+        """Called when a file that was there before is covered or hidden for the first time."""
         self.lock = threading.RLock()
         """Held while something is kept: checkpoints may be saved by threads."""
         self._begun = time.time_ns() - _COARSE
@@ -87,7 +89,10 @@ class Overlay:
         for link, target in tuple(self.links.items()):
             if inside(path, link):
                 return self.place(target + path[len(link) :])
-        if path in self.led or path in self.hidden or self.was_there(path):
+        there = self.was_there(path)
+        if there:
+            self._cover()
+        if there or path in self.led or path in self.hidden:
             return self.new()
         return self.in_folder(path) or path
 
@@ -166,9 +171,14 @@ class Overlay:
     def hide(self, path: str) -> None:
         """The script removes what may be there."""
         if self.was_there(path):
+            self._cover()
             self.hidden.add(path)
         elif _exists(path):
             _unlink(path)
+
+    def _cover(self) -> None:
+        covers, self.covers = self.covers, lambda: None
+        covers()
 
     def reveal(self, path: str) -> bool:
         """A folder that the script has removed is there again, empty; whether it was one."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.script import saving, trackers
+from memcalc.script import place, saving, trackers
 from memcalc.script.packages import peft, saved_models
 from memcalc.script.packages.checkpoints import SavedFolders
 from memcalc.script.patches import Patches
+
+STAY = "files that were there before stay as they were"
 
 
 def install(
@@ -24,6 +26,7 @@ def install(
         Where models were saved instead.
     """
     files = saving.install(patches, say, simulated=simulated)
+    files.overlay.covers = lambda: say(place.named(STAY))
     trackers.install(patches, say)
     folders = SavedFolders(patches, files.overlay)
     saved_models.install(patches, say, folders)

@@ -110,6 +110,18 @@ def test_what_is_written_over_is_the_scripts_alone(user):
         write("log.txt", "4", "x")
 
 
+def test_that_files_stay_as_they_were_is_told_once(user):
+    told = []
+    user.overlay.covers = lambda: told.append(1)
+    write("new.txt", "1")
+    write("new.txt", "2")
+    assert not told
+    write("log.txt", "3")
+    os.remove("ck/1.pt")
+    assert told == [1]
+    os.remove("new.txt")
+
+
 def test_what_is_changed_in_place_or_added_to_twice_is_a_copy(user):
     with open("ck/1.pt", "r+b") as opened:
         user.put(opened, 5)
