@@ -10,12 +10,18 @@ aten/src/ATen/cuda/CublasHandlePool.cpp, ``parseChosenWorkspaceSize`` and
 
 from __future__ import annotations
 
+import re
+
 from memcalc.kernels.target import Target
 
 _LARGE = 32 << 20
 _SMALL = 8_519_680
 """4096 KiB x 2 + 16 KiB x 8, the setting ``:4096:2:16:8``."""
 _LT = 1 << 20
+CONFIG = "CUBLAS_WORKSPACE_CONFIG"
+"""Variable of the environment; PyTorch reads it at the first product, and ``:4096:8`` or ``:16:8``
+is what ``torch.use_deterministic_algorithms`` wants there."""
+_PIECE = re.compile(r":(\d+):(\d+)")
 _GIVEN_BACK_SINCE = (2, 15)
 
 PRODUCTS = frozenset(
@@ -36,8 +42,19 @@ PRODUCTS = frozenset(
 )
 
 
+def configured(text: str) -> int | None:
+    """Bytes that ``CUBLAS_WORKSPACE_CONFIG`` asks for: KiB and how many, such as ``:4096:8``.
+
+    ``None``: it says nothing that PyTorch understands, which takes its default then.
+    """
+    pieces = _PIECE.findall(text)
+    return sum(int(size) * int(count) for size, count in pieces) << 10 if pieces else None
+
+
 def workspace(target: Target) -> int:
     """Bytes of one thread's workspace."""
+    if target.cublas_workspace is not None:
+        return target.cublas_workspace
     since = target.architecture.large_workspace_since
     return _LARGE if since is not None and target.torch >= since else _SMALL
 

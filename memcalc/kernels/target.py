@@ -28,6 +28,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Engines whose results differ from run to run are left out
     (``torch.backends.cudnn.deterministic``, ``torch.use_deterministic_algorithms``)."""
 
+    cublas_workspace: int | None = None
+    """Bytes of cuBLAS' workspace where ``CUBLAS_WORKSPACE_CONFIG`` says them."""
+
     @property
     def architecture(self) -> Architecture:
         """What its capability means for PyTorch."""

@@ -36,6 +36,7 @@ from memcalc.script import (
 )
 from memcalc.script.card import card
 from memcalc.script.gpu import GpuMemory
+from memcalc.script.kernels import ScriptKernels
 from memcalc.script.labels import Labels
 from memcalc.script.mode import Mode
 from memcalc.script.patches import Patches
@@ -45,7 +46,6 @@ from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import device, memo
 from memcalc.trace.operators import attention, gradients, overrides
 from memcalc.trace.properties import Properties
-from memcalc.trace.scratch.kernels import TargetKernelMemory
 from memcalc.trace.torch_private import python_kernels
 from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
 
@@ -84,7 +84,7 @@ class Session:
         name, total, outside, room = card(gpu)
         settings = parse_alloc_conf(question.plan.alloc_conf, torch=target.torch)
         self.memory = GpuMemory(settings, total=total, outside=outside, limit=room)
-        self._kernels = TargetKernelMemory(target)
+        self._kernels = ScriptKernels(target)
         self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
         self.recorder.real_weights = weights
         self.recorder.bf16 = target.architecture.bf16

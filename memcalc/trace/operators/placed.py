@@ -45,8 +45,20 @@ def needs_places(func: Any, tensor: torch.Tensor, indices: Any, *rest: Any) -> b
         return moved
     if _fills(tensor, given, rest[0]):
         return False
-    adds = func is _PUT and len(rest) > 1 and rest[1]
-    return moved or adds or _is_host_number(tensor, rest[0])
+    return (
+        moved
+        or (func is _PUT and sorts((tensor, indices, *rest)))
+        or _is_host_number(tensor, rest[0])
+    )
+
+
+def sorts(args: Sequence[Any]) -> bool:
+    """Positions are sorted where values are added, and where results shall be the same each time.
+
+    Source: TensorAdvancedIndexing.cpp, ``_index_put_impl_`` (2.13).
+    """
+    adds = len(args) > 3 and bool(args[3])
+    return adds or torch.are_deterministic_algorithms_enabled()
 
 
 def _is_host_number(tensor: torch.Tensor, values: torch.Tensor) -> bool:
@@ -110,8 +122,8 @@ def _put(
 ) -> torch.Tensor:
     if _is_host_number(tensor, values):
         values = values.to(tensor.device)
-    if accumulate:
-        return _add(take, tensor, indices, values, looks=looks)
+    if accumulate or torch.are_deterministic_algorithms_enabled():
+        return _add(take, tensor, indices, values, accumulate, looks=looks)
     places = _places(tensor, indices)
     with _kernel_runs():
         _PUT(tensor, places, values)
@@ -120,7 +132,13 @@ def _put(
 
 
 def _add(
-    take: Take, tensor: torch.Tensor, indices: Indices, values: torch.Tensor, *, looks: bool
+    take: Take,
+    tensor: torch.Tensor,
+    indices: Indices,
+    values: torch.Tensor,
+    accumulate: bool,
+    *,
+    looks: bool,
 ) -> torch.Tensor:
     """Places become single numbers, by which all is sorted."""
     expanded = _expanded(indices)
@@ -134,7 +152,7 @@ def _add(
     sizes = sizes_put(tensor, expanded, values)
     del place, expanded
     with _kernel_runs():
-        _PUT(tensor, indices, values, True)
+        _PUT(tensor, indices, values, accumulate)
     take(KernelCall("put_sorted", sizes))
     del numbers
     return tensor
