@@ -1,5 +1,7 @@
 """Where a workspace is known only within limits, so is what the run reserves."""
 
+import sys
+
 import pytest
 from msgspec.structs import replace
 
@@ -28,10 +30,16 @@ class Net(nn.Module):
 
 
 @pytest.fixture
-def estimate(tmp_path, monkeypatch):
+def holds(forked, tmp_path):
+    """Run a check in a process that has trained nothing, where it may patch the library."""
     (tmp_path / "odd_net.py").write_text(SOURCE)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(cudnn, "workspaces", lambda *_, **__: ())
+    return lambda check: forked(check, str(tmp_path))
+
+
+def estimates(folder):
+    """What is estimated of a network whose convolutions are in no table."""
+    sys.path.insert(0, folder)
+    cudnn.workspaces = lambda *_, **__: ()
     alike.limits.cache_clear()
 
     def ask(**more):
@@ -39,12 +47,11 @@ def estimate(tmp_path, monkeypatch):
         settings = {"model": "odd_net:Net", "batch": 16, "inputs": inputs, "gpu": "a100-40gb"}
         return Desk().estimate(make({**settings, **more}))
 
-    yield ask
-    alike.limits.cache_clear()
+    return ask
 
 
-def test_reserved_is_a_range_and_said_part_by_part(estimate):
-    found, trace = estimate()
+def reserved_is_a_range(folder):
+    found, trace = estimates(folder)()
     span = found.allocator
     assert trace.bounds
     assert span.low <= found.peak.reserved <= span.high
@@ -56,7 +63,12 @@ def test_reserved_is_a_range_and_said_part_by_part(estimate):
     assert found.fit.verdict is FitVerdict.FITS
 
 
-def test_an_older_pytorch_and_a_benchmark_may_take_no_workspace(estimate):
+def test_reserved_is_a_range_and_said_part_by_part(holds):
+    holds(reserved_is_a_range)
+
+
+def no_workspace_at_the_low_end(folder):
+    estimate = estimates(folder)
     plain, _ = estimate()
     for more in ({"torch": "2.3"}, {"cudnn_benchmark": True}):
         found, _ = estimate(**more)
@@ -64,12 +76,20 @@ def test_an_older_pytorch_and_a_benchmark_may_take_no_workspace(estimate):
         assert any("benchmark is on" in said for said in found.assumptions) == ("torch" not in more)
 
 
-def test_kernels_loaded_at_the_start_bring_cudnn_whole_with_the_first_convolution(estimate):
-    found, _ = estimate(module_loading="eager", torch="2.3")
+def test_an_older_pytorch_and_a_benchmark_may_take_no_workspace(holds):
+    holds(no_workspace_at_the_low_end)
+
+
+def cudnn_is_loaded_whole(folder):
+    found, _ = estimates(folder)(module_loading="eager", torch="2.3")
     parts = {part.name: part for part in found.context.parts}
     assert set(parts) == {EAGER, CUDNN}
     assert parts[CUDNN].low == 333 << 20
     assert found.context.low == parts[EAGER].low + parts[CUDNN].low
+
+
+def test_kernels_loaded_at_the_start_bring_cudnn_whole_with_the_first_convolution(holds):
+    holds(cudnn_is_loaded_whole)
 
 
 def test_a_full_gpu_gets_cached_blocks_back():
@@ -87,7 +107,7 @@ def test_the_code_of_another_release_widens_what_it_may_change():
     assert (wider.low, wider.high, len(wider.parts)) == (85, 135, 2)
 
 
-def test_a_verdict_near_the_limit_is_left_open_where_other_code_runs():
+def a_verdict_is_left_open():
     plan = make({"model": "distilgpt2", "batch": 4, "seq": 64, "gpu": "t4"})
     today, trace = Desk().estimate(plan)
     assert today.allocator is None
@@ -106,3 +126,7 @@ def test_a_verdict_near_the_limit_is_left_open_where_other_code_runs():
     assert part.name == within.OTHER_CODE
     assert "published readings" in part.source
     assert then.fit.needed_high == process_ends(then)[1]
+
+
+def test_a_verdict_near_the_limit_is_left_open_where_other_code_runs(forked):
+    forked(a_verdict_is_left_open)
