@@ -6,10 +6,12 @@ script sees of its GPU has PyTorch's own shape. Read in PyTorch 2.11 and 2.13.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from memcalc.script import libraries, nvml, unserved
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.inert import Inert
 from memcalc.script.patches import Patches
@@ -26,6 +28,10 @@ from memcalc.trace.properties import Properties
 
 _VERSION = (13, 0)
 """Of CUDA, where the build of PyTorch has none."""
+_NCCL = (2, 29, 7)
+"""The version that PyTorch 2.13 is built with for CUDA 13."""
+_NCCL_UNIQUE_ID = 128
+"""Bytes of ``ncclUniqueId`` (nccl.h)."""
 
 
 class _Runtime:
@@ -46,10 +52,13 @@ class _Runtime:
         return lambda *args, **kwargs: 0
 
 
-def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None:
-    """Let ``torch.cuda`` find this one GPU."""
+def install(
+    patches: Patches, memory: GpuMemory, properties: Properties, say: Callable[[str], None]
+) -> None:
+    """Let ``torch.cuda`` and NVML find this one GPU."""
     for name, function in _functions(memory).items():
         patches.set(torch._C, name, function)
+    unserved.install(patches)
     cuda = torch.cuda
 
     def of_device(index: Any) -> Properties:
@@ -75,7 +84,7 @@ def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None
         "set_stream": set_stream,
         "StreamContext": StreamContext,
         "stream": StreamContext,
-        "utilization": lambda device=None: 0,
+        "has_magma": True,
     }
     for name, value in given.items():
         patches.set(cuda, name, value)
@@ -83,14 +92,27 @@ def install(patches: Patches, memory: GpuMemory, properties: Properties) -> None
         patches.set(cuda.streams, name, given[name])
     for name, value in (("Generator", Generator), ("Stream", Stream), ("Event", Event)):
         patches.set(torch, name, value)
-    patches.set(torch.backends.cuda, "is_built", lambda: True)
+    for name in ("is_built", "is_flash_attention_available"):
+        patches.set(torch.backends.cuda, name, lambda: True)
     if torch.version.cuda is None:
         patches.set(torch.version, "cuda", ".".join(map(str, _VERSION)))
     # It names ranges of time for a profiler that is not there.
     patches.set(cuda.nvtx, "_nvtx", Inert())
     common = torch.cuda.amp.common
     patches.set(common, "amp_definitely_not_available", lambda: False)
+    patches.wrap(
+        cuda, "_get_nvml_device_index", lambda original, device: 0, also=(torch.cuda.memory,)
+    )
     _install_accelerator(patches)
+    card = nvml.Card(
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        total=memory.total,
+        # Before it first uses the GPU a process has no context there.
+        free=lambda: memory.free if memory.entries else memory.total,
+        cuda=1000 * _VERSION[0] + 10 * _VERSION[1],
+    )
+    nvml.install(patches, card, say)
 
 
 def _functions(memory: GpuMemory) -> dict[str, Any]:
@@ -103,6 +125,9 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
     zero, one, nothing = _always(0), _always(1), _always(None)
     return {
         "_scatter": _scatter,
+        "_broadcast": lambda tensor, devices: [tensor],
+        "_broadcast_coalesced": lambda tensors, devices, size: [list(tensors)],
+        "_gather": lambda tensors, dim, *_: torch.cat(list(tensors), dim),
         "_cuda_init": nothing,
         "_cuda_getDeviceCount": one,
         "_cuda_getDevice": zero,
@@ -122,21 +147,31 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_getDefaultStream": lambda device=0: (0, 0, 1),
         "_cuda_getCurrentRawStream": lambda device=0: streams.current().stream_id,
         "_cuda_getCurrentBlasHandle": zero,
-        "_cuda_set_sync_debug_mode": nothing,
-        "_cuda_get_sync_debug_mode": zero,
+        "_cuda_getCurrentSolverHandle": zero,
+        **libraries.held("_cuda_{}_sync_debug_mode", 0),
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": lambda device=0: memory.reset_peaks(),
         "_cuda_resetAccumulatedMemoryStats": nothing,
         "_cuda_emptyCache": memory.empty_cache,
         "_cuda_setMemoryFraction": lambda fraction, device=0: memory.set_fraction(fraction),
         "_cuda_getMemoryFraction": lambda device=0: memory.fraction,
-        "_cuda_memorySnapshot": lambda *_: {"segments": memory.segments(), "device_traces": [[]]},
+        "_cuda_memorySnapshot": lambda *_: {
+            "segments": memory.segments(),
+            "device_traces": [[]],
+            "external_annotations": [],
+            "allocator_settings": {},
+        },
         "_cuda_record_memory_history": nothing,
         "_cuda_record_memory_history_legacy": nothing,
         "_cuda_recordMemoryHistory": nothing,
         "_cuda_attach_out_of_memory_observer": nothing,
         "_cuda_getAllocatorBackend": _always("native"),
         "_cuda_hostMemoryStats": _always({}),
+        "_cuda_resetPeakHostMemoryStats": nothing,
+        "_cuda_resetAccumulatedHostMemoryStats": nothing,
+        "_nccl_version": _always(_NCCL[0] << 32 | _NCCL[1] << 16 | _NCCL[2]),
+        "_nccl_version_suffix": _always(b""),
+        "_nccl_unique_id": _always(bytes(_NCCL_UNIQUE_ID)),
     }
 
 
@@ -158,6 +193,7 @@ def _install_accelerator(patches: Patches) -> None:
     for name in (
         *("empty_cache", "memory_stats", "memory_allocated", "max_memory_allocated"),
         *("memory_reserved", "max_memory_reserved", "reset_peak_memory_stats"),
+        "reset_accumulated_memory_stats",
     ):
         given[name] = getattr(cuda, name)
     given["get_memory_info"] = cuda.mem_get_info

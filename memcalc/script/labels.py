@@ -19,6 +19,7 @@ from memcalc.records.model import (
 from memcalc.records.trace import Component
 from memcalc.trace import quantised
 from memcalc.trace.ledger import Ledger
+from memcalc.trace.torch_private.tracing import untraced
 from memcalc.workload.inventory import take
 
 HOST_COPY = "copy from host"
@@ -55,7 +56,8 @@ class Labels:
         prefix = f"{type(module).__name__}." if self._inventories else ""
         for path, part in module.named_modules():
             self._paths.setdefault(part, f"{prefix}{path}".rstrip("."))
-        inventory = take(module, "", "script")
+        with untraced():  # or sizes are tensors
+            inventory = take(module, "", "script")
         if inventory.parameters:
             self._inventories.append(inventory)
             self._models.add(module)

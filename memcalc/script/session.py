@@ -24,14 +24,17 @@ from memcalc.script import (
     endings,
     graphs,
     jagged,
+    libraries,
     loading,
     packages,
     parameters,
     processes,
     quiet,
     streams,
+    tensor_types,
     tensors,
     torch_private,
+    torchscript,
     untouched,
 )
 from memcalc.script.card import card
@@ -130,7 +133,7 @@ class Session:
         opened.callback(attention.uninstall)
         overrides.install(self._target.torch)
         opened.callback(overrides.uninstall)
-        cuda.install(patches, self.memory, self._properties)
+        cuda.install(patches, self.memory, self._properties, self.say)
         if not self._question.plan.alloc_conf:
             alloc_conf.install(
                 patches, self.memory, self._target.torch, self._follow_conf, self.say
@@ -138,6 +141,7 @@ class Session:
         patches.set(torch._C, "_cuda_clearCublasWorkspaces", self.recorder.clear_workspaces)
         tensors.like_real_ones(patches)
         tensors.install(patches, self.recorder)
+        tensor_types.install(patches)
         patches.wrap(torch.library.Library, "impl", python_kernels.register)
         parameters.install(patches, mode, real_on_host=self.recorder.real_weights)
         self.recorder.draws.install(patches)
@@ -146,6 +150,8 @@ class Session:
         loading.install(patches)
         folders = untouched.install(patches, self.say)
         quiet.install(patches, self.say)
+        libraries.install(patches, self.say)
+        torchscript.install(patches, self.say)
         packages.install(
             patches,
             self.recorder,

@@ -22,6 +22,11 @@ class Stream(streams.Stream):
         self.device_type, self.device, self.priority = _CUDA, _PLACE, priority
         self.cuda_stream = self.stream_id
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest that PyTorch takes (c10/cuda/CUDAStream.h)."""
+        return 0, -3
+
     def record_event(self, event: Any = None) -> Any:
         """The event that was given, or a new one."""
         return event if event is not None else Event()

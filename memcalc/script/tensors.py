@@ -45,6 +45,7 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
         tensor, "record_stream", lambda original, self, stream: recorder.used(self, stream)
     )
     patches.wrap(tensor, "share_memory_", lambda original, self: self)
+    patches.wrap(tensor, "is_shared", lambda original, self: self.is_cuda or original(self))
     patches.wrap(tensor, "is_pinned", lambda original, self, *_, **__: self.device.type == "cpu")
 
 

@@ -21,7 +21,8 @@ class Properties:
         self.major, self.minor = capability
         self.multi_processor_count = processors
         self.max_threads_per_multi_processor = architecture.threads
-        self.warp_size = 32
+        self.warp_size, self.max_threads_per_block = 32, 1024
+        self.clock_rate = self.memory_clock_rate = self.memory_bus_width = 0
         self.regs_per_multiprocessor = 65536
         self.is_integrated = self.is_multi_gpu_board = 0
         self.gcnArchName = f"sm_{self.major}{self.minor}"

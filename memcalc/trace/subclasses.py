@@ -86,7 +86,8 @@ def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> tor
             applied = fn(parameter)
         if _is_same(applied, parameter):
             continue
-        if _meets(parameter, applied):
+        # C++ holds what is in a compiled module, and would go on holding what was there before.
+        if _meets(parameter, applied) and not isinstance(module, torch.jit.ScriptModule):
             parameter.data = applied
         else:
             module._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)

@@ -102,6 +102,14 @@ class Peaks:
         self.steps = max(self.steps, self._made[optimizer])
 
 
+def _name_cudnn() -> None:
+    """The version is PyTorch's own; C++ shall go on without the library, and finds an older one."""
+    major, minor, patch = torch._C._cudnn.getCompileVersion()
+    given = {"_init": True, "version": 10_000 * major + 100 * minor + patch}
+    for name, value in given.items():
+        setattr(torch.backends.cudnn, name, lambda value=value: value)
+
+
 def _settle_own_group() -> None:
     """A program may have joined a group by itself, of itself alone."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -113,6 +121,7 @@ def main(result: str, steps: str, *program: str) -> None:
     _end_with_parent()
     if "MEMCALC_DRIVER_CAPABILITY" in os.environ:
         torch.backends.cudnn.enabled = False  # it cannot run over the stand-in driver
+        _name_cudnn()
     peaks, code, stopped = Peaks(int(steps)), 0, False
     known = _known(Path(result).parent)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -189,7 +198,10 @@ def _known(folder: Path) -> Any:
         module = importlib.import_module("memcalc.script.driver.known")
         patches = importlib.import_module("memcalc.script.patches").Patches()
         importlib.import_module("memcalc.children.scratch").use(str(folder / "kept"))
-        return module.Known(patches)
+        known = module.Known(patches)
+        if "MEMCALC_DRIVER_CAPABILITY" in os.environ:
+            importlib.import_module("memcalc.script.driver.card").install(patches, known.say)
+        return known
     except Exception:
         _save_nothing()
         return None

@@ -76,16 +76,17 @@ class Known:
         self._answer = _answers()
         arrivals.install(patches)
         backward.install(patches)
-        without_kernels(patches, self._say)
+        without_kernels(patches, self.say)
         self._patches = patches
-        decisions.install(patches, self._values.know, self._say)
-        untouched.install(patches, self._say, simulated=False)
+        decisions.install(patches, self._values.know, self.say)
+        untouched.install(patches, self.say, simulated=False)
 
     def end(self) -> None:
         """Put back what was replaced, and remove what was kept in place of files."""
         self._patches.undo()
 
-    def _say(self, said: str) -> None:
+    def say(self, said: str) -> None:
+        """Add to what was assumed."""
         self.said[said] = None
 
     @contextmanager

@@ -6,10 +6,11 @@ other tensors they do what they did.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,14 +21,22 @@ from memcalc.trace import device
 from memcalc.trace.operators import recurrent_weights, release
 from memcalc.trace.operators.autocast import HALVES
 from memcalc.trace.subclasses import DATA, apply_by_data
-from memcalc.trace.torch_private.choices import script_with, wrap_module_apply
+from memcalc.trace.torch_private.choices import default_place, script_with, wrap_module_apply
 from memcalc.trace.torch_private.dispatch import FakeTensor, below_autograd, transformed
 from memcalc.trace.torch_private.names import replaced
+
+_COMPILED = (
+    *((torch, name) for name in ("tensor", "group_norm", "ctc_loss", "is_autocast_enabled")),
+    *((torch, name) for name in ("get_autocast_dtype", "get_autocast_gpu_dtype")),
+    *((torch.nn.functional, name) for name in ("linear", "one_hot")),
+)
+"""Functions that TorchScript knows, and not what stands for them."""
 
 
 @functools.cache
 def install_once() -> None:
     """Replace them all, for the life of the process."""
+    compiled = {(owner, name): getattr(owner, name) for owner, name in _COMPILED}
     wrap_module_apply(_cast_by_data)
     _format_as_values()
     _make_on_host_first()
@@ -37,6 +46,15 @@ def install_once() -> None:
     _normalize_rows()
     _autocast_as_on_cuda()
     _flatten_recurrent()
+    script_with(lambda: _as_they_were(compiled))
+
+
+@contextlib.contextmanager
+def _as_they_were(originals: dict[tuple[Any, str], Any]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for (owner, name), original in originals.items():
+            stack.enter_context(replaced(owner, name, original))
+        yield
 
 
 adds_bias = threading.local()
@@ -203,7 +221,7 @@ def _make_on_host_first() -> None:
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         data = read(data) if isinstance(data, list | tuple) else data
-        place = options.get("device")
+        place = options.get("device") or default_place()
         if place is None or torch.device(place).type != device.NAME or device.NAME == "cpu":
             return original(data, **options)
         needs_grad = options.pop("requires_grad", False)
@@ -211,8 +229,6 @@ def _make_on_host_first() -> None:
         return made.requires_grad_(needs_grad)
 
     torch.tensor = tensor  # type: ignore[assignment]
-    # It compiles a call of torch.tensor, and not one of what stands for it.
-    script_with(lambda: replaced(torch, "tensor", original))
 
 
 def _format_as_values() -> None:

@@ -13,6 +13,8 @@ import torch
 from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.trace.torch_private.names import ask
 
+_function_modes: Callable[[], list[Any]] = ask("torch.overrides:_get_current_function_mode_stack")
+_DeviceContext: Any = ask("torch.utils._device:DeviceContext")
 _foreach_types: list[type] = ask("torch.optim.optimizer:_foreach_supported_types")
 
 
@@ -22,6 +24,12 @@ def wrap_module_apply(
     """Replace what ``nn.Module.to`` and its like go through by what ``wrap`` makes of it."""
     original = ask("torch.nn:Module._apply")
     torch.nn.Module._apply = wrap(original)  # type: ignore[method-assign]
+
+
+def default_place() -> torch.device | None:
+    """Where tensors are made that no device is named for; ``None``: on the host."""
+    modes = reversed(_function_modes())
+    return next((mode.device for mode in modes if isinstance(mode, _DeviceContext)), None)
 
 
 def script_with(context: Callable[[], AbstractContextManager[Any]]) -> None:

@@ -14,6 +14,9 @@ EXPORT uint64_t memcalc_total(void) {
   return (uint64_t)setting("MEMCALC_DRIVER_MEMORY", 80ll << 30);
 }
 
+/* What allocations take. */
+EXPORT uint64_t memcalc_used(void) { return used; }
+
 /* What the process holds beside allocations is not free either. */
 EXPORT uint64_t memcalc_free(void) {
   uint64_t taken = used + (uint64_t)setting("MEMCALC_DRIVER_OUTSIDE", 0);

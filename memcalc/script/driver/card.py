@@ -1,0 +1,30 @@
+"""The card that the stand-in driver was told of, for those who ask NVML of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+
+from memcalc.script import nvml
+from memcalc.script.patches import Patches
+
+
+def install(patches: Patches, say: Callable[[str], None]) -> None:
+    """Let ``pynvml`` find it. PyTorch's own C++ code finds the library that stands in for NVML."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    for function in (driver.memcalc_free, driver.memcalc_total, driver.memcalc_used):
+        function.restype = ctypes.c_uint64
+    total = int(driver.memcalc_total())
+    capability = divmod(int(os.environ["MEMCALC_DRIVER_CAPABILITY"]), 10)
+    version = ctypes.c_int()
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    card = nvml.Card(
+        name=os.environ.get("MEMCALC_DRIVER_NAME", ""),
+        capability=capability,
+        total=total,
+        # Before it first uses the GPU a process has no context there.
+        free=lambda: int(driver.memcalc_free()) if driver.memcalc_used() else total,
+        cuda=version.value,
+    )
+    nvml.install(patches, card, say)

@@ -1,0 +1,82 @@
+"""``torch.cuda.FloatTensor`` and its like: types that older scripts make tensors by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.script.patches import Patches
+
+_NAMES = {
+    "FloatTensor": torch.float32,
+    "DoubleTensor": torch.float64,
+    "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16,
+    "LongTensor": torch.int64,
+    "IntTensor": torch.int32,
+    "ShortTensor": torch.int16,
+    "CharTensor": torch.int8,
+    "ByteTensor": torch.uint8,
+    "BoolTensor": torch.bool,
+}
+
+
+class _Type(type):
+    """A type whose instances are tensors of one kind of number on the simulated GPU."""
+
+    dtype: torch.dtype
+    is_cuda, is_sparse, layout = True, False, torch.strided
+
+    def __call__(cls, *given: Any, **more: Any) -> torch.Tensor:
+        """Sizes, data or nothing, as the host's type of this name takes them."""
+        if given and isinstance(given[0], torch.Size):
+            given = tuple(given[0])
+        if all(isinstance(size, int) for size in given):
+            return torch.empty(given or 0, dtype=cls.dtype, device="cuda")
+        if isinstance(given[0], torch.Tensor):
+            if not isinstance(given[0], cls):
+                raise TypeError(f"expected a {cls.__module__}.{cls.__name__} ({given[0].type()})")
+            return given[0].view_as(given[0])
+        made: torch.Tensor = getattr(torch, cls.__name__)(*given).to("cuda")
+        return made
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return (
+            isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
+        )
+
+
+def install(patches: Patches) -> None:
+    """Let the types be there, and tensors become of them by name."""
+    types = {
+        name: _Type(name, (), {"dtype": dtype, "__module__": "torch.cuda"})
+        for name, dtype in _NAMES.items()
+    }
+    for name, kind in types.items():
+        patches.set(torch.cuda, name, kind)
+
+    def named(wanted: Any) -> Any:
+        if isinstance(wanted, str) and wanted.startswith("torch.cuda."):
+            return types.get(wanted.removeprefix("torch.cuda."), wanted)
+        return wanted
+
+    def of_type(
+        original: Any, tensor: torch.Tensor, dtype: Any = None, *rest: Any, **more: Any
+    ) -> Any:
+        kind = named(dtype)
+        if isinstance(kind, _Type):
+            return tensor.to("cuda", kind.dtype)
+        return original(tensor, dtype, *rest, **more)
+
+    def default(original: Any, wanted: Any) -> None:
+        kind = named(wanted)
+        if isinstance(kind, _Type):
+            torch.set_default_dtype(kind.dtype)
+            torch.set_default_device("cuda")
+        else:
+            torch.set_default_device(None)
+            original(wanted)
+
+    patches.wrap(torch.Tensor, "type", of_type)
+    patches.wrap(torch._C, "_set_default_tensor_type", default)
