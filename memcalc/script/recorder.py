@@ -15,7 +15,7 @@ from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
-from memcalc.trace.calls import Operator, on_device
+from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
 from memcalc.trace.operators.sparse_parts import both_parts, is_sparse, like
@@ -117,7 +117,7 @@ class ScriptRecorder(TraceRecorder):
     ) -> Any:
         func = operator.func
         own = self._own.get(func)
-        if own is not None:
+        if own is not None and not holds_others(types):
             out = own(*args, **kwargs)
             if out is not NotImplemented:
                 return out

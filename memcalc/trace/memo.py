@@ -109,8 +109,11 @@ def can_be_kept(func: Any) -> bool:
 def numbers_decide(func: Any) -> bool:
     """The values of numbers that the operator is given may decide on sizes, not their types alone.
 
-    Of elementwise operators they do not; an optimizer gives these another number at each step.
+    Of elementwise operators they do not; an optimizer gives these another number at each step. A
+    base that is one makes no tensor of itself.
     """
+    if func is torch.ops.aten.pow.Scalar:
+        return True
     name = func._schema.name.removeprefix("aten::")
     several = name.startswith(("_foreach_", "_fused_")) and name != "_foreach_norm"
     return not (several or torch.Tag.pointwise in func.tags)

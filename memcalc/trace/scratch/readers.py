@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from memcalc.kernels import cub, indexing
 from memcalc.kernels.formulas import KernelCall
+from memcalc.kernels.scratch import nested
 from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import algebra as algebra_scratch
 from memcalc.trace.scratch import attention as attention_scratch
@@ -119,6 +122,31 @@ def _cumsum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return KernelCall("scan", (scanned, size, copied)) if scanned or copied else None
 
 
+_NUMBER = 8
+"""Bytes of a whole or a real number that comes to the device by itself."""
+
+
+def _pow(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """A number as base becomes a tensor. Source: aten/src/ATen/native/Pow.cpp (2.13)."""
+    base = args[0]
+    if isinstance(base, torch.Tensor) or base == 1:
+        return None
+    return fixed(after=(2 * _NUMBER if isinstance(base, complex) else _NUMBER, ~0))
+
+
+def _search(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """A number that is looked for becomes a tensor, of the type of those that it is among.
+
+    Source: aten/src/ATen/native/BucketizationUtils.h, ``searchsorted_scalar_tensor`` (2.13).
+    """
+    among, sought = args[:2] if isinstance(args[0], torch.Tensor) else args[1::-1]
+    if isinstance(sought, torch.Tensor):
+        return None
+    made = torch.float64 if isinstance(sought, float) else torch.int64
+    cast = among.element_size() if among.dtype != made else 0
+    return fixed(after=nested(_NUMBER, cast))
+
+
 def _randperm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return KernelCall("randperm", (out.numel(), out.element_size()))
 
@@ -179,6 +207,8 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("cumsum", "cumprod", "logcumsumexp"), _cumsum),
     **dict.fromkeys(("cummax", "cummin"), _scanned_in_rows),
     "randperm": _randperm,
+    "pow": _pow,
+    **dict.fromkeys(("searchsorted", "bucketize"), _search),
     "native_batch_norm": batch_norm.forward_call,
     "native_batch_norm_backward": batch_norm.backward_call,
     "convolution": convolution.forward_call,
