@@ -56,15 +56,20 @@ class Library:
     of NVML do on many cards.
     """
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: Card, say: Callable[[str], None] = lambda _: None) -> None:
         self._card = card
+        self._say = say
         self._functions = self._known()
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml"):
             raise AttributeError(name)
         known = self._functions.get(name)
-        return known or (lambda *_: _SUCCESS if name in _GAUGES else _NOT_SUPPORTED)
+        return known or (self._gauge if name in _GAUGES else lambda *_: _NOT_SUPPORTED)
+
+    def _gauge(self, *_: Any) -> int:
+        self._say(place.named(_SAID))
+        return _SUCCESS
 
     def _known(self) -> dict[str, Any]:
         card = self._card
@@ -93,8 +98,9 @@ class Library:
             ),
         }
 
-    def _memory(self, _: Any, out: Any) -> int:
-        found = _target(out)
+    def _memory(self, *given: Any) -> int:
+        self._say(place.named(_SAID))
+        found = _target(given[-1])
         found.total, found.free = self._card.total, self._card.free()
         found.used = found.total - found.free
         return _SUCCESS
@@ -121,20 +127,14 @@ class Library:
 
 def install(patches: Patches, card: Card, say: Callable[[str], None]) -> None:
     """Let ``pynvml`` find this one GPU."""
-    library = Library(card)
+    library = Library(card, say)
 
     def serve(module: ModuleType) -> None:
         if "_LoadNvmlLibrary" not in vars(module):
             return
-
-        def load(original: Callable[[], None]) -> None:
-            say(place.named(_SAID))
-            original()
-
         patches.set(module, "nvmlLib", library)
         patches.set(module, "_nvmlGetFunctionPointer_cache", {})
         patches.set(module, "_nvmlLib_refcount", 0)
-        patches.wrap(module, "_LoadNvmlLibrary", load)
 
     for name in _MODULES:
         patches.when_imported(name, serve)

@@ -71,7 +71,10 @@ def test_pynvml_is_as_it_was_when_the_simulated_card_is_gone():
     patches, said = Patches(), []
     install(patches, Card("any", (9, 0), 100, lambda: 30, 13000), said.append)
     pynvml.nvmlInit()
-    assert pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(0)) == "any"
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    assert pynvml.nvmlDeviceGetName(handle) == "any"
+    assert not said
+    assert pynvml.nvmlDeviceGetMemoryInfo(handle).used == 70
     patches.undo()
     assert vars(pynvml) == before
     assert len(said) == 1
