@@ -9,12 +9,11 @@ Bytes of each allocation, in order. FILE must not be there: what was there stays
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import recorded_card
 import torch
 
 SIZES = (1, 2305, 4097, 100_000, 3_000_000)
@@ -57,16 +56,7 @@ def allocated(run: Callable[[torch.Tensor], Any], given: torch.Tensor) -> list[i
 
 def main() -> None:
     found = {name: allocated(run, given) for name, given, run in cases()}
-    properties = torch.cuda.get_device_properties(0)
-    text = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "capability": list(torch.cuda.get_device_capability()),
-        "multiprocessors": properties.multi_processor_count,
-    }
-    rows = ",\n".join(f"  {json.dumps(name)}: {sizes}" for name, sizes in found.items())
-    head = json.dumps(text, indent=1)[:-2]
-    Path(sys.argv[1]).write_text(f'{head},\n "cases": {{\n{rows}\n }}\n}}\n')
+    recorded_card.write(sys.argv[1], found)
 
 
 if __name__ == "__main__":

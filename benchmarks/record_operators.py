@@ -9,11 +9,9 @@ that few models call, with ``layouts`` those given what does not lie in rows.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import cudnn_cases
@@ -21,6 +19,7 @@ import layout_cases
 import library_cases
 import module_cases
 import operator_cases
+import recorded_card
 import torch
 from operator_cases import play
 
@@ -76,19 +75,8 @@ def main() -> None:
         except Exception as error:
             # Where the libraries lie is the recorder's own affair.
             failed[case.name] = re.sub(r"(?<=\s)/\S*/", "", str(error).split("\n")[0])[:120]
-    properties = torch.cuda.get_device_properties(0)
-    text = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(),
-        "capability": list(torch.cuda.get_device_capability()),
-        "multiprocessors": properties.multi_processor_count,
-        "threads_per_multiprocessor": properties.max_threads_per_multi_processor,
-        "failed": failed,
-    }
-    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in found.items()]
-    cases_text = ",\n".join(lines)
-    text_lines = json.dumps(text, indent=1)[:-2]
-    Path(sys.argv[1]).write_text(f'{text_lines},\n "cases": {{\n{cases_text}\n }}\n}}\n')
+    threads = torch.cuda.get_device_properties(0).max_threads_per_multi_processor
+    recorded_card.write(sys.argv[1], found, threads_per_multiprocessor=threads, failed=failed)
     print(f"{len(found)} recorded, {len(failed)} failed: {failed}")
     sys.stdout.flush()
     # A stand-in driver cannot always take a process down in order.

@@ -28,6 +28,7 @@ from memcalc.trace.properties import Properties
 
 _VERSION = (13, 0)
 """Of CUDA, where the build of PyTorch has none."""
+_NUMBER = 1000 * _VERSION[0] + 10 * _VERSION[1]
 _NCCL = (2, 29, 7)
 """The version that PyTorch 2.13 is built with for CUDA 13."""
 _NCCL_UNIQUE_ID = 128
@@ -100,25 +101,29 @@ def install(
     patches.set(cuda.nvtx, "_nvtx", Inert())
     common = torch.cuda.amp.common
     patches.set(common, "amp_definitely_not_available", lambda: False)
-    patches.wrap(
-        cuda, "_get_nvml_device_index", lambda original, device: 0, also=(torch.cuda.memory,)
-    )
     _install_accelerator(patches)
+    libraries.install(patches, say)
+    _install_nvml(patches, memory, properties, say)
+
+
+def _install_nvml(
+    patches: Patches, memory: GpuMemory, properties: Properties, say: Callable[[str], None]
+) -> None:
+    patches.wrap(
+        torch.cuda, "_get_nvml_device_index", lambda original, device: 0, also=(torch.cuda.memory,)
+    )
     card = nvml.Card(
         name=properties.name,
         capability=(properties.major, properties.minor),
         total=memory.total,
         # Before it first uses the GPU a process has no context there.
         free=lambda: memory.free if memory.entries else memory.total,
-        cuda=1000 * _VERSION[0] + 10 * _VERSION[1],
+        cuda=_NUMBER,
     )
     nvml.install(patches, card, say)
 
 
 def _functions(memory: GpuMemory) -> dict[str, Any]:
-    def stats(device: int = 0) -> dict[str, Any]:
-        return _nested(memory.stats())
-
     def current(device: Any = 0) -> tuple[int, int, int]:
         return streams.current().stream_id, 0, 1
 
@@ -141,7 +146,7 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_ipc_collect": nothing,
         "_cuda_sleep": nothing,
         "_cuda_getArchFlags": _always("sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
-        "_cuda_getCompiledVersion": _always(_VERSION[0] * 1000 + _VERSION[1] * 10),
+        "_cuda_getCompiledVersion": _always(_NUMBER),
         "_cuda_canDeviceAccessPeer": _always(False),
         "_cuda_getCurrentStream": current,
         "_cuda_getDefaultStream": lambda device=0: (0, 0, 1),
@@ -149,6 +154,19 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_getCurrentBlasHandle": zero,
         "_cuda_getCurrentSolverHandle": zero,
         **libraries.held("_cuda_{}_sync_debug_mode", 0),
+        **_of_memory(memory),
+        "_nccl_version": _always(_NCCL[0] << 32 | _NCCL[1] << 16 | _NCCL[2]),
+        "_nccl_version_suffix": _always(b""),
+        "_nccl_unique_id": _always(bytes(_NCCL_UNIQUE_ID)),
+    }
+
+
+def _of_memory(memory: GpuMemory) -> dict[str, Any]:
+    def stats(device: int = 0) -> dict[str, Any]:
+        return _nested(memory.stats())
+
+    nothing = _always(None)
+    return {
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": lambda device=0: memory.reset_peaks(),
         "_cuda_resetAccumulatedMemoryStats": nothing,
@@ -169,9 +187,6 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_hostMemoryStats": _always({}),
         "_cuda_resetPeakHostMemoryStats": nothing,
         "_cuda_resetAccumulatedHostMemoryStats": nothing,
-        "_nccl_version": _always(_NCCL[0] << 32 | _NCCL[1] << 16 | _NCCL[2]),
-        "_nccl_version_suffix": _always(b""),
-        "_nccl_unique_id": _always(bytes(_NCCL_UNIQUE_ID)),
     }
 
 

@@ -42,12 +42,6 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
     for name, function in held("_cuda_{}_cudnn_benchmark_limit", _TRIED).items():
         patches.set(torch._C, name, function)
 
-    def no_ranges(original: Any, self: Any, enabled: bool = True, *args: Any, **more: Any) -> None:
-        original(self, False, *args, **more)
-
-    # It names ranges of time for a profiler that is not there.
-    patches.wrap(torch.autograd.profiler.emit_nvtx, "__init__", no_ranges)
-
 
 def _keep_plans(patches: Patches) -> None:
     plans = vars(torch.backends.cuda.cuFFTPlanCache)

@@ -48,6 +48,9 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
             say("the profiler sees the host only")
         original(*args, **kwargs)
 
+    def no_ranges(original: Any, self: Any, enabled: bool = True, *args: Any, **more: Any) -> None:
+        original(self, False, *args, **more)
+
     def flex(module: ModuleType) -> None:
         # It compiles by itself, and takes no other way unless its own debugging asks for that.
         patches.set(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
@@ -55,6 +58,7 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
     patches.when_imported("torch.nn.attention.flex_attention", flex)
     patches.wrap(torch, "compile", compile)
     patches.wrap(torch.autograd.profiler.profile, "__init__", profile)
+    patches.wrap(torch.autograd.profiler.emit_nvtx, "__init__", no_ranges)
     patches.wrap(os, "fork", start)
     patches.wrap(BaseProcess, "start", start)
 

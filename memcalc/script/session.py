@@ -24,7 +24,6 @@ from memcalc.script import (
     endings,
     graphs,
     jagged,
-    libraries,
     loading,
     packages,
     parameters,
@@ -150,7 +149,6 @@ class Session:
         loading.install(patches)
         folders = untouched.install(patches, self.say)
         quiet.install(patches, self.say)
-        libraries.install(patches, self.say)
         torchscript.install(patches, self.say)
         packages.install(
             patches,

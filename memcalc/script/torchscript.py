@@ -40,6 +40,8 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         try:
             with _Untraced():  # type: ignore[no-untyped-call]
                 return original(traced, *args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             # What runs in place of an operator here may be more than one that a graph can hold.
             say(place.named("of what is traced the code itself runs"))

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.operators.counted import Take
 
 _aten = torch.ops.aten
 _INDEX, _PUT = _aten.index.Tensor, _aten.index_put_.default
 _MASKS = (torch.bool, torch.uint8)
 _KERNEL: ContextVar[bool] = ContextVar("kernel", default=False)
 """The places were made and looked at: the kernel itself runs."""
-Take = Callable[[KernelCall], None]
-"""Writes down what a kernel takes by itself."""
 Indices = Sequence[torch.Tensor | None]
 
 
@@ -122,7 +121,7 @@ def _put(
 ) -> torch.Tensor:
     if _is_host_number(tensor, values):
         values = values.to(tensor.device)
-    if accumulate or torch.are_deterministic_algorithms_enabled():
+    if sorts((tensor, indices, values, accumulate)):
         return _add(take, tensor, indices, values, accumulate, looks=looks)
     places = _places(tensor, indices)
     with _kernel_runs():

@@ -7,6 +7,7 @@ Sources: aten/src/ATen/native/ TensorAdvancedIndexing.cpp (``scatter_reduce_two`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,18 +21,18 @@ def _divided(counts: torch.Tensor) -> None:
     counts == 0  # noqa: B015
 
 
-def _scatter_mean(
-    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
-    *, include_self: bool = True,
-) -> Any:  # fmt: skip
-    return _scattered(torch.empty_like(tensor), source) if reduce == _MEAN else NotImplemented
+def _mean(make: Callable[..., torch.Tensor], *, in_place: bool) -> Callable[..., Any]:
+    """The operator whose means ``make(out, source)`` makes; sums and others are kernels alone."""
 
+    def reduced(
+        tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
+        *, include_self: bool = True,
+    ) -> Any:  # fmt: skip
+        if reduce != _MEAN:
+            return NotImplemented
+        return make(tensor if in_place else torch.empty_like(tensor), source)
 
-def _scatter_mean_(
-    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
-    *, include_self: bool = True,
-) -> Any:  # fmt: skip
-    return _scattered(tensor, source) if reduce == _MEAN else NotImplemented
+    return reduced
 
 
 def _scattered(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -39,20 +40,6 @@ def _scattered(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     _divided(counts)
     del counts, ones
     return out
-
-
-def _index_mean(
-    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
-    *, include_self: bool = True,
-) -> Any:  # fmt: skip
-    return _indexed(torch.empty_like(tensor), source) if reduce == _MEAN else NotImplemented
-
-
-def _index_mean_(
-    tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
-    *, include_self: bool = True,
-) -> Any:  # fmt: skip
-    return _indexed(tensor, source) if reduce == _MEAN else NotImplemented
 
 
 def _indexed(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -97,10 +84,10 @@ def _histogram(
 
 
 OVERRIDES: dict[Any, tuple[Any, str]] = {
-    _aten.scatter_reduce.two: (_scatter_mean, ""),
-    _aten.scatter_reduce_.two: (_scatter_mean_, ""),
-    _aten.index_reduce.default: (_index_mean, ""),
-    _aten.index_reduce_.default: (_index_mean_, ""),
+    _aten.scatter_reduce.two: (_mean(_scattered, in_place=False), ""),
+    _aten.scatter_reduce_.two: (_mean(_scattered, in_place=True), ""),
+    _aten.index_reduce.default: (_mean(_indexed, in_place=False), ""),
+    _aten.index_reduce_.default: (_mean(_indexed, in_place=True), ""),
     _aten.renorm.default: (_renorm, ""),
     _aten.renorm_.default: (_renorm_, ""),
     _aten.histc.default: (_histogram, ""),
