@@ -1,9 +1,10 @@
 """Record what PyTorch's CUDA allocator sees of single operators, forward and backward.
 
-Usage: ``python benchmarks/record_operators.py FILE [cudnn | modules | library | layouts]``, with a
-Python that has torch for CUDA; a stand-in driver will do. With ``cudnn`` the cases are what cuDNN
-does, which is off otherwise; with ``modules`` they are those of torch.nn, with ``library`` those
-that few models call, with ``layouts`` those given what does not lie in rows.
+Usage: ``python benchmarks/record_operators.py FILE [KIND]``, with a Python that has torch for CUDA;
+a stand-in driver will do. With ``cudnn`` the cases are what cuDNN does, which is off otherwise;
+with ``modules`` they are those of torch.nn, with ``library`` those that few models call, with
+``layouts`` those given what does not lie in rows, with ``large`` those on more rows and bytes than
+most layers have.
 ``tests/kernels/test_operators.py`` holds memcalc's own account of each against it.
 """
 
@@ -15,6 +16,7 @@ import sys
 from typing import Any
 
 import cudnn_cases
+import large_cases
 import layout_cases
 import library_cases
 import module_cases
@@ -25,6 +27,7 @@ from operator_cases import play
 
 CASES = {
     "cudnn": cudnn_cases,
+    "large": large_cases,
     "layouts": layout_cases,
     "library": library_cases,
     "modules": module_cases,

@@ -8,9 +8,12 @@ global_memory_size`` and ``semaphore_size``; the same from PyTorch 2.6 to 2.15.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import msgspec
 
-from memcalc.kernels.scratch import Allocations, ceil_div, nested
+from memcalc.kernels.scratch import Allocations, ceil_div, later, nested
 from memcalc.kernels.target import Target
 
 _MAX_THREADS = 512
@@ -77,30 +80,76 @@ def _block(width: int, height: int, threads: int) -> tuple[int, int]:
     return min(width, threads // block_y), block_y
 
 
-def describe(
+Axis = tuple[int, int]
+"""Stride in elements and size of a dimension."""
+_LARGEST = 2**31 - 1
+
+
+def taken(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     dims: tuple[int, ...],
     accumulator_bytes: int,
-) -> Reduction:
-    """See a reduction over ``dims`` as the tensor iterator does.
+    element_bytes: int,
+    output_bytes: int,
+    target: Target,
+) -> Allocations:
+    """What a reduction over ``dims`` takes, part by part where offsets do not fit in 32 bits.
 
     Args:
         shape: of the input.
         strides: of the input, in elements.
         dims: reduced dimensions; empty for all.
-        accumulator_bytes: 4 for fp16, bf16 and fp32 sums, 8 for fp64 and int64.
+        accumulator_bytes: of a partial result: 4 for fp16, bf16 and fp32 sums, 8 for fp64 and
+            int64.
+        element_bytes: of the input.
+        output_bytes: of a result; what is wider is kept elsewhere from part to part.
+        target: the GPU.
     """
     reduced = {d % len(shape) for d in dims} if dims else set(range(len(shape)))
     inside = _merge([(strides[d], shape[d]) for d in reduced if shape[d] != 1])
     outside = _merge(
         [(strides[d], shape[d]) for d in set(range(len(shape))) - reduced if shape[d] != 1]
     )
-    n_in = n_out = 1
-    for _, size in inside:
-        n_in *= size
-    for _, size in outside:
-        n_out *= size
+    parts = list(_parts(inside, outside, element_bytes))
+    held = len(parts) > 1 and accumulator_bytes > output_bytes
+    words: Allocations = ()
+    if held:
+        words = (math.prod(size for _, size in outside) * accumulator_bytes,)
+    for part in parts:
+        before = sum(word > 0 for word in words)
+        words += later(staging(_describe(*part, accumulator_bytes), target), before)
+    return (*words, ~0) if held else words
+
+
+def _parts(
+    inside: list[Axis], outside: list[Axis], element_bytes: int
+) -> Iterator[tuple[list[Axis], list[Axis]]]:
+    """Halves of halves until offsets in bytes are small enough, the first ones first.
+
+    Source: aten/src/ATen/TensorIterator.cpp, ``SplitUntil32Bit`` and ``get_dim_to_split`` (2.13).
+    """
+    axes = inside + outside
+    last = element_bytes * sum((size - 1) * stride for stride, size in axes)
+    if last < _LARGEST and math.prod(size for _, size in axes) <= _LARGEST:
+        yield inside, outside
+        return
+    longest = max(axes, key=lambda axis: ((axis[1] - 1) * axis[0], axis[0]))
+    stride, size = longest
+    for half in (size // 2, size - size // 2):
+        cut = [(stride, half)] if half > 1 else []
+        yield from _parts(_with(inside, longest, cut), _with(outside, longest, cut), element_bytes)
+
+
+def _with(axes: list[Axis], old: Axis, new: list[Axis]) -> list[Axis]:
+    """These, and ``new`` ones in the place of an ``old`` one."""
+    return [kept for axis in axes for kept in (new if axis is old else [axis])]
+
+
+def _describe(inside: list[Axis], outside: list[Axis], accumulator_bytes: int) -> Reduction:
+    """See a reduction as the tensor iterator does."""
+    n_in = math.prod(size for _, size in inside)
+    n_out = math.prod(size for _, size in outside)
     fast = not outside or (bool(inside) and inside[0][0] < outside[0][0])
     vector = 4
     if not fast and outside[0][0] == 1:
@@ -119,9 +168,9 @@ def describe(
     )
 
 
-def _merge(dims: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merge(dims: list[Axis]) -> list[Axis]:
     """Merge (stride, size) pairs that are contiguous with each other, fastest first."""
-    merged: list[tuple[int, int]] = []
+    merged: list[Axis] = []
     for stride, size in sorted(dims):
         if merged and merged[-1][0] * merged[-1][1] == stride:
             merged[-1] = (merged[-1][0], merged[-1][1] * size)

@@ -11,6 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path.append(str(ROOT / "benchmarks"))
 
 import cudnn_cases  # noqa: E402
+import large_cases  # noqa: E402
 import layout_cases  # noqa: E402
 import library_cases  # noqa: E402
 import module_cases  # noqa: E402
@@ -72,10 +73,10 @@ def simulate(name, every=1):
     assert target.architecture.threads == recorded["threads_per_multiprocessor"]
     cudnn, modules = "-cudnn" in path.name, path.name.startswith("modules")
     library = path.name.startswith("library")
-    layouts = path.name.startswith("layouts")
     kinds = (
-        *((cudnn, cudnn_cases), (modules, module_cases)),
-        *((library, library_cases), (layouts, layout_cases)),
+        *((cudnn, cudnn_cases), (modules, module_cases), (library, library_cases)),
+        (path.name.startswith("layouts"), layout_cases),
+        (path.name.startswith("large"), large_cases),
     )
     source = next((cases for chosen, cases in kinds if chosen), operator_cases)
     os.environ["MEMCALC_NO_CUDNN"] = "" if cudnn else "1"

@@ -87,11 +87,29 @@ def _reduction(
     strides: tuple[int, ...],
     dims: tuple[int, ...],
     accumulator_bytes: int,
+    element_bytes: int,
+    output_bytes: int,
     cast: int = 0,
+    made: int = 0,
 ) -> Scratch:
-    """``cast``: bytes of the input in the type that is summed, where that is another."""
-    described = reduction.describe(shape, strides, dims, accumulator_bytes)
-    staged = reduction.staging(described, target)
+    """What one reduction takes.
+
+    Args:
+        target: the GPU.
+        shape: of the input; this and what follows as ``reduction.taken`` has them.
+        strides: see there.
+        dims: see there.
+        accumulator_bytes: see there.
+        element_bytes: see there.
+        output_bytes: see there.
+        cast: bytes of the input in the type that is summed, where that is another.
+        made: bytes of an input that the operator itself makes, ahead of its output.
+    """
+    staged = reduction.taken(
+        shape, strides, dims, accumulator_bytes, element_bytes, output_bytes, target
+    )
+    if made:
+        return Scratch((made,), (*later(staged, 1), ~0))
     return Scratch(after=(cast, *later(staged, 1), ~0) if cast else staged)
 
 

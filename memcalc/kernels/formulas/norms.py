@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memcalc.kernels import norms
-from memcalc.kernels.scratch import Allocations, Formula, Scratch, behind, nested
+from memcalc.kernels import norms, reduction
+from memcalc.kernels.scratch import Allocations, Formula, Scratch, behind, ceil_div, later, nested
 from memcalc.kernels.target import Target
 
 _RAGGED_SINCE, _PLACE = (2, 15), 8
 """PyTorch whose chunks are counted tensor by tensor, and the bytes that say where one begins."""
+
+_IN_TWO_STEPS_SINCE, _MANY_ROWS, _MOST_BLOCKS, _WARP = (2, 8), 65536, 32768, 32
 
 
 def _group_norm(target: Target, moments: int, scale: int, point: bool, copied: int) -> Scratch:
@@ -58,6 +60,37 @@ def _batch_norm_backward(
     return behind((copied,) if copied else (), taken)
 
 
+def _layer_norm_backward(
+    target: Target, rows: int, width: int, size: int, weights: int, inputs: int, grad: int
+) -> Scratch:
+    """Gradients of weights over many rows: parts of each are summed in a second step.
+
+    ``width``: numbers of a weight, of ``size`` bytes each; ``weights``: how many of them have
+    gradients; ``inputs`` and ``grad``: bytes of copies. A sum takes the place of what was made for
+    the result, which has as many bytes.
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu, ``LaunchGammaBetaBackwardCUDAKernel``
+    (2.13; not in 2.7 or before).
+    """
+    before: Allocations = (inputs,) if inputs else ()
+    words: Allocations = (grad,) if grad else ()
+    made = len(before) + len(words)
+    if weights and _in_two_steps(target, rows, width):
+        across = ceil_div(width, _WARP)
+        parts = min(_MOST_BLOCKS // across, ceil_div(rows, _WARP))
+        staged = reduction.taken((parts, width), (width, 1), (0,), max(4, size), size, size, target)
+        words += (parts * width * size,) * weights
+        for number in range(weights):
+            first = made + weights + number * (1 + sum(word > 0 for word in staged))
+            words = (*words, width * size, *later(staged, first + 1), ~first)
+        words += tuple(~(made + number) for number in reversed(range(weights)))
+    return Scratch(before, (*words, *(~number for number in reversed(range(made)))))
+
+
+def _in_two_steps(target: Target, rows: int, width: int) -> bool:
+    few = width // _WARP < target.multiprocessors // 2
+    return rows > _MANY_ROWS and few and target.torch >= _IN_TWO_STEPS_SINCE
+
+
 def _norm(target: Target, size: int) -> Allocations:
     """Before 7.0 cuDNN has no kernel for channels that lie last in fp32 (and it is Pascal)."""
     return nested(size) if target.capability >= (7, 0) else ()
@@ -77,6 +110,7 @@ def _foreach_norm(target: Target, count: int, most: int, chunks: int, partial: i
 FORMULAS: Mapping[str, Formula] = {
     "group_norm": _group_norm,
     "group_norm_backward": _group_norm_backward,
+    "layer_norm_backward": _layer_norm_backward,
     "batch_norm": _batch_norm,
     "batch_norm_backward": _batch_norm_backward,
     "foreach_norm": _foreach_norm,

@@ -149,7 +149,7 @@ def _counts(
     take: Take, made: Any, tensor: torch.Tensor, weights: Any = None, minlength: int = 0
 ) -> torch.Tensor:
     """How often there is each number, up to the largest."""
-    ends = [tensor.min(), tensor.max()] if tensor.numel() else []
+    ends = list(tensor.aminmax()) if tensor.numel() else []
     out = torch.empty_like(made, device=device.NAME)
     while ends:
         ends.pop(0)

@@ -82,11 +82,12 @@ def _layer_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 def _layer_norm_backward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """An input is copied before the results are made, a gradient after them."""
     grad, inputs = (0 if t.is_contiguous() else bytes_of(t) for t in args[:2])
-    if not grad and not inputs:
-        return None
-    before = (inputs,) if inputs else ()
-    after = (grad, ~len(before)) if grad else ()
-    return fixed(before=before, after=(*after, *(~n for n in range(len(before)))))
+    # Mean and its inverse deviation, or that alone: one for each row.
+    rows = args[3].numel()
+    weights = [one for one in out[1:] if one is not None] if out[1] is not None else []
+    size = weights[0].element_size() if weights else 0
+    width = weights[0].numel() if weights else 0
+    return KernelCall("layer_norm_backward", (rows, width, size, len(weights), inputs, grad))
 
 
 READERS: dict[str, Reader] = {

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.scratch.shapes import bytes_of
 
 _PAIR = 16
 """Bytes of a value and its index, aligned."""
@@ -19,17 +20,36 @@ def _accumulator(tensor: torch.Tensor) -> int:
     return max(4, tensor.element_size())
 
 
-def _reduce(args: tuple[Any, ...], out: Any, accumulator: int | None = None) -> KernelCall | None:
+def _reduce(
+    args: tuple[Any, ...],
+    out: Any,
+    accumulator: int | None = None,
+    element: int | None = None,
+) -> KernelCall | None:
+    """What an operator reduces.
+
+    Args:
+        args: the tensor, and along which dimensions.
+        out: its result.
+        accumulator: bytes of a partial result; ``None``: as sums have them.
+        element: bytes of what is reduced, where that is not the tensor as it is.
+    """
     tensor = args[0]
     if tensor.dim() == 0:
         return None
-    dims = args[1] if len(args) > 1 else ()
+    dims = args[1] if len(args) > 1 else None
     if not isinstance(dims, list | tuple):
         dims = (dims,) if isinstance(dims, int) and not isinstance(dims, bool) else ()
     accumulator = accumulator or _accumulator(tensor)
-    return KernelCall(
-        "reduction", (tuple(tensor.shape), tuple(tensor.stride()), tuple(dims), accumulator)
-    )
+    element = element or tensor.element_size()
+    place = tuple(tensor.shape), tuple(tensor.stride()), tuple(dims)
+    result = (out if isinstance(out, torch.Tensor) else out[0]).element_size()
+    return KernelCall("reduction", (*place, accumulator, element, result))
+
+
+def _extreme_values(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Compared in the input's own type: ReduceMaxValuesKernel.cu, ReduceMinValuesKernel.cu."""
+    return _reduce(args, out, args[0].element_size())
 
 
 def _sum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -41,14 +61,16 @@ def _sum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     widened = tensor.dtype.itemsize == 2 and out.dtype == torch.float32
     if tensor.dim() == 0 or tensor.dtype == out.dtype or widened:
         return _reduce(args, out)
-    call = _reduce(args, out, _accumulator(out))
+    call = _reduce(args, out, _accumulator(out), out.element_size())
     assert call is not None
     return KernelCall("reduction", (*call.args, tensor.numel() * out.element_size()))
 
 
 def _extreme(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """A value and where it stands, unless only the value is asked for."""
-    return _reduce(args, out, None if isinstance(out, torch.Tensor) else _PAIR)
+    if isinstance(out, torch.Tensor):
+        return _extreme_values(args, out)
+    return _reduce(args, out, _PAIR)
 
 
 def _extremes(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -64,13 +86,31 @@ def _moments(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return _reduce(args, out, 32 if args[0].element_size() == 8 else 16)
 
 
+def _norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The order of a norm comes before what is summed over."""
+    return _reduce((args[0], *args[2:3]), out)
+
+
+def _dist(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The norm of a difference: aten/src/ATen/native/Distance.cpp, ``dist`` (2.13)."""
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    if not shape:
+        return None
+    difference = torch.empty(shape, dtype=out.dtype, device="meta")
+    call = _reduce((difference,), out)
+    assert call is not None
+    return KernelCall("reduction", (*call.args, 0, bytes_of(difference)))
+
+
 def _truth(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return _reduce(args, out, 1)
 
 
 READERS = {
-    **dict.fromkeys(("amax", "amin", "linalg_vector_norm"), _reduce),
-    **dict.fromkeys(("sum", "mean"), _sum),
+    **dict.fromkeys(("amax", "amin"), _extreme_values),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), _norm),
+    "dist": _dist,
+    **dict.fromkeys(("sum", "mean", "prod", "nansum"), _sum),
     **dict.fromkeys(("max", "min"), _extreme),
     "aminmax": _extremes,
     **dict.fromkeys(("argmax", "argmin"), _place),

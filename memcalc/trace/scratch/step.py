@@ -33,6 +33,18 @@ def _foreach_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     return KernelCall("foreach_norm", (len(tensors), max(chunks), sum(chunks), partial))
 
 
+def _foreach_max(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The largest of each chunk, in the tensors' own type; of unlike tensors one by one.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_max_cuda`` (2.13).
+    """
+    tensors = args[0]
+    if len({t.dtype for t in tensors}) != 1 or not all(map(is_dense, tensors)):
+        return None
+    most = max(-(-t.numel() // _CHUNK) for t in tensors)
+    return fixed(after=(len(tensors) * most * tensors[0].element_size(), ~0))
+
+
 def _launches(parts: int, columns: int) -> Callable[[tuple[Any, ...], Any], KernelCall]:
     """The tables of memcalc's own optimizers, one launch after the other.
 
@@ -70,4 +82,5 @@ memcalc's optimizers try Triton on four tensors of 16 float32: ``optim/launch.py
 READERS: dict[str, Callable[[tuple[Any, ...], Any], KernelCall | None]] = {
     **_OWN,
     "_foreach_norm": _foreach_norm,
+    "_foreach_max": _foreach_max,
 }

@@ -1,0 +1,96 @@
+"""Operators on what is large: more rows, columns and bytes than most layers have.
+
+Reductions are split over blocks of threads there, and over parts where offsets do not fit in 32
+bits; gradients of norms' weights are summed in two steps. As ``operator_cases``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from operator_cases import FLOAT, Case, each
+from torch.nn import functional as F
+
+_WORDS, _WIDTH = 151552, 4096
+_SHAPES = ((128256, 256), (64, 197, 768), (3, 2000000), (1000003,), (_WORDS, _WIDTH))
+
+
+def _reductions() -> Iterator[Case]:
+    names = "sum mean prod nansum amax amin std var_mean argmax any logsumexp".split()
+    for shape in _SHAPES:
+        for dim in sorted({0, len(shape) - 1}):
+            for name in names:
+                yield Case(
+                    f"{name} {shape} {dim}",
+                    lambda x, name=name, dim=dim: getattr(torch, name)(x.detach(), dim),
+                    (shape,),
+                )
+            for order in (2, 1, float("inf")):
+                yield from each(
+                    f"norm {order} {shape} {dim}",
+                    lambda x, order=order, dim=dim: torch.linalg.vector_norm(
+                        x.detach(), order, dim
+                    ),
+                    shape,
+                )
+            yield from each(
+                f"normalize {shape} {dim}", lambda x, d=dim: F.normalize(x, dim=d), shape
+            )
+        for name in ("sum", "mean", "prod", "std", "norm", "max", "argmax", "aminmax"):
+            yield from each(
+                f"{name} of all {shape}",
+                lambda x, name=name: getattr(torch, name)(x.detach()),
+                shape,
+            )
+        yield from each(
+            f"dist {shape}", lambda x, y: torch.dist(x.detach(), y.detach()), shape, shape
+        )
+        yield from each(
+            f"largest of lists {shape}", lambda x: torch._foreach_max([x.detach()] * 2)[0], shape
+        )
+    yield Case("bincount", lambda x: torch.bincount(x), ((1 << 20,),), whole=(0,))
+    yield from each(
+        "norm except a dimension", lambda x: torch.norm_except_dim(x, 2, 1), (4096, 256)
+    )
+
+
+def _norms() -> Iterator[Case]:
+    rows = ((65536, 1024), (65537, 1024), (100352, 768), (200704, 96), (66000, 33), (70000, 2112))
+    for count, width in rows:
+        shape = (count, width), (width,), (width,)
+        name = f"{count} {width}"
+        yield from each(
+            f"layer_norm {name}", lambda x, w, b: F.layer_norm(x, w.shape, w, b), *shape
+        )
+        yield from each(f"rms_norm {name}", lambda x, w: F.rms_norm(x, w.shape, w), *shape[:2])
+    yield Case(
+        "layer_norm without bias",
+        lambda x, w: F.layer_norm(x, w.shape, w),
+        ((131072, 64), (64,)),
+        FLOAT,
+    )
+
+
+def _losses() -> Iterator[Case]:
+    wide = (8192, _WORDS)
+    for smoothing in (0.0, 0.1):
+        yield from each(
+            f"cross_entropy {smoothing}",
+            lambda x, y, s=smoothing: F.cross_entropy(x, y, label_smoothing=s),
+            wide,
+            wide[:1],
+            whole=(1,),
+        )
+    yield from each("softmax", lambda x: F.softmax(x, -1), wide)
+    yield from each("bias", lambda x, b: x + b, wide, wide[1:])
+    yield from each(
+        "embedding", lambda w, i: F.embedding(i, w), (_WORDS, _WIDTH), (8, 1024), whole=(1,)
+    )
+    yield from each("mse", F.mse_loss, wide, wide)
+
+
+def cases() -> Iterator[Case]:
+    """All of them."""
+    for group in (_reductions, _norms, _losses):
+        yield from group()
