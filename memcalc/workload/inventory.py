@@ -66,13 +66,19 @@ def whole(source: ModelSource, head: Head, plan: Plan | None = None) -> Inventor
 
 
 def _owners(model: torch.nn.Module) -> dict[int, str]:
-    """The class that owns each tensor; of a tied one the embedding, which optimizers look for."""
+    """The class that owns each tensor; of a tied one the embedding, which optimizers look for.
+
+    They look for ``nn.Embedding`` whatever a model calls its own: all of them have that name here,
+    but bitsandbytes' ``StableEmbedding``, which asks for 32 bit by itself.
+    """
     owners: dict[int, str] = {}
     for module in model.modules():
+        name = type(module).__name__
+        embeds = isinstance(module, torch.nn.Embedding)
         for tensor in _own(module):
-            if isinstance(module, torch.nn.Embedding):
-                owners[id(tensor)] = type(module).__name__
-            owners.setdefault(id(tensor), type(module).__name__)
+            if embeds:
+                owners[id(tensor)] = name if name == "StableEmbedding" else "Embedding"
+            owners.setdefault(id(tensor), name)
     return owners
 
 

@@ -23,6 +23,10 @@ from memcalc.workload.inventory import take
 EVIDENCE = pathlib.Path(__file__).parent.parent.parent / "evidence"
 
 
+class ScaledWords(torch.nn.Embedding):
+    """An embedding of a model's own, such as those of BART, Gemma and OPT."""
+
+
 class Everything(torch.nn.Module):
     """Large, small, exact and odd sizes; a scalar; tied, frozen and embedded tensors."""
 
@@ -35,6 +39,7 @@ class Everything(torch.nn.Module):
         self.tokens = torch.nn.Embedding(100, 50)
         self.tied = torch.nn.Linear(50, 100, bias=False)
         self.tied.weight = self.tokens.weight
+        self.places = ScaledWords(90, 50)
         self.frozen = torch.nn.Parameter(torch.randn(80, 80), requires_grad=False)
         if only_matrices:
             del self.cube
