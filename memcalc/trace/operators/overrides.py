@@ -110,7 +110,10 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.native_batch_norm_backward.default: (batch_norm.backward, ""),
     **{
         one: (_in_place_alone, "")
-        for step in (_aten._fused_sgd_, _aten._fused_adagrad_)
+        for step in (
+            *(_aten._fused_sgd_, _aten._fused_adagrad_),
+            *(_aten._fused_adam_, _aten._fused_adamw_),
+        )
         for one in (getattr(step, name) for name in step.overloads())
         if not one._schema.returns
     },
