@@ -1,5 +1,7 @@
 """What optimizers keep and are given: states of one's own, and rates that are tensors."""
 
+import pytest
+
 from memcalc.records.trace import Component
 
 STATES = """
@@ -53,3 +55,20 @@ for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
 
 def test_a_fused_step_takes_its_rate_from_a_tensor(run):
     assert run(RATES, steps=0).ending.code == 0
+
+
+NORMS = """
+import torch
+bnb = __import__("bitsandbytes")
+for kind, more in ((bnb.optim.LAMB, {}), (bnb.optim.LARS, {"momentum": 0.9})):
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = kind(model.parameters(), lr=0.1, **more)
+    for _ in range(2):
+        model(torch.ones(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_norms_that_bitsandbytes_hands_over_are_read(run):
+    pytest.importorskip("bitsandbytes")
+    assert run(NORMS, steps=0).ending.code == 0

@@ -28,6 +28,7 @@ from memcalc.trace.operators import (
     sampling,
     scattering,
     strides,
+    synced_batch_norm,
 )
 from memcalc.trace.operators.composed import KERNELS_ON_CUDA
 from memcalc.version import NEWEST_TORCH
@@ -126,6 +127,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     **recurrent.OVERRIDES,
     **sampling.OVERRIDES,
     **scattering.OVERRIDES,
+    **synced_batch_norm.OVERRIDES,
 }
 """What runs instead, and what is assumed by it (empty: nothing).
 
