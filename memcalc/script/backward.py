@@ -31,18 +31,21 @@ class _Last:
     """The node that goes through the queue, made when it can be."""
 
     def __init__(self) -> None:
-        self._made: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._made: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
+        """By stream: a graph that is captured on one takes no node of another."""
 
     def run(self, engine: Callable[..., Any]) -> None:
-        if self._made is None:
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream not in self._made:
             if transformed() is not None:
                 # A tensor that is made inside of ``torch.func`` is of that level alone.
                 return
             with torch.enable_grad():
                 # Of no elements, so of no memory.
                 begin = torch.empty(0, device="cuda", requires_grad=True)
-                self._made = begin, _Nothing.apply(begin), torch.empty(0, device="cuda")  # type: ignore[no-untyped-call]
-        begin, end, grad = self._made
+                end = _Nothing.apply(begin)  # type: ignore[no-untyped-call]
+                self._made[stream] = begin, end, torch.empty(0, device="cuda")
+        begin, end, grad = self._made[stream]
         engine((end,), (grad,), True, False, (begin,), True, accumulate_grad=False)
 
 

@@ -121,8 +121,7 @@ class Labels:
 
     def _label_states(self, optimizer: Any) -> None:
         for parameter, state in optimizer.state.items():
-            values = state.values() if isinstance(state, dict) else ()
-            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            tensors = [tensor for _, tensor in _named("", state)]
             self._ledger.label(tensors, Component.OPTIMIZER_STATE)
             if isinstance(parameter, torch.Tensor):
                 self._ledger.adopt(parameter, tensors)
@@ -145,10 +144,19 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 def _states(optimizer: Any) -> Iterator[StateTensor]:
     """Every tensor that an optimizer keeps; parameters by their number."""
     for number, state in enumerate(optimizer.state.values()):
-        for name, value in state.items() if isinstance(state, dict) else ():
+        for name, value in _named("", state):
             dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-            if isinstance(value, torch.Tensor) and dtype in DTYPE_BYTES:
+            if dtype in DTYPE_BYTES:
                 place = Place.DEVICE if value.device.type == "cuda" else Place.HOST
                 yield StateTensor(
                     parameter=str(number), name=name, dtype=dtype, numel=value.numel(), place=place
                 )
+
+
+def _named(name: str, state: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a state; optimizers of one's own keep them in lists and by numbers, too."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, dict | list | tuple):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from _named(f"{name}.{key}" if name else str(key), value)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from memcalc.trace import device
+from memcalc.trace import comm_hooks, device
 from memcalc.trace.packages import dtensor
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.torch_private.dispatch import without_modes
@@ -133,27 +133,20 @@ def _averaged(recorder: TraceRecorder) -> Iterator[None]:
     (torch/csrc/distributed/c10d/comm.cpp, 2.13).
     """
     wrapper = torch.nn.parallel.DistributedDataParallel
-    made = wrapper.__init__
+    made, register = wrapper.__init__, wrapper.register_comm_hook
 
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         ranks = dist.get_world_size(self.process_group)
-        self.register_comm_hook((recorder, ranks), _received)
+        register(self, comm_hooks.Exchange(recorder, ranks), comm_hooks.received)
 
     with (
         replaced(wrapper, "__init__", make),
+        replaced(wrapper, "register_comm_hook", comm_hooks.give),
         # It would ask a timer of the device, which a build without CUDA has not.
         ddp_asks_no_timer(),
     ):
         yield
-
-
-def _received(state, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations in strings
-    buffer, (recorder, ranks) = bucket.buffer(), state
-    recorder.traffic.all_reduced(recorder.position.step, buffer, ranks)
-    future: Any = torch.futures.Future()
-    future.set_result(buffer)
-    return future
 
 
 def is_shard(tensor: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from memcalc.script.driver import build, elf
 from memcalc.script.driver.run import run
 from memcalc.script.simulate import plan_of, simulate
 from tests.script.test_decisions import TRAINS
+from tests.script.test_graphs import CAPTURED
 from tests.script.test_processes import SCRIPT, WRAPS
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
@@ -129,6 +130,16 @@ def test_one_of_several_processes_takes_the_same_over_both_back_ends(wrap, monke
     assert (over.code, over.steps) == (0, 3)
     peaks = found.peak.requested, found.peak.allocated, found.peak.reserved
     assert peaks == (over.peaks.requested, over.peaks.allocated, over.peaks.reserved)
+
+
+@pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
+def test_a_graph_of_a_whole_step_is_captured_over_the_driver(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(CAPTURED)
+    plan = plan_of(["python", "train.py"], steps=0, gpu="a100-40gb", torch="2.13")
+    over, found = run(plan, CUDA), simulate(plan).traced.prediction.peak
+    assert over.code == 0
+    assert (found.allocated, found.reserved) == (over.peaks.allocated, over.peaks.reserved)
 
 
 SPAWNS = """

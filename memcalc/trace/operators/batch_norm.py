@@ -60,19 +60,29 @@ def own_backward(*args: Any) -> Any:
     inputs, weight, wanted = args[1], args[2], args[9]
     if not _channels_last(inputs) or not wanted[0] or not args[7]:
         return NotImplemented
-    channels, wide = inputs.shape[1], _wide(inputs)
-    sums = [torch.empty(channels, dtype=wide, device=inputs.device) for _ in range(2)]
+    channels, sums = inputs.shape[1], moments(inputs, 2)
     grads = [
         torch.empty(channels, dtype=weight.dtype, device=inputs.device) if want else None
         for want in wanted[1:]
     ]
-    staging = _staging(inputs, 2)
-    if staging is not None:
-        taken = [torch.empty(n, dtype=torch.uint8, device=inputs.device) for n in staging]
-        del taken
+    staged(inputs, 2)
     result = torch.empty_like(inputs)
     del sums
     return result, *grads
+
+
+def moments(inputs: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """So many numbers of each channel, as wide as they are summed."""
+    wide, channels = _wide(inputs), inputs.shape[1]
+    return [torch.empty(channels, dtype=wide, device=inputs.device) for _ in range(count)]
+
+
+def staged(inputs: torch.Tensor, sums: int) -> None:
+    """What blocks hand on where several sum up channels that come last."""
+    staging = _staging(inputs, sums) if _channels_last(inputs) else None
+    if staging is not None:
+        kept = [torch.empty(size, dtype=torch.uint8, device=inputs.device) for size in staging]
+        del kept
 
 
 def _fits_cudnn(inputs: torch.Tensor, weight: torch.Tensor | None, training: bool) -> bool:

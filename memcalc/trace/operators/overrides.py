@@ -28,6 +28,7 @@ from memcalc.trace.operators import (
     sampling,
     scattering,
     strides,
+    synced_batch_norm,
 )
 from memcalc.trace.operators.composed import KERNELS_ON_CUDA
 from memcalc.version import NEWEST_TORCH
@@ -110,7 +111,10 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.native_batch_norm_backward.default: (batch_norm.backward, ""),
     **{
         one: (_in_place_alone, "")
-        for step in (_aten._fused_sgd_, _aten._fused_adagrad_)
+        for step in (
+            *(_aten._fused_sgd_, _aten._fused_adagrad_),
+            *(_aten._fused_adam_, _aten._fused_adamw_),
+        )
         for one in (getattr(step, name) for name in step.overloads())
         if not one._schema.returns
     },
@@ -123,6 +127,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     **recurrent.OVERRIDES,
     **sampling.OVERRIDES,
     **scattering.OVERRIDES,
+    **synced_batch_norm.OVERRIDES,
 }
 """What runs instead, and what is assumed by it (empty: nothing).
 
