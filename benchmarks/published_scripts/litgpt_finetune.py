@@ -9,8 +9,10 @@ batches before it trains, and every batch may be as long as the longest.
 
 import sys
 
+import bitsandbytes
 import lightning
 import torch
+from bitsandbytes import functional
 from lightning.fabric.plugins import BitsandbytesPrecision
 from litgpt import lora
 from litgpt.config import Config
@@ -21,9 +23,38 @@ TOKENS, STEPS, CHUNK = 512, 3, 128
 LETTERS = {"q": "query", "k": "key", "v": "value", "p": "projection", "m": "mlp", "h": "head"}
 
 
+class Product(torch.autograd.Function):
+    """A product with weights in four bits as bitsandbytes 0.42 makes it, which LitGPT asked for.
+
+    It keeps its input for backward, which it does not need there (``ctx.tensors = (A, B)``), and
+    dequantises to fp16, the type that weights had when they were quantised, before it casts.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, state):
+        """(..., in) to (..., out)."""
+        wide = functional.dequantize_4bit(weight, state).to(x.dtype)
+        out = torch.nn.functional.linear(x, wide, bias)
+        ctx.state, ctx.tensors = state, (x, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Of the input alone."""
+        wide = functional.dequantize_4bit(ctx.tensors[1], ctx.state).to(gradient.dtype)
+        return torch.matmul(gradient, wide), None, None, None
+
+
+def product(x, weight, quant_state, out=None, bias=None):
+    """``bitsandbytes.matmul_4bit``."""
+    return Product.apply(x, weight, bias, quant_state)
+
+
 def made(name: str, kind: str, adapters: list[str]) -> tuple[lightning.Fabric, torch.nn.Module]:
     """The model on the GPU, its weights read from the host."""
     quantised = kind == "qlora"
+    if quantised:
+        bitsandbytes.matmul_4bit = product
     plugin = BitsandbytesPrecision("nf4", torch.bfloat16) if quantised else None
     precision = None if quantised else "bf16-true"
     fabric = lightning.Fabric(accelerator="cuda", devices=1, precision=precision, plugins=plugin)
@@ -55,8 +86,6 @@ def stored(name: str) -> dict[str, torch.Tensor]:
 def optimizer_of(model: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
     """AdamW; with a quantised base bitsandbytes' paged one."""
     if kind == "qlora":
-        import bitsandbytes
-
         trained = [one for one in model.parameters() if one.requires_grad]
         return bitsandbytes.optim.PagedAdamW(trained, lr=2e-4, betas=(0.9, 0.95), weight_decay=0.0)
     trained = [one for one in model.parameters() if one.requires_grad]
