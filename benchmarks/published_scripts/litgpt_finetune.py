@@ -92,14 +92,13 @@ def optimizer_of(model: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
     return torch.optim.AdamW(trained, lr=2e-4, betas=(0.9, 0.95), weight_decay=0.0)
 
 
-def loss_of(model: torch.nn.Module, ids: torch.Tensor, *, chunked: bool) -> torch.Tensor:
-    """Of the next token; with adapters the head runs over 128 positions at a time."""
-    targets = ids[..., 1:]
+def logits_of(model: torch.nn.Module, ids: torch.Tensor, *, chunked: bool) -> object:
+    """With adapters the head runs over 128 positions at a time."""
     if not chunked:
-        return chunked_cross_entropy(model(ids)[..., :-1, :], targets)
+        return model(ids)
     logits = model(ids, lm_head_chunk_size=CHUNK)
     logits[-1] = logits[-1][..., :-1, :]
-    return chunked_cross_entropy(logits, targets)
+    return logits
 
 
 @torch.no_grad()
@@ -132,11 +131,16 @@ def main(name: str, kind: str, batch: str, accumulated: str, *adapters: str) -> 
         ids = torch.ones(int(batch), TOKENS, dtype=torch.long).to("cuda")
         waiting = number % int(accumulated) != 0
         with fabric.no_backward_sync(model, enabled=waiting):
-            loss = loss_of(model, ids, chunked=kind != "full")
+            # The logits of a batch live until the next ones are there, in validation too.
+            logits = logits_of(model, ids, chunked=kind != "full")
+            kept = logits if kind != "full" else logits[..., :-1, :]
+            loss = chunked_cross_entropy(kept, ids[..., 1:])
+            del kept
             fabric.backward(loss / int(accumulated))
         if not waiting:
             optimizer.step()
             optimizer.zero_grad()
+    validate(model, int(batch))
     print(f"Memory used: {torch.cuda.max_memory_allocated() / 1e9:.02f} GB")
 
 
