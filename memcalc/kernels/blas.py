@@ -104,7 +104,7 @@ def is_lt(
 def lt_workspace(target: Target) -> int:
     """Bytes that cuBLASLt takes: beside cuBLAS', from a thread's first product with a bias on.
 
-    Seen: 1 MiB with PyTorch 2.11, and kept as long as ``is_lt_kept`` says; nothing with 2.13, which lets both libraries share one; from 2.15
-    on 1 MiB in place of cuBLAS' own.
+    Seen: 1 MiB with PyTorch 2.11, kept as ``is_lt_kept`` says; nothing with 2.13, which lets both
+    libraries share one; from 2.15 on 1 MiB in place of cuBLAS' own.
     """
     return _LT if target.torch < (2, 13) or not is_kept(target.torch) else 0
