@@ -4,7 +4,8 @@
 
 ``PARTS``: what gets adapters, as letters of q, k, v, p (projection), m (feed-forward), h (head).
 Dropout of adapters changes no size but that it is there; it is 0.05. The script validates two
-batches before it trains, and every batch may be as long as the longest.
+batches before it trains, and every batch may be as long as the longest. Two batches an optimizer
+step stand for more of them.
 """
 
 import sys
@@ -19,7 +20,7 @@ from litgpt.config import Config
 from litgpt.model import GPT
 from litgpt.utils import chunked_cross_entropy
 
-TOKENS, STEPS, CHUNK = 512, 3, 128
+TOKENS, STEPS, CHUNK = 512, 2, 128
 LETTERS = {"q": "query", "k": "key", "v": "value", "p": "projection", "m": "mlp", "h": "head"}
 
 
@@ -127,9 +128,10 @@ def main(name: str, kind: str, batch: str, accumulated: str, *adapters: str) -> 
         model.load_state_dict(stored(name), strict=False)
     model.max_seq_length = TOKENS
     validate(model, int(batch))
-    for number in range(1, STEPS * int(accumulated) + 1):
+    batches = min(int(accumulated), 2)
+    for number in range(1, STEPS * batches + 1):
         ids = torch.ones(int(batch), TOKENS, dtype=torch.long).to("cuda")
-        waiting = number % int(accumulated) != 0
+        waiting = number % batches != 0
         with fabric.no_backward_sync(model, enabled=waiting):
             # The logits of a batch live until the next ones are there, in validation too.
             logits = logits_of(model, ids, chunked=kind != "full")
