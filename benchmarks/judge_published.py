@@ -35,7 +35,7 @@ from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import trace_all
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.records.trace import Component
+from memcalc.records.trace import Component, Phase
 from memcalc.report.rows import process_ends
 from memcalc.script.simulate import simulate
 from memcalc.version import installed
@@ -123,7 +123,7 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
         for rung, published in read.items():
             told: dict[str, Any] = {}
             if isinstance(answer, Prediction):
-                told = said(answer, rung)
+                told = said(answer, rung, steps=source.get("peak") == "steps")
             else:
                 told["reason"] = str(answer).splitlines()[0][:200]
             yield Judged(
@@ -206,8 +206,14 @@ def release_of(source: dict[str, Any]) -> str | None:
     return None if said and (installed("transformers") or "").startswith(said) else said
 
 
-def said(answer: Prediction, rung: str) -> dict[str, Any]:
-    """The figure of a rung, and its range where it has one."""
+def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any]:
+    """The figure of a rung, and its range where it has one.
+
+    Args:
+        answer: what memcalc says.
+        rung: which figure was read.
+        steps: the source set the peak back once everything was loaded.
+    """
     if rung == BESIDE:
         held, beside = answer.peak.allocated or 0, answer.context
         if beside is None or beside.likely is None:
@@ -216,6 +222,11 @@ def said(answer: Prediction, rung: str) -> dict[str, Any]:
         return {"predicted": held + beside.likely, **ends}
     told: dict[str, Any] = {"predicted": getattr(answer.peak, rung)}
     span = answer.allocator
+    if steps:
+        later = [phase for phase in answer.phases if phase.phase is not Phase.LOAD]
+        highest = max(getattr(phase, rung) for phase in later)
+        span = None if highest != told["predicted"] else span
+        told = {"predicted": highest}
     if rung == "reserved" and span is not None:
         told |= {"low": span.low, "high": span.high}
     ends = process_ends(answer) if rung == "process_used" else None

@@ -127,10 +127,12 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "half's,\n"
             "YOLO's search for a batch size is run as its code of that time ran it,\n"
             "and peft's comparison reads other texts before it trains.\n"
+            "Later sources, of software of 2024 to 2026, were written down before they were "
+            "judged, their set drawn\nby the SHA-256 of their name (an even first digit: tune); "
+            "what was mended after that, each says.\n"
             "The PyTorch is that of the reading,\n"
-            "or 2.0 for older ones and those that do not say; all but peft's (2.13) are older "
-            "than any that memcalc was held against, so "
-            "that\nworkspaces of convolutions are known within limits only. transformers is the "
+            "or 2.0 for older ones and those that do not say; before 2.11 workspaces of "
+            "convolutions are\nknown within limits only. transformers is the "
             "version of the reading: its own code where that\nran, else today's with what that "
             "release did otherwise (`--transformers`).\n",
             table(f"set | {columns}", halves),

@@ -23,6 +23,7 @@ CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 is what ``torch.use_deterministic_algorithms`` wants there."""
 _PIECE = re.compile(r":(\d+):(\d+)")
 _GIVEN_BACK_SINCE = (2, 15)
+_LT_KEPT_SINCE = (2, 7)
 
 PRODUCTS = frozenset(
     [
@@ -64,6 +65,16 @@ def is_kept(torch: tuple[int, int]) -> bool:
     return torch < _GIVEN_BACK_SINCE
 
 
+def is_lt_kept(torch: tuple[int, int]) -> bool:
+    """With this PyTorch a thread keeps cuBLASLt's workspace.
+
+    Before, each product allocated its own and gave it back as it returned. Source:
+    aten/src/ATen/cuda/CUDABlas.cpp, ``gemm_and_bias`` (2.6, ``allocator.allocate``) and
+    ``CublasLtWorkspace`` (2.7).
+    """
+    return is_kept(torch) and torch >= _LT_KEPT_SINCE
+
+
 def is_lt(
     added: tuple[int, ...], steps: tuple[int, ...], right: tuple[int, ...], element: int,
     torch: tuple[int, int],
@@ -93,7 +104,7 @@ def is_lt(
 def lt_workspace(target: Target) -> int:
     """Bytes that cuBLASLt takes: beside cuBLAS', from a thread's first product with a bias on.
 
-    Seen: 1 MiB with PyTorch 2.11, nothing with 2.13, which lets both libraries share one; from 2.15
-    on 1 MiB in place of cuBLAS' own.
+    Seen: 1 MiB with PyTorch 2.11, kept as ``is_lt_kept`` says; nothing with 2.13, which lets both
+    libraries share one; from 2.15 on 1 MiB in place of cuBLAS' own.
     """
     return _LT if target.torch < (2, 13) or not is_kept(target.torch) else 0

@@ -11,8 +11,8 @@ import torch
 
 from memcalc.trace.torch_private.dispatch import without_dispatch, without_modes
 
-LARGEST = 1 << 24
-"""Elements of a tensor that are computed for one answer; beyond, it is answered by zero."""
+LARGEST = 1 << 27
+"""Bytes of a tensor of zeros that an answer may begin with; beyond, it is answered by zero."""
 LARGEST_KEPT = 1 << 16
 """Elements of a value that is kept once it was worked out; a larger one is worked out anew."""
 LARGEST_KNOWN = 1 << 20
@@ -213,7 +213,7 @@ def _values(value: Any, known: dict[int, Any], number: Callable[[Any], int]) -> 
         return known[id(value)].clone()
     if isinstance(value, Unknown):
         shape = [number(length) for length in value.shape]
-        if math.prod(shape) > LARGEST:
+        if math.prod(shape) * value.dtype.itemsize > LARGEST:
             raise UnansweredError
         return torch.zeros(shape, dtype=value.dtype)
     if isinstance(value, list | tuple):

@@ -184,13 +184,16 @@ class Writer:
                 self.take(KernelCall("cublaslt" if bias else "cublas"), node)
             return
         thread, stream = threading.get_ident(), self.ledger.streams.of(node)
-        for library in ("cublas", "cublaslt") if bias else ("cublas",):
+        kept = bias and blas.is_lt_kept(self._kernels.torch)
+        for library in ("cublas", "cublaslt") if kept else ("cublas",):
             if (library, thread, stream) not in self._threads:
                 self._threads.add((library, thread, stream))
                 script = self._kernels.persistent(KernelCall(library))
                 taken: list[int] = []
                 self.ledger.play(script, taken, f"{library} workspace", node)
                 self._workspaces |= {number: stream for number in taken if number >= 0}
+        if bias and not kept:
+            self.take(KernelCall("cublaslt"), node)
 
     def _adds_by_lt(self, args: tuple[Any, ...], out: Any) -> bool:
         assert self._kernels is not None

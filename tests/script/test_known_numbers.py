@@ -33,3 +33,18 @@ assert torch.ones(1 << 17).cuda().sum().item() == 0.0
 
 def test_what_weights_random_numbers_and_large_tensors_have_a_part_in_is_zero(run):
     assert run(UNKNOWN).ending.code == 0
+
+
+MASK = """
+import torch
+places = torch.arange(1000).to("cuda")
+ones = torch.ones(1000, dtype=bool).to("cuda")
+mask = torch.zeros(3072, 18432).to(ones).view(1, -1)
+mask = mask.scatter_(1, places.unsqueeze(0), ones.unsqueeze(0)).view(3072, 18432)
+assert torch.where(mask == 1.0)[0].shape == (1000,)
+"""
+
+
+def test_places_of_a_mask_as_large_as_a_weight_are_counted(run):
+    """As peft's SHiRA chooses the weights that it trains, 57 million to choose from."""
+    assert run(MASK).ending.code == 0

@@ -157,17 +157,17 @@ def _cudnn_dropout(target: Target) -> Scratch:
 
 
 def _cublas(target: Target) -> Scratch:
-    return _workspace(blas.workspace(target), target)
+    return _workspace(blas.workspace(target), kept=blas.is_kept(target.torch))
 
 
 def _cublaslt(target: Target) -> Scratch:
-    return _workspace(blas.lt_workspace(target), target)
+    return _workspace(blas.lt_workspace(target), kept=blas.is_lt_kept(target.torch))
 
 
-def _workspace(size: int, target: Target) -> Scratch:
+def _workspace(size: int, *, kept: bool) -> Scratch:
     if not size:
         return Scratch()
-    return Scratch(before=(size,) if blas.is_kept(target.torch) else (size, ~0))
+    return Scratch(before=(size,) if kept else (size, ~0))
 
 
 _FORMULAS: dict[str, Formula] = {
