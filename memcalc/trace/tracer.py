@@ -19,7 +19,7 @@ from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
 from memcalc.trace.operators import attention, autocast, gradients, overrides
-from memcalc.trace.packages import bitsandbytes, flash_attn, liger, quanto
+from memcalc.trace.packages import bitsandbytes, flash_attn, liger, quanto, transformers
 from memcalc.trace.placing import fold_length, placed
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
@@ -78,6 +78,7 @@ def tracer(
         shapes = None if symbols is None else symbols.env
         with (
             _liger(program, target, recorder),
+            transformers.experts_of(target),
             stood_for(program.plan),
             placed(program, recorder, shapes, rank) as (ready, named),
         ):

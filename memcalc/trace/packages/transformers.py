@@ -1,13 +1,15 @@
-"""transformers: a cache whose layers lie in host memory and come back one ahead of their turn.
+"""transformers: what its own code asks of a GPU, answered for the one that is simulated.
 
-Its own code runs (``cache_utils.py``, read in 5.23), on streams of the simulated device: what is
-brought back is made on a stream of its own, whose blocks the allocator keeps apart.
+Caches whose layers lie in host memory come back one ahead of their turn (``cache_utils.py``, read
+in 5.23), on streams of the simulated device: what is brought back is made on a stream of its own,
+whose blocks the allocator keeps apart. Experts' products are chosen by the GPU's capability.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -16,10 +18,14 @@ import torch
 
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
-from memcalc.trace import streams
+from memcalc.kernels.target import Target
+from memcalc.trace import device, streams
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.torch_private.names import replaced
 from memcalc.workload.inference import tensors_of
+
+
+_GROUPED_SINCE = (8, 0)
 
 
 class _InTurn:
@@ -59,6 +65,28 @@ def loading_in_turn(at: Callable[[str], None]) -> Iterator[None]:
         stack.enter_context(replaced(loading, "ThreadPoolExecutor", _InTurn))
         for kind in (loading.WeightRenaming, loading.WeightConverter):
             stack.enter_context(replaced(kind, "convert", followed(kind.convert)))
+        yield
+
+
+@contextlib.contextmanager
+def experts_of(target: Target) -> Iterator[None]:
+    """Let products of experts run as one, or one by one, as they do on this GPU.
+
+    Source: transformers/integrations/moe.py, ``_can_use_grouped_mm``, which knows devices by name
+    (5.23). One by one, gradients of the experts are made whether or not they are trained.
+    """
+    module = sys.modules.get("transformers.integrations.moe")
+    original = getattr(module, "_can_use_grouped_mm", None)
+    if original is None:
+        yield
+        return
+
+    def can_use(inputs: torch.Tensor, weight: torch.Tensor, *offsets: torch.Tensor) -> bool:
+        if device.NAME == "cpu" or weight.device.type != device.NAME:
+            return bool(original(inputs, weight, *offsets))
+        return target.capability >= _GROUPED_SINCE
+
+    with replaced(module, "_can_use_grouped_mm", can_use):
         yield
 
 
