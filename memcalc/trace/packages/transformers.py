@@ -17,13 +17,12 @@ from typing import Any
 import torch
 
 from memcalc.errors import EstimateError
-from memcalc.records.trace import Component
 from memcalc.kernels.target import Target
+from memcalc.records.trace import Component
 from memcalc.trace import device, streams
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.torch_private.names import replaced
 from memcalc.workload.inference import tensors_of
-
 
 _GROUPED_SINCE = (8, 0)
 
