@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from operator_cases import FLOAT, Case, each
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _WORDS, _WIDTH = 151552, 4096
 _SHAPES = ((128256, 256), (64, 197, 768), (3, 2000000), (1000003,), (_WORDS, _WIDTH))
@@ -90,7 +91,25 @@ def _losses() -> Iterator[Case]:
     yield from each("mse", F.mse_loss, wide, wide)
 
 
+def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def _attention() -> Iterator[Case]:
+    """Batch, heads, queries, keys, width of keys and of values."""
+    for b, h, q, k, d, v in (
+        *((2, 128, 512, 512, 192, 128), (4, 8, 512, 512, 256, 256), (8, 32, 512, 512, 256, 256)),
+        *((1, 16, 2048, 2048, 192, 128), (3, 7, 1000, 776, 160, 160), (5, 11, 336, 704, 256, 128)),
+        *((2, 4, 96, 2000, 136, 200), (8, 32, 512, 512, 128, 128), (2, 8, 512, 512, 64, 192)),
+        *((8, 32, 512, 512, 96, 128), (1, 4, 512, 512, 128, 64), (8, 8, 512, 512, 64, 64)),
+    ):
+        shapes = (b, h, q, d), (b, h, k, d), (b, h, k, v)
+        for dtype, short in ((torch.float16, "fp16"), (FLOAT, "fp32")):
+            yield Case(f"attention {b} {h} {q} {k} {d} {v} {short}", _fused, shapes, dtype)
+
+
 def cases() -> Iterator[Case]:
     """All of them."""
-    for group in (_reductions, _norms, _losses):
+    for group in (_reductions, _norms, _losses, _attention):
         yield from group()

@@ -34,6 +34,8 @@ UNEQUAL = {
     "Embedding of norm": "CUDA sorts the indices first, for as many as are in a batch",
 }
 """Operators whose events differ, and why; their peaks do not."""
+UNEQUAL_ON = {"large-torch2.13-cc89": "embedding"}
+"""The first of two sums of places there takes 1,535 bytes, and 1,279 are said."""
 ALIKE = ("layer_norm", "rms_norm")
 """They sum into a new block and drop one of as many bytes, which here stays the result's."""
 _FEW = 16
@@ -110,7 +112,10 @@ def test_every_event_of_every_operator_is_the_recorded_one(forked, path, every):
         assert isinstance(found[name], list), f"{name}: {found[name]}"
         assert peak(found[name]) == peak(events), name
         equal = canonical(name, found[name]) == canonical(name, events)
-        assert equal == as_recorded(name), f"{name}: {found[name]} here, {events} recorded"
+        known = name.split()[0] == UNEQUAL_ON.get(path.stem)
+        assert equal == (as_recorded(name) and not known), (
+            f"{name}: {found[name]} here, {events} recorded"
+        )
 
 
 @pytest.mark.pinned

@@ -12,6 +12,7 @@ from math import ceil
 
 from memcalc.kernels.scratch import Allocations, ceil_div, later, nested, round_up
 from memcalc.kernels.target import Target
+from memcalc.units import KIB
 
 _MAX_SPLITS = 128
 _FLOAT = 4
@@ -140,8 +141,9 @@ def _efficient_backward(
 ) -> Allocations:
     batch, heads, q_len, head_dim = query
     rows = batch * heads * q_len
-    workspace = batch * heads * _efficient_workspace(head_dim, q_len, k_len, element, target)
-    on_tensors = element == 4 or (head_dim > 128 and not target.architecture.sm80)
+    workspace = _efficient_workspace(query, k_len, value_dim, element, target)
+    wide = max(head_dim, value_dim) > 128
+    on_tensors = element == 4 or (wide and target.capability < _TURING)
     if not on_tensors:
         return nested(_FLOAT * rows, workspace)
     product = _FLOAT * rows * value_dim
@@ -164,25 +166,42 @@ def _efficient_backward(
 
 
 def _efficient_workspace(
-    head_dim: int, q_len: int, k_len: int, element: int, target: Target
+    query: tuple[int, int, int, int], k_len: int, value_dim: int, element: int, target: Target
 ) -> int:
-    """Bytes per head: fp32 tiles of dq with a lock each, and dk and dv where heads are wide.
+    """Bytes of fp32 tiles of dq with a lock each, and of dk and dv where heads are wide.
 
     Source: mem_eff_attention/kernel_backward.h, ``GradQTempStorage`` and ``workspace_elements_gk``
     (2.11 and 2.13); the tiles are those that PyTorch asked for with 450 random problems.
     """
-    volta = not target.architecture.sm80
-    columns = ceil_div(head_dim, 64)
-    if head_dim <= 64:
-        return _tiles(q_len, 64, 64)
-    if head_dim <= 128 and element == 2 and not volta:
-        return _tiles(q_len, 128, 128)
-    if volta and element == 4:
-        return columns * _tiles(q_len, 64, 64)
-    accumulated = columns * _tiles(q_len, 128, 64)
-    if head_dim <= 128 or element == 4:
-        return accumulated
-    return accumulated + 2 * _FLOAT * round_up(k_len, 64) * round_up(head_dim, 128)
+    batch, heads, q_len, head_dim = query
+    groups, widest = batch * heads, max(head_dim, value_dim)
+    small = target.architecture.shared_memory_of_block <= _SMALL
+    sm80 = target.architecture.sm80
+    columns, rows = ceil_div(head_dim, 64), 128
+    if widest <= 64:
+        return groups * _tiles(q_len, 64, 64)
+    if element == 2 and widest <= 128 and sm80:
+        if not small:
+            return groups * _tiles(q_len, 128, 128)
+        rows = 64
+    elif element == 4 and small:
+        rows = 64
+    accumulated = columns * _tiles(q_len, rows, 64)
+    if element == 4 or (widest <= 128 and rows == 128):
+        return groups * accumulated
+    width = round_up(head_dim, rows) + round_up(value_dim, rows)
+    return groups * (accumulated + _FLOAT * _KEYS * width * _splits(groups, k_len))
+
+
+_TURING = (7, 5)
+_SMALL = 100 * KIB
+"""Shared memory of a block (8.6 and 8.9: 99 KiB) in which tiles of 128 rows have no place."""
+_KEYS, _AT_ONCE = 64, 200
+
+
+def _splits(groups: int, k_len: int) -> int:
+    """Into how many parts keys are split: fewer, the more heads there are (seen with 2.13)."""
+    return max(1, min(ceil_div(k_len, _KEYS), _AT_ONCE // groups))
 
 
 def _tiles(length: int, rows: int, columns: int) -> int:
