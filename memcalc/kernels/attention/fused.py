@@ -177,16 +177,13 @@ def _efficient_workspace(
     groups, widest = batch * heads, max(head_dim, value_dim)
     small = target.architecture.shared_memory_of_block <= _SMALL
     sm80 = target.architecture.sm80
-    columns, rows = ceil_div(head_dim, 64), 128
+    narrow = element == 2 and widest <= 128 and sm80
     if widest <= 64:
         return groups * _tiles(q_len, 64, 64)
-    if element == 2 and widest <= 128 and sm80:
-        if not small:
-            return groups * _tiles(q_len, 128, 128)
-        rows = 64
-    elif element == 4 and small:
-        rows = 64
-    accumulated = columns * _tiles(q_len, rows, 64)
+    if narrow and not small:
+        return groups * _tiles(q_len, 128, 128)
+    rows = 64 if small and (narrow or element == 4) else 128
+    accumulated = ceil_div(head_dim, 64) * _tiles(q_len, rows, 64)
     if element == 4 or (widest <= 128 and rows == 128):
         return groups * accumulated
     width = round_up(head_dim, rows) + round_up(value_dim, rows)

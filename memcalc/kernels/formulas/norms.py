@@ -10,8 +10,9 @@ from memcalc.kernels.target import Target
 
 _RAGGED_SINCE, _PLACE = (2, 15), 8
 """PyTorch whose chunks are counted tensor by tensor, and the bytes that say where one begins."""
-
-_IN_TWO_STEPS_SINCE, _MANY_ROWS, _MOST_BLOCKS, _WARP = (2, 8), 65536, 32768, 32
+_IN_TWO_STEPS_SINCE, _MANY_ROWS = (2, 8), 65536
+"""PyTorch that sums gradients of a layer norm's weights in two steps, above so many rows."""
+_MOST_BLOCKS, _WARP = 32768, 32
 
 
 def _group_norm(target: Target, moments: int, scale: int, point: bool, copied: int) -> Scratch:

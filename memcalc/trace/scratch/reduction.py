@@ -37,7 +37,7 @@ def _reduce(
     tensor = args[0]
     if tensor.dim() == 0:
         return None
-    dims = args[1] if len(args) > 1 else None
+    dims = args[1] if len(args) > 1 else ()
     if not isinstance(dims, list | tuple):
         dims = (dims,) if isinstance(dims, int) and not isinstance(dims, bool) else ()
     accumulator = accumulator or _accumulator(tensor)
