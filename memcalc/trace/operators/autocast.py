@@ -1,13 +1,15 @@
 """Autocast on the simulated device: CUDA's lists of operators and its cache of weight casts.
 
 The key ``AutocastPrivateUse1`` has no kernels of its own. Which operators get one is asked of
-PyTorch, where CUDA's are registered; what each does is read in aten/src/ATen/autocast_mode.h and
+PyTorch, where CUDA's are registered, those of packages among them (torchvision's), whose own code
+runs where it is Python's; what each of PyTorch does is read in aten/src/ATen/autocast_mode.h and
 autocast_mode.cpp (``cached_cast``) of PyTorch 2.11 and 2.13. One that neither has is left as it is
 and said to be (``unread``).
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from collections.abc import Callable
@@ -16,7 +18,11 @@ from typing import Any
 import torch
 
 from memcalc.trace import device
-from memcalc.trace.torch_private.dispatch import autocast_names, without_key
+from memcalc.trace.torch_private.dispatch import (
+    autocast_names,
+    autocast_of_package,
+    without_key,
+)
 
 HALVES = (torch.float16, torch.bfloat16)
 """Types of half precision, from which autocast goes up to fp32."""
@@ -64,11 +70,16 @@ def install() -> None:
         return
     rest = torch.library.Library("_", "IMPL")
     rest.fallback(torch.library.fallthrough_kernel, _KEY)
-    library = torch.library.Library("aten", "IMPL")
-    for name in sorted(autocast_names()):
-        if not _ELSEWHERE.match(name):
-            library.impl(name, _RULES.get(name, _unread)(_overload(name)), _KEY)
-    _libraries.extend((rest, library))
+    libraries: dict[str, torch.library.Library] = {}
+    for full in sorted(autocast_names()):
+        namespace, _, name = full.partition("::")
+        library = libraries.setdefault(namespace, torch.library.Library(namespace, "IMPL"))
+        op = _overload(namespace, name)
+        if namespace != "aten":
+            library.impl(name, _of_package(op), _KEY)
+        elif not _ELSEWHERE.match(name):
+            library.impl(name, _RULES.get(name, _unread)(op), _KEY)
+    _libraries.extend((rest, *libraries.values()))
     _clear_with_pytorch()
 
 
@@ -79,9 +90,9 @@ def unread() -> tuple[str, ...]:
     )
 
 
-def _overload(name: str) -> Any:
+def _overload(namespace: str, name: str) -> Any:
     packet_name, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.aten, packet_name), overload or "default")
+    return getattr(getattr(getattr(torch.ops, namespace), packet_name), overload or "default")
 
 
 def _clear_with_pytorch() -> None:
@@ -162,6 +173,11 @@ def _unread(op: Any) -> Callable[..., Any]:
         return _without(op, *args, **kwargs)
 
     return kernel
+
+
+def _of_package(op: Any) -> Callable[..., Any]:
+    kernel = autocast_of_package(op)
+    return _unread(op) if kernel is None else functools.partial(_without, kernel)
 
 
 def _widest(op: Any) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -34,6 +35,8 @@ _key_set = ask("torch._C:DispatchKeySet")
 _keys = ask("torch._C:DispatchKey")
 _exclude = ask("torch._C:_ExcludeDispatchKeyGuard")
 _registered = ask("torch._C:_dispatch_get_registrations_for_dispatch_key")
+_dump: Callable[[str], str] = ask("torch._C:_dispatch_dump")
+_AUTOCAST = "AutocastCUDA"
 has_kernel: Callable[[str, str], bool] = ask("torch._C:_dispatch_has_kernel_for_dispatch_key")
 """Does an operator, such as ``aten::linear``, have a kernel of its own under a dispatch key?"""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
@@ -68,12 +71,23 @@ def without_key(name: str) -> Iterator[None]:
 
 
 def autocast_names() -> frozenset[str]:
-    """Operators that CUDA's autocast does something to, such as ``conv2d`` or ``sum.dim_IntList``.
+    """Operators that CUDA's autocast does something to: ``aten::sum.dim_IntList``.
 
-    They are registered in builds without CUDA as well (aten/src/ATen/autocast_mode.cpp), but for
-    ``_cudnn_rnn``.
+    Those of PyTorch are registered in builds without CUDA as well (aten/src/ATen/
+    autocast_mode.cpp), but for ``_cudnn_rnn``; packages add theirs: ``torchvision::roi_align``.
     """
-    return frozenset(name.removeprefix("aten::") for name in _registered("AutocastCUDA"))
+    return frozenset(_registered(_AUTOCAST))
+
+
+def autocast_of_package(func: OpOverload) -> Callable[..., Any] | None:
+    """What a package's own Python code does to its operator in CUDA's autocast; ``None``: no such.
+
+    C++ and ``torch.library.register_autocast`` cast only what lies on a CUDA device.
+    """
+    found = re.search(rf"{_AUTOCAST}: registered at (\S+\.py):", _dump(func.name()))
+    if found is None or found[1] == torch.library.__file__:
+        return None
+    return functools.partial(func._op_dk, getattr(_keys, _AUTOCAST))
 
 
 def for_every_device(func: OpOverload) -> Callable[..., Any] | None:
