@@ -127,10 +127,10 @@ def fit_there(
         played: replays it, where it is a long decode.
     """
     others = []
-    for end in within.ends(trace):
-        again = long_decode_of(question, end)
-        peaks = replay_of(question, end, device, again).peaks
-        others.append(_fit_of(question, end, device, peaks, again))
+    for variant in within.variants(trace):
+        again = long_decode_of(question, variant)
+        peaks = replay_of(question, variant, device, again).peaks
+        others.append(_fit_of(question, variant, device, peaks, again))
     return within.together(_fit_of(question, trace, device, unlimited, played), others)
 
 

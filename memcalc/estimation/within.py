@@ -1,8 +1,9 @@
-"""What the allocator holds where workspaces are known only within limits: a replay at each end."""
+"""What the allocator holds where workspaces are known only within limits: replays of several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -15,27 +16,37 @@ ALIKE = (
     f"{WORKSPACES} are those of the recorded ones most like them "
     "(pip install nvidia-cudnn-cu13==9.20.* nvidia-cublas==13.1.1.* to ask cuDNN itself)"
 )
-_OPERATORS = ("convolution", "convolution_backward")
+MIXTURES = 8
+"""Replays in which each workspace takes its least, likely or most by a draw of its own."""
+OPERATORS = ("convolution", "convolution_backward")
+"""Whose workspaces those are, by the names of a trace."""
 
 
-def ends(trace: Trace) -> tuple[Trace, ...]:
-    """The trace with the least and the most that such workspaces take; empty: all are known."""
+def variants(trace: Trace) -> Iterator[Trace]:
+    """The trace with workspaces as they may be; none: all are known.
+
+    First all take their least, then all their most. What the allocator reserves depends on how
+    blocks of several sizes lie as well, so that it may lie outside of what these two take: in the
+    others each size is drawn for itself, always in the same way.
+    """
     if not trace.bounds:
-        return ()
-    known = {bound.bytes: bound for bound in trace.bounds}
-    return tuple(
-        _sized(trace, {size: end(bound) for size, bound in known.items()})
-        for end in (_least, _most)
-    )
+        return
+    yield _sized(trace, {bound.bytes: _least(bound) for bound in trace.bounds})
+    yield _sized(trace, {bound.bytes: bound.most for bound in trace.bounds})
+    draw = random.Random(0)
+    for _ in range(MIXTURES if len(trace.bounds) > 1 else 0):
+        yield _sized(
+            trace,
+            {
+                bound.bytes: draw.choice((_least(bound), bound.bytes, bound.most))
+                for bound in trace.bounds
+            },
+        )
 
 
 def _least(bound: Bound) -> int:
     # What takes nothing keeps its place in the trace, in the smallest block.
     return max(bound.least, 1)
-
-
-def _most(bound: Bound) -> int:
-    return bound.most
 
 
 def _sized(trace: Trace, sizes: dict[int, int]) -> Trace:
@@ -44,7 +55,7 @@ def _sized(trace: Trace, sizes: dict[int, int]) -> Trace:
         storages=tuple(
             replace(storage, bytes=sizes[storage.bytes])
             if storage.component is Component.WORKSPACES
-            and storage.op in _OPERATORS
+            and storage.op in OPERATORS
             and storage.bytes in sizes
             else storage
             for storage in trace.storages
@@ -60,12 +71,14 @@ def reserved_span(trace: Trace, likely: int, reserved: Callable[[Trace], int]) -
         likely: bytes reserved by the trace as it is.
         reserved: the same of another trace.
     """
-    found = [reserved(end) for end in ends(trace)]
+    found = [reserved(variant) for variant in variants(trace)]
     if not found:
         return None
-    # More smaller blocks may leave more behind than fewer larger ones.
     low, high = min(*found, likely), max(*found, likely)
-    source = f"{WORKSPACES}, {len(trace.bounds)} sizes: replayed with the least and the most"
+    source = (
+        f"{WORKSPACES}, {len(trace.bounds)} sizes: replayed with the least, the most and "
+        f"{len(found) - 2} mixtures"
+    )
     part = Part(name=RESERVED, low=low, likely=likely, high=high, source=source)
     return Span(low=low, likely=likely, high=high, source=WORKSPACES, parts=(part,))
 

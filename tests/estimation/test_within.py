@@ -67,6 +67,32 @@ def test_reserved_is_a_range_and_said_part_by_part(holds):
     holds(reserved_is_a_range)
 
 
+def workspaces_are_drawn_one_by_one(folder):
+    _, trace = estimates(folder)(torch="2.3")
+    assert len(trace.bounds) > 1
+    of = {
+        index: (bound.least or 1, bound.bytes, bound.most)
+        for index, storage in enumerate(trace.storages)
+        for bound in trace.bounds
+        if storage.op in within.OPERATORS and storage.bytes == bound.bytes
+    }
+    drawn = list(within.variants(trace))
+    assert drawn == list(within.variants(trace))
+    assert len(drawn) == 2 + within.MIXTURES
+    for index, sizes in of.items():
+        taken = [variant.storages[index].bytes for variant in drawn]
+        assert (taken[0], taken[1]) == (sizes[0], sizes[2])
+        assert set(taken) <= set(sizes)
+    mixed = drawn[2:]
+    assert len({tuple(v.storages[index].bytes for index in of) for v in mixed}) > 1
+    span = within.reserved_span(trace, 100, lambda variant: 90 + 20 * (variant in mixed[:4]))
+    assert (span.low, span.likely, span.high) == (90, 100, 110)
+
+
+def test_workspaces_are_replayed_in_mixtures_always_the_same(holds):
+    holds(workspaces_are_drawn_one_by_one)
+
+
 def no_workspace_at_the_low_end(folder):
     estimate = estimates(folder)
     plain, _ = estimate()
