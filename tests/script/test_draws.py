@@ -1,7 +1,11 @@
 """What a script draws on the host does not depend on whether its weights are filled."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 from memcalc.script.draws import Draws
 from memcalc.script.patches import Patches
@@ -48,3 +52,44 @@ def test_whoever_asks_for_the_state_gets_that_after_the_draws(draws):
     torch.manual_seed(3)
     draws.skipped(_aten.normal_.default, (torch.empty(100),), {})
     assert torch.equal(torch.get_rng_state(), wanted)
+
+
+FINE_TUNED = """
+import json, sys, torch, transformers
+transformers.logging.set_verbosity_error()
+torch.manual_seed(0)
+model = transformers.AutoModelForSequenceClassification.from_pretrained("saved")
+with open(sys.argv[1], "w") as file:
+    json.dump(torch.randperm(64).tolist(), file)
+"""
+
+
+def test_what_a_checkpoint_lacks_is_drawn_before_the_order_of_data(run, tmp_path):
+    config = BertConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
+    )
+    BertForMaskedLM(config).save_pretrained(tmp_path / "saved")
+    run(FINE_TUNED, "simulated.json")
+    subprocess.run([sys.executable, "train.py", "real.json"], check=True)
+    (tmp_path / "saved" / "model.safetensors").unlink()
+    run(FINE_TUNED, "without.json")
+    simulated, real, without = (
+        (tmp_path / f"{name}.json").read_text() for name in ("simulated", "real", "without")
+    )
+    assert simulated == without == real
+
+
+PLACES = """
+import torch
+for place in ("cuda", "cpu", "meta"):
+    with torch.device(place):
+        assert torch.tensor([1.0]).device.type == torch.get_default_device().type == place
+        assert torch.tensor([1.0], device="cpu").device.type == "cpu"
+    torch.set_default_device(place)
+    assert torch.tensor([]).device.type == place
+    torch.set_default_device(None)
+"""
+
+
+def test_a_tensor_is_made_where_the_script_says(run):
+    assert run(PLACES).ending.code == 0

@@ -102,13 +102,29 @@ def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     return copy.deepcopy(config) if known else None
 
 
+def _saved(cls: Any, config: Any) -> Any:
+    """The class whose weights a checkpoint holds, which a config names.
+
+    What the script's own class has beyond these, such as the head of a classifier, is drawn anew
+    when it loads them.
+    """
+    import transformers
+
+    of_config = type(config)
+    for name in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, name, None)
+        if getattr(found, "config_class", None) is of_config:
+            return found
+    return cls
+
+
 def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     """Tensors of a checkpoint, in the type it is kept in, without numbers."""
     bare, told = copy.deepcopy(config), settings_in(config.to_dict())
     if told is not None:
         del bare.quantization_config
     with torch.device("meta"):
-        made = cls(bare)
+        made = _saved(cls, config)(bare)
     kept = getattr(config, "dtype", None)
     if isinstance(kept, torch.dtype):
         for tensor in (*made.parameters(), *made.buffers()):

@@ -223,7 +223,8 @@ def _make_on_host_first() -> None:
         data = read(data) if isinstance(data, list | tuple) else data
         place = options.get("device") or default_place()
         if place is None or torch.device(place).type != device.NAME or device.NAME == "cpu":
-            return original(data, **options)
+            # What tells functions where to make tensors does not know this one.
+            return original(data, **{**options, "device": place})
         needs_grad = options.pop("requires_grad", False)
         made = original(data, **{**options, "device": "cpu"}).to(place)
         return made.requires_grad_(needs_grad)
