@@ -102,7 +102,10 @@ class Labels:
             self._ledger.label(filter(_has_storage, gradients), Component.GRADIENTS)
 
     def inputs(self) -> None:
-        """Label what came from the host and is no part of a model or optimizer."""
+        """Label what came from the host and is no part of a model or optimizer, as far as known.
+
+        Of two models that were moved there before, one is called first.
+        """
         for optimizer in self._resting:
             self._label_states(optimizer)
         self._ledger.label_made_by(HOST_COPY, Component.INPUTS)

@@ -1,8 +1,9 @@
 """Which part of training a script is in, found out from what it calls: it need not cooperate.
 
-Until the first module is called the script loads. Backward, an optimizer's step (with unscaling
-and clipping) and ``zero_grad`` are phases of their own; a trained model that is called without
-gradients, and not in training mode, evaluates; all the rest is forward.
+Until the first module is called the script loads; modules that prepare data on the host do not
+count. Backward, an optimizer's step (with unscaling and clipping) and ``zero_grad`` are phases of
+their own; a trained model that is called without gradients, and not in training mode, evaluates;
+all the rest is forward.
 """
 
 from __future__ import annotations
@@ -179,7 +180,9 @@ class Phases:
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
         if not self._depth:
             self._labels.meet(module)
-            if self._position.phase in (Phase.LOAD, Phase.FORWARD):
+            if self._position.phase is Phase.FORWARD or (
+                self._position.phase is Phase.LOAD and not _prepares(module, args)
+            ):
                 self._enter(Phase.EVAL if self._evaluates(module) else Phase.FORWARD)
             self._labels.inputs()
         self._depth += 1
@@ -197,3 +200,9 @@ class Phases:
         if module.training or torch.is_grad_enabled():
             return False
         return self._labels.is_trained(module)
+
+
+def _prepares(module: torch.nn.Module, args: Any) -> bool:
+    """It has no weights and is given nothing on the GPU, as torchvision's transforms of images."""
+    on_gpu = (arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
+    return next(module.parameters(), None) is None and next(on_gpu, None) is None

@@ -29,6 +29,7 @@ class Entry:
         "component",
         "dtype",
         "grad",
+        "guessed",
         "module",
         "node",
         "op",
@@ -53,6 +54,8 @@ class Entry:
         self.node = id(node) if node is not None else 0
         self.grad = torch.is_grad_enabled()
         self.component: Component | None = None
+        self.guessed = False
+        """The component is taken from how it was made, and gives way to what is said of it."""
         self.dtype = ""
         self.until = ""
         self.stream = 0

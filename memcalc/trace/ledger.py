@@ -188,11 +188,14 @@ class Ledger:
                 taken[~word] = -1
 
     def label(self, tensors: Any, component: Component) -> None:
-        """Say what these tensors are for; the first component given to a storage stands."""
+        """Say what these tensors are for; the first thing said of a storage stands."""
         for tensor in tensors:
             found = self._live.get(storage_key(tensor))
-            if found is not None and self.entries[found[0]].component is None:
-                self.entries[found[0]].component = component
+            if found is None:
+                continue
+            entry = self.entries[found[0]]
+            if entry.component is None or entry.guessed:
+                entry.component, entry.guessed = component, False
 
     def adopt(self, parameter: torch.Tensor, tensors: Any) -> None:
         """Say that these tensors, made without a look at the parameter, belong to its layer."""
@@ -208,11 +211,11 @@ class Ledger:
                 entry.source = owner[0]
 
     def label_made_by(self, op: str, component: Component) -> None:
-        """Say what everything is for that this operator made and that is still alive."""
+        """Guess what everything is for that this operator made and that is still alive."""
         for number, _ in self._live.values():
             entry = self.entries[number]
             if entry.component is None and entry.op == op:
-                entry.component = component
+                entry.component, entry.guessed = component, True
 
     def belong(self, path: str, tensors: Any) -> None:
         """Say which module these tensors, made without a look at it, are of."""
