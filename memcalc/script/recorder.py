@@ -169,7 +169,11 @@ class ScriptRecorder(TraceRecorder):
             if isinstance(tensor, torch.nn.Parameter) and not self.real_weights:
                 # Nobody looks into weights that move, and there may be many.
                 return NotImplemented
-            return self.read_whole(tensor, dtype)
+            with self:
+                target = transfers.like(tensor, dtype, options.get("memory_format"), "meta")
+                transfers.staging(target, tensor, blocking=not options.get("non_blocking"))
+            with without_dispatch():
+                return transfers.laid_like(target, self.read_whole(tensor, dtype))
         if wanted.type != "cuda" or tensor.device.type != "cpu":
             return NotImplemented
         if tensor.layout is not torch.strided:

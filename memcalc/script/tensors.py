@@ -11,6 +11,14 @@ from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace.subclasses import pointer
 
+_NO_ARRAY = (
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+    "memory first."
+)
+_NO_ARRAY_WITH_GRADIENT = (
+    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+)
+
 
 def install(patches: Patches, recorder: ScriptRecorder) -> None:
     """Answer for fake tensors; others are asked themselves."""
@@ -18,11 +26,23 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
 
     def read(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self, FakeTensor):
-            self = recorder.read_whole(self.detach())
+            self = self.detach().cpu() if self.is_cuda else recorder.read_whole(self.detach())
         return original(self, *args, **kwargs)
 
-    for name in ("tolist", "numpy", "__array__"):
-        patches.wrap(tensor, name, read)
+    def array(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("force", False):
+            if self.is_cuda:
+                raise TypeError(_NO_ARRAY)
+            if self.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(_NO_ARRAY_WITH_GRADIENT)
+        return read(original, self, *args, **kwargs)
+
+    listed = tensor.tolist
+    patches.wrap(tensor, "tolist", read)
+    # Its own one asks for each element.
+    patches.set(FakeTensor, "tolist", lambda self: read(listed, self))
+    for name in ("numpy", "__array__"):
+        patches.wrap(tensor, name, array)
 
     def address(original: Any, self: torch.Tensor) -> int:
         return pointer(self) if isinstance(self, FakeTensor) else int(original(self))

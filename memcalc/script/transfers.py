@@ -17,9 +17,11 @@ WORTH_READING = 1 << 20
 """Elements of a tensor whose values are worked out when it is copied to the host."""
 
 
-def like(tensor: torch.Tensor, dtype: torch.dtype, layout: Any) -> torch.Tensor:
-    """The tensor on the device that a copy of this one is made into."""
-    place: dict[str, Any] = {"dtype": dtype, "device": "cuda"}
+def like(
+    tensor: torch.Tensor, dtype: torch.dtype, layout: Any, device: str = "cuda"
+) -> torch.Tensor:
+    """The tensor that a copy of this one is made into; one of the host is ``meta`` here."""
+    place: dict[str, Any] = {"dtype": dtype, "device": device}
     if layout in (None, torch.preserve_format):
         if is_dense(tensor):
             return torch.empty_strided(tensor.shape, tensor.stride(), **place)
@@ -46,4 +48,14 @@ def staging(target: torch.Tensor, source: torch.Tensor, *, blocking: bool) -> No
             torch.empty(target.shape, dtype=wanted, device="cuda")
     elif converts or not source.is_contiguous():
         wanted = target.dtype if converts else source.dtype
-        torch.empty(target.shape, dtype=wanted, device="cuda")
+        converted = torch.empty_like(source, dtype=wanted) if converts else source
+        if not converted.is_contiguous() or converted.shape != target.shape:
+            torch.empty(target.shape, dtype=wanted, device="cuda")
+
+
+def laid_like(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A value of the host, its elements in memory where those of the target are."""
+    if value.stride() == target.stride():
+        return value
+    laid = torch.empty_strided(target.shape, target.stride(), dtype=value.dtype, device="cpu")
+    return laid.copy_(value)
