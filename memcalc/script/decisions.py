@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.script.patches import Patches
 from memcalc.trace.torch_private.dispatch import without_dispatch
@@ -19,7 +20,7 @@ Know = Callable[[torch.Tensor, torch.Tensor], None]
 """Told that a tensor of the device holds what one of the host holds."""
 Say = Callable[[str], None]
 
-VALID = "arguments of torch.distributions on the GPU are taken to be valid"
+VALID = "arguments of torch.distributions are taken to be valid"
 OVERLAP = "windows of torch.istft on the GPU are taken to overlap"
 NO_END = "generate() meets no end-of-sequence token: it makes as many tokens as it may"
 
@@ -40,7 +41,12 @@ def install(patches: Patches, know: Know, say: Say) -> None:
         out: torch.Tensor = original(checked)
         if out.device.type == "cuda":
             know(out, _filled(out, True))
-            say(VALID)
+        elif isinstance(out, FakeTensor):
+            # A policy that acts on the host: its weights are not filled, what it makes is zeros.
+            out = _filled(out, True)
+        else:
+            return out
+        say(VALID)
         return out
 
     def met_end(original: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

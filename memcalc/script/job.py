@@ -36,6 +36,7 @@ from memcalc.script.patches import Patches
 from memcalc.script.phases import EnoughStepsError
 from memcalc.script.processes import Process
 from memcalc.script.records import Ending
+from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.workload import flash_attn
 
 NAME = "simulated script"
@@ -174,7 +175,7 @@ def _ended(program: Program) -> Ending:
 def _at_exit() -> Iterator[AtExit]:
     patches, last = Patches(), AtExit()
     last.install(patches)
-    spawned.install(patches)
+    spawned.install(patches, FakeTensor)
     try:
         yield last
     finally:

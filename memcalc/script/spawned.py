@@ -1,8 +1,9 @@
 """Processes that a script starts by multiprocessing's ``spawn``: new Pythons without a GPU.
 
 One that asks for the GPU would fail, and the script wait for its answer, or a pool start another
-one, for ever. So it ends with a code of its own, and the run with it. Only the standard library is
-imported here: this is what such a process begins with.
+one, for ever. So it ends with a code of its own, and the run with it. Tensors without memory cannot
+be sent there, which ends the run too. Only the standard library is imported here: this is what such
+a process begins with.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import multiprocessing.spawn
 import os
 import signal
 import threading
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.spawn import spawn_main
 from pathlib import Path
 from types import ModuleType
@@ -22,9 +24,9 @@ from typing import Any, NoReturn
 from memcalc.script.patches import Patches
 
 REFUSED = (
-    "A process that the script starts by multiprocessing (spawn) asks for the GPU, and only the "
-    "script's own process has a simulated one: let that do the work, or measure it with memcalc "
-    "run on a GPU."
+    "A process that the script starts by multiprocessing (spawn) asks for the GPU, or is sent "
+    "weights or what the GPU has made, and only the script's own process has a simulated one: let "
+    "that do the work, or measure it with memcalc run on a GPU."
 )
 _CODE = 117
 _SIGNAL = signal.SIGRTMAX - 3
@@ -47,13 +49,24 @@ def begin(**given: Any) -> None:
     spawn_main(**given)
 
 
-def install(patches: Patches) -> None:
-    """Look after processes that the script starts from now on."""
+def install(patches: Patches, without_memory: type) -> None:
+    """Look after processes that the script starts from now on.
+
+    Args:
+        patches: what is changed.
+        without_memory: tensors that no process can be sent.
+    """
 
     def line(original: Any, **given: Any) -> list[str]:
         # The path of Python is made of bytes.
         words = map(os.fsdecode, original(**given))
         return [word.replace(_BEGINS, _INSTEAD) for word in words]
+
+    def reduced(_: Any, value: Any) -> Any:
+        if isinstance(value, without_memory):
+            _tell_main()
+            raise AskedElsewhere
+        return NotImplemented
 
     def start(original: Any, process: Any) -> None:
         original(process)
@@ -62,18 +75,27 @@ def install(patches: Patches) -> None:
             # No thread of the script's: those have the GPU, and are shown to it.
             _thread.start_new_thread(_watch, (popen.pid,))
 
-    def asked(*_: Any) -> NoReturn:
-        raise AskedElsewhere
-
     if threading.current_thread() is threading.main_thread():
-        before = signal.signal(_SIGNAL, asked)
+        before = signal.signal(_SIGNAL, _asked)
 
         def undo() -> None:
             signal.signal(_SIGNAL, before)
 
         patches.also(undo)
+        patches.set(ForkingPickler, "reducer_override", reduced)
         patches.wrap(multiprocessing.spawn, "get_command_line", line)
         patches.wrap(multiprocessing.process.BaseProcess, "start", start)
+
+
+def _asked(*_: Any) -> NoReturn:
+    raise AskedElsewhere
+
+
+def _tell_main() -> None:
+    """In a thread, such as the one in which a queue pickles, nobody would hear of it."""
+    main = threading.main_thread()
+    if main.ident is not None and main is not threading.current_thread():
+        signal.pthread_kill(main.ident, _SIGNAL)
 
 
 def _watch(process: int) -> None:
@@ -83,6 +105,4 @@ def _watch(process: int) -> None:
     except ChildProcessError:
         return
     if ended is not None and ended.si_code == os.CLD_EXITED and ended.si_status == _CODE:
-        main = threading.main_thread().ident
-        if main is not None:
-            signal.pthread_kill(main, _SIGNAL)
+        _tell_main()

@@ -47,6 +47,27 @@ def test_distributions_take_what_the_gpu_would_have_made(run):
     assert any("torch.distributions" in said for said in found.traced.prediction.assumptions)
 
 
+ACTS = """
+import torch
+from torch.distributions import Categorical
+policy = torch.nn.Linear(4, 2)
+chosen = Categorical(torch.softmax(policy(torch.ones(1, 4)), dim=1), validate_args=True)
+assert chosen.sample().item() in (0, 1)
+torch.ones(1, device="cuda")
+try:
+    Categorical(torch.tensor([2.0, -1.0]), validate_args=True)
+    raise SystemExit("the script's own numbers are not looked at")
+except ValueError:
+    pass
+"""
+
+
+def test_a_policy_on_the_host_draws_its_actions(run):
+    found = run(ACTS)
+    assert found.ending.code == 0
+    assert any("torch.distributions" in said for said in found.traced.prediction.assumptions)
+
+
 def test_how_pytorch_was_built_can_be_asked(run):
     found = run("import torch; assert 'C++' in torch.__config__.show(); torch.ones(1).cuda()")
     assert found.ending.code == 0
