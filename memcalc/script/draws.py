@@ -10,14 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private.dispatch import without_dispatch
+from memcalc.trace.torch_private.dispatch import FakeTensor, without_dispatch
 
 _AT_ONCE = 1 << 20
 """Elements that are drawn at a time: PyTorch draws for so many by the same rule as for all."""
 _FEWEST = 16
 """PyTorch draws for fewer than these in another way (aten/src/ATen/native/cpu, ``normal_fill``)."""
+_WHOLE = 1 << 27
+"""Elements of what is drawn as a whole at most."""
 MOST = 1 << 31
 """Elements that are drawn; more take longer than their order is worth."""
 
@@ -45,6 +48,14 @@ class Draws:
             self._forget()
             return original(*args, **kwargs)
 
+        def truncated(original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("generator") is not None or not _waits(tensor):
+                return original(tensor, *args, **kwargs)
+            self._wait(original, tensor, args, kwargs)
+            return tensor
+
+        # It draws anew until no number lies outside (2.13), so numbers decide how often.
+        patches.wrap(torch.nn.init, "_no_grad_trunc_normal_", truncated)
         for name, around in (
             *(("get_rng_state", asked), ("manual_seed", seeded)),
             *(("seed", seeded), ("set_rng_state", seeded)),
@@ -62,8 +73,7 @@ class Draws:
         written = func._schema.arguments[0].alias_info is not None
         if not isinstance(first, torch.Tensor) or not written:
             return
-        self._pending.append((func, first.numel(), first.dtype, tuple(others), kwargs))
-        self._elements += first.numel()
+        self._wait(func, first, tuple(others), kwargs)
 
     def settle(self) -> None:
         """Draw what was not drawn yet."""
@@ -76,11 +86,23 @@ class Draws:
             return
         with without_dispatch():
             for func, numel, dtype, args, kwargs in pending:
-                for part in _parts(numel):
+                for part in _parts(numel) if isinstance(func, OpOverload) else (numel,):
                     func(torch.empty(part, dtype=dtype, device="cpu"), *args, **kwargs)
+
+    def _wait(
+        self, func: Any, first: torch.Tensor, others: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._pending.append((func, first.numel(), first.dtype, others, kwargs))
+        self._elements += first.numel()
 
     def _forget(self) -> None:
         self._pending, self._elements = [], 0
+
+
+def _waits(tensor: torch.Tensor) -> bool:
+    """It lies on the host, is not filled, and is not too large to be drawn as a whole."""
+    fake = isinstance(tensor, FakeTensor) and tensor.device.type == "cpu"
+    return fake and tensor.numel() <= _WHOLE
 
 
 def is_random(func: Any) -> bool:

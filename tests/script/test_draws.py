@@ -93,3 +93,26 @@ for place in ("cuda", "cpu", "meta"):
 
 def test_a_tensor_is_made_where_the_script_says(run):
     assert run(PLACES).ending.code == 0
+
+
+TRUNCATED = """
+import json, sys, torch
+torch.manual_seed(0)
+layer = torch.nn.Linear(500, 700)
+torch.nn.init.trunc_normal_(layer.weight)
+if "real.json" not in sys.argv:
+    layer.cuda()
+with open(sys.argv[1], "w") as file:
+    json.dump(torch.randperm(64).tolist(), file)
+"""
+
+
+def test_numbers_that_are_drawn_until_none_is_too_large_come_before_the_order_of_data(
+    run, tmp_path
+):
+    found = run(TRUNCATED, "simulated.json")
+    subprocess.run([sys.executable, "train.py", "real.json"], check=True)
+    simulated, real = ((tmp_path / f"{name}.json").read_text() for name in ("simulated", "real"))
+    assert simulated == real
+    # A whole initialisation is no read of the script's.
+    assert not any("weights on the host" in said for said in found.traced.prediction.assumptions)
