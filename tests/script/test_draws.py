@@ -88,6 +88,9 @@ for place in ("cuda", "cpu", "meta"):
     torch.set_default_device(place)
     assert torch.tensor([]).device.type == place
     torch.set_default_device(None)
+assert torch.tensor([0], device=0).device == torch.device("cuda:0")
+held = torch.cuda.memory_reserved()
+assert held == 2 << 20, held
 """
 
 

@@ -221,7 +221,7 @@ def _make_on_host_first() -> None:
 
     def tensor(data: Any, **options: Any) -> torch.Tensor:
         data = read(data) if isinstance(data, list | tuple) else data
-        place = options.get("device") or default_place()
+        place = default_place() if (named := options.get("device")) is None else named
         if place is None or torch.device(place).type != device.NAME or device.NAME == "cpu":
             # What tells functions where to make tensors does not know this one.
             return original(data, **{**options, "device": place})
