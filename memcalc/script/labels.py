@@ -110,6 +110,10 @@ class Labels:
             self._label_states(optimizer)
         self._ledger.label_made_by(HOST_COPY, Component.INPUTS)
 
+    def fetched(self) -> None:
+        """Label batches that lie ready, at the moment when a model is called."""
+        self._ledger.label_fetched()
+
     def inventory(self, name: str) -> Inventory:
         """Every tensor of the models that ran."""
         head = " + ".join(dict.fromkeys(one.head for one in self._inventories))

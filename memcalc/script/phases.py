@@ -47,6 +47,8 @@ class Phases:
         self._recorder, self._ledger = recorder, recorder.ledger
         self._position = recorder.position
         self._depth = 0
+        self._between = True
+        """No module was called since the last backward."""
         self._made: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._stepped: set[int] = set()
         """Optimizers that stepped since the step began."""
@@ -149,6 +151,7 @@ class Phases:
             return original(*args, **kwargs)
         finally:
             self._mark(Phase.FORWARD)
+            self._between = True
             self._labels.gradients()
 
     def _made_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -185,6 +188,9 @@ class Phases:
             ):
                 self._enter(Phase.EVAL if self._evaluates(module) else Phase.FORWARD)
             self._labels.inputs()
+            if self._between and not _prepares(module, args):
+                self._labels.fetched()
+                self._between = False
         self._depth += 1
         self._recorder.modules.enter(self._labels.path(module))
 

@@ -67,11 +67,15 @@ class Entry:
         """It is of another stream than the default one, and not of a private pool."""
         return 0 < self.stream < POOLS
 
-    def purpose(self) -> Component:
-        """What it was for, by what was said of it or by how it lived."""
+    def purpose(self, wrapped: bool) -> Component:
+        """What it was for, by what was said of it or by how it lived.
+
+        Args:
+            wrapped: a wrapper over several GPUs uses other streams for what it sends.
+        """
         if self.resized and self.component in (None, Component.ACTIVATIONS):
             return Component.UNSHARDED
-        if self.component is None and self.is_on_side:
+        if self.component is None and wrapped and self.is_on_side:
             return Component.COMMUNICATION
         return self.component or Component.TEMPORARIES
 

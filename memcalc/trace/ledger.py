@@ -217,6 +217,13 @@ class Ledger:
             if entry.component is None and entry.op == op:
                 entry.component, entry.guessed = component, True
 
+    def label_fetched(self) -> None:
+        """Guess that what lies on another stream, made by no module, is a batch fetched ahead."""
+        for number, _ in self._live.values():
+            entry = self.entries[number]
+            if entry.component is None and entry.is_on_side and not (entry.module or self.wrapped):
+                entry.component, entry.guessed = Component.INPUTS, True
+
     def belong(self, path: str, tensors: Any) -> None:
         """Say which module these tensors, made without a look at it, are of."""
         for tensor in tensors:
@@ -239,7 +246,8 @@ class Ledger:
             entry = self.entries[number]
             if number < since:
                 continue
-            if entry.component is not None or entry.phase is not phase or entry.is_on_side:
+            sent = self.wrapped and entry.is_on_side
+            if entry.component is not None or entry.phase is not phase or sent:
                 continue
             # What a wrapper makes before the model's own code begins are its buckets.
             bucket = self.wrapped and not entry.module and entry.op in _PLAIN
@@ -252,7 +260,7 @@ class Ledger:
             storages=[
                 Storage(
                     bytes=entry.bytes,
-                    component=entry.purpose(),
+                    component=entry.purpose(self.wrapped),
                     phase=entry.phase,
                     step=entry.step,
                     module=entry.module,

@@ -34,3 +34,49 @@ def test_a_transform_of_the_host_does_not_end_loading(run):
     load = next(phase for phase in prediction.phases if phase.phase is Phase.LOAD)
     # Both models, and the first batch before it is fed.
     assert load.requested == 2 * WEIGHTS + 4 * 64 * 256
+
+
+AHEAD = """
+    import torch
+
+    scaled = torch.nn.Identity()
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    aside = torch.cuda.Stream()
+
+    def fetch():
+        with torch.cuda.stream(aside):
+            rows = scaled(torch.ones(64, 256, dtype=torch.uint8))
+            return rows.cuda(non_blocking=True).float()
+
+    following = fetch()
+    for _ in range(3):
+        torch.cuda.current_stream().wait_stream(aside)
+        batch, following = following, fetch()
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_batches_that_another_stream_prepares_ahead_are_inputs(run):
+    components = run(AHEAD, steps=0).traced.prediction.components
+    assert components[Component.INPUTS] == 2 * 4 * 64 * 256
+    assert not components.get(Component.COMMUNICATION)
+
+
+WARMED = """
+    import torch
+
+    model = torch.nn.Linear(256, 256).cuda()
+    rows = torch.ones(4096, 256, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(3):
+            model(model(model(rows).sigmoid()).sigmoid()).sum().backward()
+"""
+
+
+def test_what_a_step_on_another_stream_saves_is_activations(run):
+    components = run(WARMED, steps=0).traced.prediction.components
+    assert components[Component.ACTIVATIONS] >= 4 * 4096 * 256
+    assert not components.get(Component.COMMUNICATION)
