@@ -152,6 +152,9 @@ class Worked:
         value = out if made.index is None else out[made.index]
         if not isinstance(value, torch.Tensor):
             raise UnansweredError
+        if value.is_floating_point() and not made.sure and value.isnan().any():
+            # Zero by zero, of what would be other numbers on a GPU.
+            value = value.nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
         if key is not None and value.numel() <= LARGEST_KEPT:
             self._zeros[key] = value
         return value

@@ -9,6 +9,7 @@ agree with each other: counts sum to what was counted.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -162,14 +163,18 @@ class Values:
             which: names ``number`` among others; ``None``: no size is a symbol.
 
         Raises:
-            UnansweredError: how it was made is not known, or too much to run.
+            UnansweredError: how it was made is not known, or too much to run, or it is infinite
+                by what is not known.
         """
         made = self.recipe_of(tensor)
         if made is None:
             raise UnansweredError
         with alone():
             value: bool | int | float = self._worked.value(made, number, which).item()
-            return value
+        if isinstance(value, float) and math.isinf(value) and not made.sure:
+            # One by zero, or its logarithm: a program that finds its loss so gives up.
+            raise UnansweredError
+        return value
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """All values of a tensor, as a tensor of the host.

@@ -48,3 +48,23 @@ assert torch.where(mask == 1.0)[0].shape == (1000,)
 def test_places_of_a_mask_as_large_as_a_weight_are_counted(run):
     """As peft's SHiRA chooses the weights that it trains, 57 million to choose from."""
     assert run(MASK).ending.code == 0
+
+
+FINITE = """
+import math, torch
+mask = torch.ones(2, 9, device="cuda")
+mask[:, :3] = 0
+places = torch.rand(2, 9, device="cuda").argsort(dim=1).argsort(dim=1)
+mask = mask.gather(1, places)
+loss = (torch.nn.Linear(4, 9).cuda()(torch.rand(2, 4, device="cuda")) * mask).sum() / mask.sum()
+assert math.isfinite(loss.item()) and not torch.isnan(loss)
+assert math.isfinite(mask.sum().log().item())
+# What is known is read as it is.
+assert math.isnan((torch.zeros(2, device="cuda").sum() / 0).item())
+assert math.isinf(torch.zeros(1, device="cuda").log().item())
+"""
+
+
+def test_zeros_in_place_of_unknown_numbers_make_no_loss_that_is_not_finite(run):
+    """As of masked autoencoders, which end the run where their loss is not finite."""
+    assert run(FINITE).ending.code == 0
