@@ -10,6 +10,7 @@ import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
+from memcalc.records.trace import Component
 from memcalc.script import arrivals, decisions, endings, place, transfers
 from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
@@ -182,7 +183,11 @@ class ScriptRecorder(TraceRecorder):
             out = transfers.like(tensor, dtype, options.get("memory_format"))
             number = self.memory.number_of(out)
             if number is not None:
-                self.memory.entries[number].op = HOST_COPY
+                entry = self.memory.entries[number]
+                entry.op = HOST_COPY
+                if is_fake((tensor,)):
+                    # Of the host's tensors weights alone are fake: a copy that no one calls (EMA).
+                    entry.component, entry.guessed = Component.WEIGHTS, True
             transfers.staging(out, tensor, blocking=not options.get("non_blocking"))
         self._values.know(out, tensor)
         return out

@@ -125,7 +125,7 @@ class Session:
         backward.install(patches)
         streams.follow_packing(patches)
         processes.install(opened, patches, self.recorder, self._process, self.say)
-        if self._process is not None:
+        if self._process is not None and self._process.world > 1:
             self.say(self._process.said)
         mode = Mode(allow_non_fake_inputs=True)
         attention.install(self._target, None)

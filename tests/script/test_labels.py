@@ -36,6 +36,22 @@ def test_a_transform_of_the_host_does_not_end_loading(run):
     assert load.requested == 2 * WEIGHTS + 4 * 64 * 256
 
 
+COPIED = """
+    import copy, torch
+
+    model = torch.nn.Linear(256, 256)
+    averaged = copy.deepcopy(model).cuda()
+    model.cuda()
+    for _ in range(3):
+        model(torch.ones(64, 256).cuda()).sum().backward()
+"""
+
+
+def test_a_copy_of_a_model_that_no_one_calls_is_weights(run):
+    components = run(COPIED, steps=0).traced.prediction.components
+    assert components[Component.WEIGHTS] == 2 * WEIGHTS
+
+
 AHEAD = """
     import torch
 
