@@ -195,7 +195,7 @@ def test_compiled_code_runs_eagerly_and_the_answer_says_so(run):
         import os, torch
         assert os.environ["MEMCALC_SIMULATED"] == "1" and os.environ["WANDB_MODE"] == "disabled"
         model = torch.compile(torch.nn.Linear(64, 64).cuda())
-        @torch.compile
+        @torch.compile(fullgraph=True)
         def loss(out):
             return out.square().mean()
         optimizer = torch.optim.SGD(model.parameters())
