@@ -22,11 +22,13 @@ from memcalc.script import (
     cuda,
     decisions,
     endings,
+    extensions,
     graphs,
     jagged,
     loading,
     packages,
     parameters,
+    pickled,
     processes,
     quiet,
     streams,
@@ -147,9 +149,11 @@ class Session:
         decisions.install(patches, self.recorder.know, self.say)
         jagged.install(patches, self._target)
         loading.install(patches)
+        pickled.install(patches, mode, self.say)
         folders = untouched.install(patches, self.say)
         quiet.install(patches, self.say)
         torchscript.install(patches, self.say)
+        extensions.install(patches, self.say)
         packages.install(
             patches,
             self.recorder,

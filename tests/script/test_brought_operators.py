@@ -53,3 +53,19 @@ def test_what_a_compiled_kernel_takes_is_said_to_be_left_out(run):
     found = run(COMPILED)
     assert found.ending.code == 0
     assert any("compiled kernels of compiled" in said for said in found.traced.prediction.uncounted)
+
+
+BUILDS = """
+import torch
+from torch.utils import cpp_extension
+try:
+    cpp_extension.load(name="fused_act", sources=["missing.cu"], build_directory=".")
+except Exception:
+    pass
+torch.nn.Linear(8, 8).cuda()(torch.ones(2, 8).cuda()).sum().backward()
+"""
+
+
+def test_an_extension_that_is_not_built_is_named(run):
+    said = run(BUILDS).traced.prediction.assumptions
+    assert any("extension fused_act is not built" in one for one in said)
