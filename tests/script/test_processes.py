@@ -34,11 +34,17 @@ SCRIPT = """
 WRAPS = {
     "ddp": "model = DistributedDataParallel(model, device_ids=[place])",
     "fsdp2": "[fully_shard(layer) for layer in model]; fully_shard(model)",
+    "fsdp2 that is filled in shards": (
+        "model = model.to('meta'); [fully_shard(layer) for layer in model]; fully_shard(model); "
+        "model.to_empty(device='cuda'); [layer.reset_parameters() for layer in model]"
+    ),
 }
 WEIGHTS = 4 * 4 * 512 * 512
 
 
-@pytest.mark.parametrize(("wrap", "share"), [("ddp", 1), ("fsdp2", 8)])
+@pytest.mark.parametrize(
+    ("wrap", "share"), [("ddp", 1), ("fsdp2", 8), ("fsdp2 that is filled in shards", 8)]
+)
 def test_the_first_of_eight_processes_holds_its_share(parent, tmp_path, monkeypatch, wrap, share):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT).replace("WRAP", WRAPS[wrap]))

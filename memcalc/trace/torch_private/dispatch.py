@@ -112,10 +112,9 @@ HigherOrderOperator: Any = ask("torch._ops:HigherOrderOperator")
 
 def eager_code(operator: Any) -> Callable[..., Any] | None:
     """What runs such an operator where nothing is compiled; ``None``: it has no such code."""
-    kernel: Callable[..., Any] | None = operator.py_kernels.get(
-        torch._C.DispatchKey.CompositeExplicitAutograd
-    )
-    return kernel
+    kernels: dict[Any, Callable[..., Any]] = operator.py_kernels
+    keys = (torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.CUDA)
+    return next((kernels[key] for key in keys if key in kernels), None)
 
 
 transformed: Callable[[], Any] = ask("torch._C._functorch:peek_interpreter_stack")
