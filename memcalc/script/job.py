@@ -155,8 +155,8 @@ def _ended(program: Program) -> Ending:
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left:
         raise
-    except spawned.AskedElsewhere:
-        raise EstimateError(spawned.REFUSED) from None
+    except spawned.AskedElsewhere as error:
+        raise EstimateError(str(error) or spawned.REFUSED) from None
     except EnoughStepsError:
         return Ending(code=0, stopped=True)
     except KeyboardInterrupt:

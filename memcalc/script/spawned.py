@@ -36,7 +36,7 @@ _INSTEAD = f"import sys; sys.path.append({_ROOT!r}); from {__name__} import begi
 
 
 class AskedElsewhere(BaseException):
-    """Raised in the script, wherever it waits."""
+    """Raised in the script, wherever it waits; says what to do instead, if not ``REFUSED``."""
 
 
 def begin(**given: Any) -> None:

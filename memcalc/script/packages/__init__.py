@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from memcalc.kernels.target import Target
 from memcalc.script.packages import (
+    accelerate,
     bitsandbytes,
     deepspeed,
     diffusers,
@@ -39,6 +40,7 @@ def install(
         folders: where models are saved.
         flash: flash-attn is taken to be installed.
     """
+    accelerate.install(patches)
     deepspeed.install(patches, recorder, phases)
     bitsandbytes.install(patches, recorder, target)
     triton.install(patches, recorder)

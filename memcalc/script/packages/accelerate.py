@@ -1,0 +1,67 @@
+"""accelerate: what its launcher would start as a process of its own runs in the script's.
+
+Command lines of other packages (``trl sft``) call the functions of ``accelerate launch``, and only
+the process that they are called in has a simulated GPU.
+Source: accelerate/commands/launch.py (1.15).
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shlex
+import sys
+from types import ModuleType
+from typing import Any
+
+from memcalc.script.patches import Patches
+from memcalc.script.spawned import AskedElsewhere
+
+
+def install(patches: Patches) -> None:
+    """Act when accelerate's launcher is imported.
+
+    Args:
+        patches: what is changed.
+    """
+
+    def launchers(module: ModuleType) -> None:
+        def in_place(original: Any, args: Any) -> None:
+            if args.no_python:
+                original(args)
+                return
+            (_, *words), environment = module.prepare_simple_launcher_cmd_env(args)
+            for name, value in environment.items():
+                if os.environ.get(name) != value:
+                    patches.environment(name, value)
+            _run(words)
+
+        def several(original: Any, args: Any) -> None:
+            started = shlex.join([args.training_script, *args.training_script_args])
+            raise AskedElsewhere(
+                f"{os.path.basename(sys.argv[0])} starts {args.num_processes} processes: type "
+                f"memcalc simulate -- accelerate launch --num_processes {args.num_processes} "
+                f"{'-m ' if args.module else ''}{started}"
+            )
+
+        patches.wrap(module, "simple_launcher", in_place)
+        for name in ("multi_gpu_launcher", "deepspeed_launcher"):
+            patches.wrap(module, name, several)
+
+    patches.when_imported("accelerate.commands.launch", launchers)
+
+
+def _run(words: list[str]) -> None:
+    """Run what Python is given as its arguments, until it ends without an error."""
+    module = words[0] == "-m"
+    name, *arguments = words[1:] if module else words
+    sys.argv = [name, *arguments]
+    try:
+        if module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
+            runpy.run_path(name, run_name="__main__")
+    except SystemExit as ending:
+        if ending.code:
+            raise
