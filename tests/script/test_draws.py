@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from memcalc.script.draws import Draws
 from memcalc.script.patches import Patches
@@ -58,17 +58,20 @@ FINE_TUNED = """
 import json, sys, torch, transformers
 transformers.logging.set_verbosity_error()
 torch.manual_seed(0)
-model = transformers.AutoModelForSequenceClassification.from_pretrained("saved")
+model = transformers.AutoModelForSequenceClassification.from_pretrained(
+    "saved", num_labels=5, ignore_mismatched_sizes=True
+)
 with open(sys.argv[1], "w") as file:
     json.dump(torch.randperm(64).tolist(), file)
 """
 
 
-def test_what_a_checkpoint_lacks_is_drawn_before_the_order_of_data(run, tmp_path):
+@pytest.mark.parametrize("saved", [BertForMaskedLM, BertForSequenceClassification])
+def test_what_a_checkpoint_lacks_is_drawn_before_the_order_of_data(run, tmp_path, saved):
     config = BertConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
     )
-    BertForMaskedLM(config).save_pretrained(tmp_path / "saved")
+    saved(config).save_pretrained(tmp_path / "saved")
     run(FINE_TUNED, "simulated.json")
     subprocess.run([sys.executable, "train.py", "real.json"], check=True)
     (tmp_path / "saved" / "model.safetensors").unlink()

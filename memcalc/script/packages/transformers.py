@@ -40,7 +40,7 @@ def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -
             return loaded if saved is name else _named(loaded, name)
         recorder.assumptions[NOT_HERE.format(name)] = None
         with recorder.aside():
-            weights = _as_config_says(cls, config)
+            weights = _as_config_says(cls, _in_folder(config, saved, kwargs))
         named = {key: value for key, value in kwargs.items() if key != "config"}
         loaded = original(cls, None, *args, config=config, state_dict=weights, **named)
         return _named(loaded, name)
@@ -91,15 +91,24 @@ def _config(cls: Any, name: Any, options: dict[str, Any]) -> Any:
     """The config to make weights of; ``None``: they are here, or are no plain checkpoint."""
     if name is None or options.keys() & {"state_dict", "gguf_file"} or _is_here(name, options):
         return None
-    options = {key: options[key] for key in _OF_HUB if key in options} | {
-        "config": options.get("config")
-    }
-    config = options.pop("config")
+    config = options.get("config")
     if config is None or isinstance(config, str | os.PathLike):
-        config = cls.config_class.from_pretrained(config or name, **options)
+        config = cls.config_class.from_pretrained(config or name, **_of_hub(options))
     quantised = getattr(config, "quantization_config", None) is not None
     known = not quantised or settings_in(config.to_dict()) is not None
     return copy.deepcopy(config) if known else None
+
+
+def _in_folder(config: Any, name: Any, options: dict[str, Any]) -> Any:
+    """What the checkpoint's own config says, of which the script's may differ: more classes."""
+    try:
+        return type(config).from_pretrained(name, **_of_hub(options))
+    except (OSError, ValueError):
+        return config
+
+
+def _of_hub(options: dict[str, Any]) -> dict[str, Any]:
+    return {key: options[key] for key in _OF_HUB if key in options}
 
 
 def _saved(cls: Any, config: Any) -> Any:
