@@ -14,7 +14,7 @@ from memcalc.script import place
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
 from memcalc.script.parameters import on_host
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private.dispatch import without_dispatch
+from memcalc.trace.torch_private.dispatch import without_dispatch, without_modes
 from memcalc.trace.torch_private.tensors import storage_key
 
 Say = Callable[[str], None]
@@ -102,7 +102,8 @@ class _Checkpoints:
         if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and _is_zip(f):
             # Weights that nobody looks at are never read.
             kwargs["mmap"] = True
-        with without_dispatch():
+        # PyTorch reads no numbers where it sees a mode of fake tensors.
+        with without_modes(), without_dispatch():
             found = original(f, "cpu", *args, **kwargs)
         return _placed(found, map_location)
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 SCRIPT = """
 import torch
@@ -165,3 +166,20 @@ def test_accelerate_goes_on_from_a_state(memcalc, tmp_path, monkeypatch):
     done = memcalc("simulate", "--steps", "0", "--", "python", "train.py")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "state").exists()
+
+
+LOADS = """
+import torch
+batch = torch.load("data.pt")
+frozen = torch.nn.Module()
+frozen.register_buffer("scale", torch.zeros(3))
+frozen.load_state_dict({"scale": torch.load("data.pt", map_location="cpu")["scale"]})
+assert frozen.scale.tolist() == [2.0, 2.0, 2.0]
+assert batch["rows"].tolist() == [7, 9]
+torch.empty(sum(batch["rows"].tolist()), device="cuda")
+"""
+
+
+def test_a_file_of_tensors_is_read_with_its_numbers(run, tmp_path):
+    torch.save({"rows": torch.tensor([7, 9]), "scale": torch.full((3,), 2.0)}, tmp_path / "data.pt")
+    assert run(LOADS).ending.code == 0
