@@ -132,9 +132,10 @@ def _launched(program: Program) -> tuple[Program, Process | None]:
 
 def _ending(program: Program, session: sessions.Session) -> Ending:
     ended = Ending(code=0)
-    with _as_main(program), session, _exits(), _at_exit() as last:
+    started = spawned.Started(session.memory, session.say)
+    with _as_main(program), session, _exits(), _at_exit(started) as last:
         try:
-            ended = _ended(program)
+            ended = _ended(program, started)
             last.run()
         except EnoughStepsError:
             pass
@@ -148,10 +149,11 @@ def _ending(program: Program, session: sessions.Session) -> Ending:
     return replace(ended, steps=session.phases.steps)
 
 
-def _ended(program: Program) -> Ending:
+def _ended(program: Program, started: spawned.Started) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
     try:
         _run(program)
+        started.end()
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left:
         raise
@@ -172,10 +174,10 @@ def _ended(program: Program) -> Ending:
 
 
 @contextlib.contextmanager
-def _at_exit() -> Iterator[AtExit]:
+def _at_exit(started: spawned.Started) -> Iterator[AtExit]:
     patches, last = Patches(), AtExit()
     last.install(patches)
-    spawned.install(patches, FakeTensor)
+    spawned.install(patches, FakeTensor, started)
     try:
         yield last
     finally:
