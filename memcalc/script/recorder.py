@@ -14,6 +14,7 @@ from memcalc.records.trace import Component
 from memcalc.script import arrivals, decisions, endings, place, transfers
 from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
+from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.trace.calls import Operator, holds_others, on_device
@@ -141,7 +142,9 @@ class ScriptRecorder(TraceRecorder):
                 self._weights_read[place.line() or self._place()] = None
                 return read_as_zero(args[0].dtype)
             self.draws.skipped(func, args, kwargs)
-            return func(*args, **kwargs)
+            with without_dispatch():
+                real = filled(func, args, kwargs)
+            return func(*args, **kwargs) if real is None else real
         if is_random(func):
             self.draws.settle()
         pinned = kwargs.get("pin_memory")
