@@ -27,6 +27,7 @@ ALWAYS = (
 NEEDED = {
     "trl": "trl",
     "diffusers": "diffusers",
+    "accelerate_no_trainer": "datasets",
     "accelerate": "accelerate",
     "lightning": "lightning",
     "ignite": "ignite",
