@@ -11,10 +11,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private.dispatch import without_dispatch
+from memcalc.trace.torch_private.dispatch import FakeTensor, without_dispatch
 
 Know = Callable[[torch.Tensor, torch.Tensor], None]
 """Told that a tensor of the device holds what one of the host holds."""

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private.dispatch import FakeTensor, without_dispatch
+from memcalc.trace.torch_private.dispatch import FakeTensor, OpOverload, without_dispatch
 
 _AT_ONCE = 1 << 20
 """Elements that are drawn at a time: PyTorch draws for so many by the same rule as for all."""

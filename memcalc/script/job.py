@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import runpy
 import sys
 import threading
 import traceback
@@ -36,6 +35,7 @@ from memcalc.script.patches import Patches
 from memcalc.script.phases import EnoughStepsError
 from memcalc.script.processes import Process
 from memcalc.script.records import Ending
+from memcalc.script.running import as_main, run
 from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.workload import flash_attn
 
@@ -133,7 +133,7 @@ def _launched(program: Program) -> tuple[Program, Process | None]:
 def _ending(program: Program, session: sessions.Session) -> Ending:
     ended = Ending(code=0)
     started = spawned.Started(session.memory, session.say)
-    with _as_main(program), session, _exits(), _at_exit(started) as last:
+    with as_main(program), session, _exits(), _at_exit(started) as last:
         try:
             ended = _ended(program, started)
             last.run()
@@ -152,7 +152,7 @@ def _ending(program: Program, session: sessions.Session) -> Ending:
 def _ended(program: Program, started: spawned.Started) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
     try:
-        _run(program)
+        run(program)
         started.end()
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left:
@@ -182,27 +182,6 @@ def _at_exit(started: spawned.Started) -> Iterator[AtExit]:
         yield last
     finally:
         patches.undo()
-
-
-def _run(program: Program) -> None:
-    if program.path:
-        runpy.run_path(program.path, run_name="__main__")
-    else:
-        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
-
-
-@contextlib.contextmanager
-def _as_main(program: Program) -> Iterator[None]:
-    """Arguments and import path as Python gives them to a program."""
-    before = sys.argv, list(sys.path)
-    sys.argv = [program.path or program.module, *program.arguments]
-    here = str(Path(program.path).resolve().parent) if program.path else os.getcwd()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        sys.argv = before[0]
-        sys.path[:] = before[1]
 
 
 @contextlib.contextmanager

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script.patches import Patches
 from memcalc.trace.subclasses import apply_by_data, made_of, materialize, set_data
-from memcalc.trace.torch_private.dispatch import without_dispatch
+from memcalc.trace.torch_private.dispatch import FakeTensor, FakeTensorMode, without_dispatch
 from memcalc.trace.torch_private.tensors import data_of
 
 _Parameter = torch.nn.Parameter

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from memcalc.script import parameters, place
 from memcalc.script.patches import Patches
+from memcalc.trace.torch_private.dispatch import FakeTensor, FakeTensorMode
 
 _SAID = "what is pickled holds no numbers of weights and of the GPU"
 _LATER = "This was pickled by a simulated run, and holds no numbers."

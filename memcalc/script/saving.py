@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.script import place
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
 from memcalc.script.parameters import on_host
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private.dispatch import without_dispatch, without_modes
+from memcalc.trace.torch_private.dispatch import (
+    FakeTensor,
+    without_dispatch,
+    without_modes,
+)
 from memcalc.trace.torch_private.tensors import storage_key
 
 Say = Callable[[str], None]

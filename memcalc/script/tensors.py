@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace.subclasses import pointer
+from memcalc.trace.torch_private.dispatch import FakeTensor
 
 _NO_ARRAY = (
     "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "

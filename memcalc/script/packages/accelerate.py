@@ -8,13 +8,14 @@ Source: accelerate/commands/launch.py (1.15).
 from __future__ import annotations
 
 import os
-import runpy
 import shlex
 import sys
 from types import ModuleType
 from typing import Any
 
+from memcalc.script.command import Program
 from memcalc.script.patches import Patches
+from memcalc.script.running import as_main, run
 from memcalc.script.spawned import AskedElsewhere
 
 
@@ -53,15 +54,13 @@ def install(patches: Patches) -> None:
 
 def _run(words: list[str]) -> None:
     """Run what Python is given as its arguments, until it ends without an error."""
-    module = words[0] == "-m"
-    name, *arguments = words[1:] if module else words
-    sys.argv = [name, *arguments]
+    if words[0] == "-m":
+        program = Program(module=words[1], arguments=tuple(words[2:]))
+    else:
+        program = Program(path=words[0], arguments=tuple(words[1:]))
     try:
-        if module:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-        else:
-            sys.path.insert(0, os.path.dirname(os.path.abspath(name)))
-            runpy.run_path(name, run_name="__main__")
+        with as_main(program):
+            run(program)
     except SystemExit as ending:
         if ending.code:
             raise
