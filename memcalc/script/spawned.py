@@ -46,6 +46,10 @@ _WORK = "_target", "_args", "_kwargs"
 """Attributes of a process that say what it does."""
 _DEPTH = 6
 """Of containers in containers; what lies deeper is not looked at."""
+_heard = threading.Event()
+"""The script's thread has been told, or there is no script any more."""
+_PATIENCE = 0.1
+"""Seconds that it has to hear of it."""
 
 
 class AskedElsewhere(BaseException):
@@ -195,6 +199,7 @@ def install(patches: Patches, without_memory: type, started: Started) -> None:
         before = signal.signal(_SIGNAL, _asked)
 
         def undo() -> None:
+            _heard.set()
             signal.signal(_SIGNAL, before)
 
         patches.also(undo)
@@ -208,14 +213,20 @@ def install(patches: Patches, without_memory: type, started: Started) -> None:
 
 
 def _asked(*_: Any) -> NoReturn:
+    _heard.set()
     raise AskedElsewhere
 
 
 def _tell_main() -> None:
     """In a thread, such as the one in which a queue pickles, nobody would hear of it."""
     main = threading.main_thread()
-    if main.ident is not None and main is not threading.current_thread():
+    if main.ident is None or main is threading.current_thread():
+        return
+    _heard.clear()
+    while not _heard.is_set():
+        # One that comes as a call is about to wait does not wake it.
         signal.pthread_kill(main.ident, _SIGNAL)
+        _heard.wait(_PATIENCE)
 
 
 def _watch(process: int) -> None:

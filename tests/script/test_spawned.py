@@ -15,9 +15,15 @@ if __name__ == "__main__":
     model = torch.nn.Linear(8, 8).cuda()
     {}
 """
+LOST = """
+    import signal
+    tell, told = signal.pthread_kill, []
+    signal.pthread_kill = lambda *given: told.append(given) or told[1:] and tell(*given)
+"""
+"""A signal that comes as the script is about to wait does not wake it."""
 SENDS = (
     "process = mp.Process(target=train, args=(model,)); process.start(); process.join()",
-    "queue = mp.Queue(); queue.put(model(torch.ones(2, 8).cuda())); queue.get()",
+    f"{LOST}    queue = mp.Queue(); queue.put(model(torch.ones(2, 8).cuda())); queue.get()",
 )
 
 
