@@ -125,6 +125,12 @@ class Inputs:
         return batch
 
     @property
+    def goes_by_tokens(self) -> bool:
+        """Batches of more tokens per sample are larger."""
+        longer = self.resized(self.batch, self.seq + 1) if not self.has_tokens else None
+        return longer is None or _sizes(longer.make("meta")) != _sizes(self.make("meta"))
+
+    @property
     def hears(self) -> bool:
         """Recordings are in its batches."""
         alone = "input_ids" not in self.names or self.recordings.tokens > 0
@@ -285,3 +291,7 @@ def _as_json(config: Any) -> dict[str, Any]:
     """A config of transformers as its config.json; empty for a model that has none."""
     written: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
     return written
+
+
+def _sizes(batch: Batch) -> dict[str, Any]:
+    return {name: getattr(value, "shape", value) for name, value in batch.items()}

@@ -194,6 +194,8 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         places = inputs.whole - inputs.seq
         notes.append(f"{places} tokens of each sample are its sound, --seq those of its text")
     notes.extend(sound.notes(inputs.config))
+    if plan.seq is not None and not inputs.goes_by_tokens:
+        notes.append(f"the model takes no tokens: --seq {plan.seq} changes nothing")
     if inputs.has_tokens:
         notes.append(
             "batches hold padding, so an attention mask is used"

@@ -220,10 +220,10 @@ def test_a_budget_file_names_it_from_its_own_folder(tmp_path):
         read(budget)
 
 
-def test_what_is_not_counted_is_in_the_answer(tmp_path):
+def test_what_is_not_counted_is_in_the_answer(tmp_path, small_model):
     path = tmp_path / "a.yaml"
     path.write_text(fsdp("fsdp_version: 2", "fsdp_quantum_shards: 7", top="num_processes: 2"))
-    found = memcalc.estimate("gpt2", batch=1, seq=32, accelerate_config=str(path))
+    found = memcalc.estimate(small_model, batch=1, seq=32, accelerate_config=str(path))
     assert "fsdp_quantum_shards, which memcalc does not read" in found.uncounted
     assert (found.plan.parallel, found.plan.devices, found.plan.loop) == ("fsdp2", 2, "accelerate")
     assert planned(tmp_path, path.read_text(), loop="trainer").loop == "trainer"

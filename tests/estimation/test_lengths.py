@@ -1,7 +1,10 @@
 """Batches of varying length are replayed exactly, and drawn the same every time."""
 
+import json
+
 import pytest
 
+import memcalc
 from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
@@ -94,6 +97,20 @@ def test_a_file_of_something_else_is_said_so(tmp_path):
         samples(str(file), 5, None)
 
 
-def test_a_model_of_images_takes_no_lengths():
+@pytest.fixture
+def of_images(tmp_path):
+    config = {"model_type": "resnet", "architectures": ["ResNetForImageClassification"]}
+    sizes = {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1], "layer_type": "basic"}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, **sizes}))
+    return {"model": str(path), "batch": 1, "gpu": "t4"}
+
+
+def test_a_model_of_images_takes_no_lengths(of_images):
     with pytest.raises(UsageError, match="takes no tokens"):
-        varied(make({"model": "microsoft/resnet-50", "batch": 1, "gpu": "t4"}), "uniform:8,64")
+        varied(make(of_images), "uniform:8,64")
+
+
+def test_tokens_that_a_model_does_not_take_are_said_to_change_nothing(of_images):
+    found = memcalc.estimate(**of_images, seq=64)
+    assert "the model takes no tokens: --seq 64 changes nothing" in found.assumptions

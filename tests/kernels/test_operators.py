@@ -18,7 +18,6 @@ LAYOUTS = sorted(STANDIN.glob("layouts-*.json"))
 AT_NIGHT = pytest.mark.nightly
 USUAL = {
     "operators-torch2.13-cc75",
-    "operators-torch2.15-cc90",
     "operators-torch2.13-cc90-cudnn",
 }
 LEAST = {True: 40, False: 250}
@@ -94,12 +93,13 @@ def peak(events):
 @pytest.mark.parametrize(
     ("path", "every"),
     [
-        # One PyTorch on two generations, and with cuDNN, and some layouts; the rest at night.
+        # One PyTorch, also with cuDNN, some layouts and some of the newest; the rest at night.
         *(
             pytest.param(path, 1, id=path.stem, marks=() if path.stem in USUAL else [AT_NIGHT])
             for path in [*RECORDINGS, *LAYOUTS]
         ),
         pytest.param(LAYOUTS[0], 12, id="some layouts"),
+        pytest.param(STANDIN / "operators-torch2.15-cc90.json", 4, id="some of the newest"),
     ],
 )
 def test_every_event_of_every_operator_is_the_recorded_one(forked, path, every):
@@ -129,7 +129,7 @@ def test_every_event_of_every_operator_is_the_recorded_one(forked, path, every):
             marks=() if "2.13" in path.stem and every > 1 else pytest.mark.nightly,
         )
         for path in sorted(STANDIN.glob("library-*.json"))
-        for every in (1, 4)
+        for every in (1, 8)
     ],
 )
 def test_the_peak_of_every_library_operator_is_the_recorded_one(forked, path, every):

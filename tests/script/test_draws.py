@@ -66,7 +66,10 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-@pytest.mark.parametrize("saved", [BertForMaskedLM, BertForSequenceClassification])
+@pytest.mark.parametrize(
+    "saved",
+    [BertForMaskedLM, pytest.param(BertForSequenceClassification, marks=pytest.mark.nightly)],
+)
 def test_what_a_checkpoint_lacks_is_drawn_before_the_order_of_data(run, tmp_path, saved):
     config = BertConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64

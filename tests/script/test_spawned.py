@@ -65,8 +65,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("waits", ["joins", "ends"])
-@pytest.mark.parametrize("how", ["spawn", "fork"])
+@pytest.mark.parametrize(
+    ("how", "waits"),
+    [
+        ("spawn", "joins"),
+        ("fork", "ends"),
+        pytest.param("spawn", "ends", marks=pytest.mark.nightly),
+        pytest.param("fork", "joins", marks=pytest.mark.nightly),
+    ],
+)
 def test_of_processes_that_use_the_gpu_the_first_runs_here(run, how, waits):
     found = run(WORKS, how, waits)
     assert (found.ending.code, found.ending.steps) == (0, 2)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import memcalc.trace
 from memcalc.catalog import plan as plans
@@ -89,12 +90,16 @@ os._exit(0)
 
 
 @pytest.fixture(scope="module")
-def found():
-    done = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
+def found(shared):
+    """What each break led to; found once for all workers."""
+    path = shared / "breaks.json"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            command = [sys.executable, "-c", CODE]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+            assert done.stdout, done.stderr
+            path.write_text(done.stdout)
+    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("case", ["nothing", "everything is whole again", "a CPU's run"])
