@@ -12,13 +12,14 @@ from memcalc.estimation.fits import Played, device_of
 from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
+    Run,
     fit_there,
     large_enough,
-    long_decode_of,
     phases_of,
-    replay_of,
     replay_when_crowded,
     room_of,
+    run_of,
+    variants_of,
 )
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
@@ -42,15 +43,16 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         trace: its events.
         state: the optimizer's state by the registry, for its table.
     """
-    played = long_decode_of(question, trace)
-    replayed = replay_of(question, trace, room_of(question), played)
+    run = run_of(question, trace, room_of(question))
+    played, replayed = run.played, run.replayed
     crowded = replay_when_crowded(question, trace, state, replayed, played)
     phases = phases_of(crowded or replayed, trace)
     said = (*_of_cache(question.plan, trace), *_of_long_decode(question, trace, played))
     if question.plan.target == "cpu":
         return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
-    span = _allocator(question, trace, answer.peak)
+    variants = variants_of(question, trace, room_of(question))
+    span = within.reserved_span(trace, answer.peak.reserved or 0, [*map(_reserved, variants)])
     if crowded is not None:
         span = within.given_back(span, answer.peak.reserved or 0, replayed.peaks.reserved)
     device = device_of(question.gpu, plan=question.plan).holding(state, trace.inventory)
@@ -62,7 +64,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         return answer
     if answer.context is not None:
         device = replace(device, context=answer.context)
-    return replace(answer, fit=fit_there(question, trace, device, replayed.peaks, played))
+    return replace(answer, fit=fit_there(question, run, variants, device))
 
 
 def _described(
@@ -117,13 +119,8 @@ def _highest(phases: tuple[PhasePeak, ...]) -> PhasePeak:
     return max(phases, key=lambda phase: phase.allocated or phase.requested)
 
 
-def _allocator(question: Asked, trace: Trace, peak: Peak) -> Span | None:
-    def reserved(other: Trace) -> int:
-        found = replay_of(question, other, room_of(question), long_decode_of(question, other))
-        phases = phases_of(found, other)
-        return max(phase.reserved or 0 for phase in phases)
-
-    return within.reserved_span(trace, peak.reserved or 0, reserved)
+def _reserved(run: Run) -> int:
+    return max(phase.reserved or 0 for phase in phases_of(run.replayed, run.trace))
 
 
 def _uncounted_flops(trace: Trace) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import cast
+from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -30,6 +31,26 @@ ROOMY = 80 << 30
 def room_of(question: Asked) -> Device | None:
     """The GPU of the question, as a device; ``None``: it names none."""
     return device_of(question.gpu, plan=question.plan) if question.gpu is not None else None
+
+
+class Run(NamedTuple):
+    """A trace, and its replay where nothing is in the way."""
+
+    trace: Trace
+    played: Played | None
+    """Replays it on devices of other sizes, where it is a long decode."""
+    replayed: Replay
+
+
+def run_of(question: Asked, trace: Trace, device: Device | None) -> Run:
+    """A trace's run on a device."""
+    played = long_decode_of(question, trace)
+    return Run(trace, played, replay_of(question, trace, device, played))
+
+
+def variants_of(question: Asked, trace: Trace, device: Device | None) -> list[Run]:
+    """The runs of the trace as it may be, where workspaces are known within limits."""
+    return [run_of(question, variant, device) for variant in within.variants(trace)]
 
 
 def replay_of(
@@ -109,35 +130,29 @@ def on_device(prediction: Prediction, trace: Trace, device: Device) -> Predictio
 
 def judged(question: Asked, trace: Trace, device: Device) -> Fit:
     """Whether what was traced fits a device."""
-    played = long_decode_of(question, trace)
-    replayed = replay_of(question, trace, device, played)
-    return fit_there(question, trace, device, replayed.peaks, played)
+    return fit_there(
+        question,
+        run_of(question, trace, device),
+        variants_of(question, trace, device),
+        device,
+    )
 
 
-def fit_there(
-    question: Asked, trace: Trace, device: Device, unlimited: Levels, played: Played | None
-) -> Fit:
+def fit_there(question: Asked, likely: Run, variants: Iterable[Run], device: Device) -> Fit:
     """Whether it fits, with whatever is known of it within limits only.
 
     Args:
         question: what was traced.
-        trace: its events.
+        likely: the run as it was traced.
+        variants: as it may be.
         device: where it runs.
-        unlimited: the levels it reached where nothing was in the way.
-        played: replays it, where it is a long decode.
     """
-    others = []
-    for variant in within.variants(trace):
-        again = long_decode_of(question, variant)
-        peaks = replay_of(question, variant, device, again).peaks
-        others.append(_fit_of(question, variant, device, peaks, again))
-    return within.together(_fit_of(question, trace, device, unlimited, played), others)
 
+    def fit(run: Run) -> Fit:
+        peaks = run.replayed.peaks
+        return judge(lambda: tuples(run.trace), question.settings, device, peaks, run.played)
 
-def _fit_of(
-    question: Asked, trace: Trace, device: Device, unlimited: Levels, played: Played | None
-) -> Fit:
-    return judge(lambda: tuples(trace), question.settings, device, unlimited, played)
+    return within.together(fit(likely), [fit(variant) for variant in variants])
 
 
 def phases_of(replayed: Replay, trace: Trace) -> tuple[PhasePeak, ...]:

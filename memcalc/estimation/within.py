@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -63,22 +63,20 @@ def _sized(trace: Trace, sizes: dict[int, int]) -> Trace:
     )
 
 
-def reserved_span(trace: Trace, likely: int, reserved: Callable[[Trace], int]) -> Span | None:
+def reserved_span(trace: Trace, likely: int, found: Sequence[int]) -> Span | None:
     """Between what the reserved memory lies; ``None``: it is known.
 
     Args:
         trace: the run.
         likely: bytes reserved by the trace as it is.
-        reserved: the same of another trace.
+        found: the same of its variants.
     """
-    found = [reserved(variant) for variant in variants(trace)]
     if not found:
         return None
     low, high = min(*found, likely), max(*found, likely)
-    source = (
-        f"{WORKSPACES}, {len(trace.bounds)} sizes: replayed with the least, the most and "
-        f"{len(found) - 2} mixtures"
-    )
+    sizes = f"{len(trace.bounds)} size{'s' * (len(trace.bounds) > 1)}"
+    mixtures = f", and with {len(found) - 2} mixtures" if len(found) > 2 else ""
+    source = f"{WORKSPACES}, {sizes}: replayed with the least and with the most{mixtures}"
     part = Part(name=RESERVED, low=low, likely=likely, high=high, source=source)
     return Span(low=low, likely=likely, high=high, source=WORKSPACES, parts=(part,))
 

@@ -85,7 +85,7 @@ def workspaces_are_drawn_one_by_one(folder):
         assert set(taken) <= set(sizes)
     mixed = drawn[2:]
     assert len({tuple(v.storages[index].bytes for index in of) for v in mixed}) > 1
-    span = within.reserved_span(trace, 100, lambda variant: 90 + 20 * (variant in mixed[:4]))
+    span = within.reserved_span(trace, 100, [90] * 6 + [110] * 4)
     assert (span.low, span.likely, span.high) == (90, 100, 110)
 
 
