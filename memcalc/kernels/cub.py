@@ -73,20 +73,21 @@ def sort_pairs(count: int, key_bytes: int, value_bytes: int, bits: int, target: 
     passes = ceil_div(bits, 8)
     # A single pass goes straight from the input to the output.
     buffers = round_up(count * key_bytes, _ALIGNED) + round_up(count * value_bytes, _ALIGNED)
-    if not knows_pairs(key_bytes, value_bytes, target):
+    if not knows_pairs(count, key_bytes, value_bytes, target):
         return buffers
     tile = _SORT_TILES[target.architecture.cub][key_bytes, value_bytes]
     bins, look_back = passes * _RADIX * 8, ceil_div(count, tile) * _RADIX * 4
     return (buffers if passes > 1 else 0) + bins + look_back + _LEAST
 
 
-def knows_pairs(key_bytes: int, value_bytes: int, target: Target) -> bool:
+def knows_pairs(count: int, key_bytes: int, value_bytes: int, target: Target) -> bool:
     """``sort_pairs`` says all that is taken.
 
     Before CUB's newest tuning, narrow keys are sorted in an older way, whose counters depend on
     how many blocks of a kernel fit on a multiprocessor: 1 to 2 MB.
     """
-    return (key_bytes, value_bytes) in _SORT_TILES[target.architecture.cub]
+    known = (key_bytes, value_bytes) in _SORT_TILES[target.architecture.cub]
+    return known or count <= _SINGLE_TILE[max(key_bytes, value_bytes)]
 
 
 def sort_keys(
@@ -97,16 +98,17 @@ def sort_keys(
         return 1
     passes = ceil_div(bits, 8)
     buffer = round_up(count * key_bytes, _ALIGNED) if passes > 1 else 0
-    tile = _KEY_TILES[target.architecture.cub].get((key_bytes, real))
-    if tile is None:
+    if not knows_keys(count, key_bytes, real, target):
         return buffer
+    tile = _KEY_TILES[target.architecture.cub][key_bytes, real]
     look_back = ceil_div(count, tile) * _RADIX * 4
     return buffer + passes * _RADIX * 8 + look_back + _LEAST
 
 
-def knows_keys(key_bytes: int, real: bool, target: Target) -> bool:
+def knows_keys(count: int, key_bytes: int, real: bool, target: Target) -> bool:
     """``sort_keys`` says all that is taken; of narrow keys see ``knows_pairs``."""
-    return (key_bytes, real) in _KEY_TILES[target.architecture.cub]
+    known = (key_bytes, real) in _KEY_TILES[target.architecture.cub]
+    return known or count <= _SINGLE_TILE[key_bytes]
 
 
 def count_nonzero(count: int, target: Target) -> int:

@@ -67,7 +67,7 @@ def put_sorted(count: int, rows: int, copied: int, target: Target) -> Allocation
 def is_sort_known(target: Target, elements: int, along: int, key_bytes: int, *_: Any) -> bool:
     """``sort`` says all that is taken."""
     segmented = along < _LONG and elements >= _SEGMENTED_FROM * along
-    known = cub.knows_pairs(key_bytes, INDEX, target)
+    known = cub.knows_pairs(along, key_bytes, INDEX, target)
     return along <= SORTED_IN_BLOCKS or segmented or known
 
 

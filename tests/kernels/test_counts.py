@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from memcalc.kernels import cub
-from memcalc.kernels.formulas import KernelCall, scratch
+from memcalc.kernels.formulas import KernelCall, scratch, uncounted
 from memcalc.kernels.target import Target
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -39,10 +39,10 @@ def expected(name, target):
     count = int(size)
     values, places = count * width, count * 8
     if len(kind) == 1:
-        known = cub.knows_keys(width, real, target)
+        known = cub.knows_keys(count, width, real, target)
         keys = cub.sort_keys(count, target, width, width * 8, real=real) if known else None
         return [values, keys, values, 8, cub.distinct(count, width, target, real=real)]
-    known = cub.knows_pairs(width, 8, target)
+    known = cub.knows_pairs(count, width, 8, target)
     pairs = cub.sort_pairs(count, width, 8, width * 8, target) if known else None
     flags, runs = cub.sum_flags(count, target), cub.run_lengths(count)
     return [values, places, places, pairs, places, places, flags, values, 8, places, runs]
@@ -70,6 +70,16 @@ def test_every_piece_is_taken_as_it_was_recorded(path):
             or any(narrow in name for narrow in ("int16", "float16", "uint8"))
         ), name
     assert len(recorded["cases"]) == 92
+
+
+@pytest.mark.parametrize(("name", "real"), [("sort_keys", (False,)), ("sort_pairs", ())])
+def test_what_sorting_many_narrow_keys_takes_besides_is_named(name, real):
+    target = Target(capability=(8, 0), multiprocessors=108, torch=(2, 13))
+    said = [
+        uncounted([KernelCall(name, (count, width, *real))], target)
+        for count, width in ((1_000_000, 2), (2000, 2), (1_000_000, 8))
+    ]
+    assert [len(one) for one in said] == [1, 0, 0]
 
 
 def test_there_are_recordings():

@@ -5,7 +5,7 @@ A call holds whole numbers read from shapes; with a target it becomes the bytes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -49,8 +49,20 @@ _BESIDE = {"algebra": "cuSOLVER", "fourier": "cuFFT"}
 """Calls whose own part is known, and the library whose workspaces are not."""
 
 
+_SORTS: dict[str, Callable[..., bool]] = {
+    "sort": index_kernels.is_sort_known,
+    "topk": index_kernels.is_sort_known,
+    "sort_keys": lambda target, count, size, real: cub.knows_keys(count, size, real, target),
+    "sort_pairs": lambda target, count, size: cub.knows_pairs(
+        count, size, index_kernels.INDEX, target
+    ),
+}
+"""Whether all that a sort takes is known."""
+
+
 def _missing(call: KernelCall, target: Target) -> str | None:
-    if call.name in ("sort", "topk") and not index_kernels.is_sort_known(target, *call.args):
+    known = _SORTS.get(call.name)
+    if known is not None and not known(target, *call.args):
         return "counters of sorting long rows of numbers of 8 or 16 bit (1 to 2 MB)"
     if call.name in _BESIDE or call.name == "untold":
         named = _BESIDE.get(call.name) or call.args[0]
