@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 import threading
 import traceback
@@ -34,6 +35,7 @@ from memcalc.script.endings import AtExit
 from memcalc.script.patches import Patches
 from memcalc.script.phases import EnoughStepsError
 from memcalc.script.processes import Process
+from memcalc.script.recorder import ScriptRecorder
 from memcalc.script.records import Ending
 from memcalc.script.running import as_main, run
 from memcalc.trace.torch_private.dispatch import FakeTensor
@@ -42,6 +44,8 @@ from memcalc.workload import flash_attn
 NAME = "simulated script"
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
+_NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative|NaN|infinity")
+"""In Python's words, to 3.14, of numbers that a function does not take."""
 
 
 class _Left(BaseException):
@@ -135,7 +139,7 @@ def _ending(program: Program, session: sessions.Session) -> Ending:
     started = spawned.Started(session.memory, session.say)
     with as_main(program), session, _exits(), _at_exit(started) as last:
         try:
-            ended = _ended(program, started)
+            ended = _ended(program, started, session.recorder)
             last.run()
         except EnoughStepsError:
             pass
@@ -149,7 +153,7 @@ def _ending(program: Program, session: sessions.Session) -> Ending:
     return replace(ended, steps=session.phases.steps)
 
 
-def _ended(program: Program, started: spawned.Started) -> Ending:
+def _ended(program: Program, started: spawned.Started, recorder: ScriptRecorder) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
     try:
         run(program)
@@ -167,7 +171,7 @@ def _ended(program: Program, started: spawned.Started) -> Ending:
         return Ending(code=_code_of(error))
     except BaseException as error:
         _show(error)
-        _say_what_helps(error)
+        _say_what_helps(error, recorder)
         lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
         return Ending(code=1, out_of_memory=lacked)
     return Ending(code=0)
@@ -201,9 +205,24 @@ def _exits() -> Iterator[None]:
         os._exit = leave
 
 
-def _say_what_helps(error: BaseException) -> None:
+def _say_what_helps(error: BaseException, recorder: ScriptRecorder) -> None:
+    helps = None
     if isinstance(error, ModuleNotFoundError) and error.name == flash_attn.PACKAGE:
-        print("memcalc: flash-attn need not be installed here: add --flash-attn.", file=sys.stderr)
+        helps = "flash-attn need not be installed here: add --flash-attn."
+    elif _is_of_zeros(error) and recorder.read_at:
+        helps = (
+            f"the script read numbers from the GPU (at {recorder.read_at}), which are zeros where "
+            "a real run would work them out: leave out what takes no zero where the environment "
+            "has MEMCALC_SIMULATED."
+        )
+    if helps is not None:
+        print(f"memcalc: {helps}", file=sys.stderr)
+
+
+def _is_of_zeros(error: BaseException) -> bool:
+    """What a program may end in that divides by a number, or takes its logarithm."""
+    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error)) is not None
+    return of_a_number or isinstance(error, ZeroDivisionError | OverflowError)
 
 
 def _code_of(error: SystemExit) -> int:

@@ -297,6 +297,11 @@ class ScriptRecorder(TraceRecorder):
         said = ((_READS, self._reads), (_WEIGHTS_READ, self._weights_read))
         return tuple(rule.format(_listed(lines)) for rule, lines in said if lines)
 
+    @property
+    def read_at(self) -> str:
+        """Where values of the device were read; empty: nowhere."""
+        return _listed(self._reads)
+
     def _note_read(self) -> None:
         if self.memory.pools.capturing:
             raise torch.AcceleratorError(_CAPTURING)

@@ -45,3 +45,18 @@ time.sleep(0.2)
 
 def test_a_thread_that_trains_on_does_not_end_the_process(run):
     assert run(BEGIN + ON_AND_ON).ending.code == 0
+
+
+DIVIDES = """
+import torch
+loss = torch.nn.Linear(8, 8).cuda()(torch.rand(4, 8, device="cuda")).square().mean()
+1 / {}
+"""
+
+
+@pytest.mark.parametrize(("number", "explained"), [("loss.item()", True), ("0.0", False)])
+def test_an_error_of_a_number_that_was_read_says_where(run, capfd, number, explained):
+    assert run(DIVIDES.format(number)).ending.code == 1
+    shown = capfd.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert ("train.py:4), which are zeros" in shown) == explained
