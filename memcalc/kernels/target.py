@@ -28,6 +28,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Engines whose results differ from run to run are left out
     (``torch.backends.cudnn.deterministic``, ``torch.use_deterministic_algorithms``)."""
 
+    deterministic: bool = False
+    """Attention's gradients are summed in one order (``torch.use_deterministic_algorithms``, unless
+    it is to warn only)."""
+
     cublas_workspace: int | None = None
     """Bytes of cuBLAS' workspace where ``CUBLAS_WORKSPACE_CONFIG`` says them."""
 

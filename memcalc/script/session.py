@@ -48,14 +48,14 @@ from memcalc.script.phases import Phases
 from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import device, memo
-from memcalc.trace.operators import attention, gradients, overrides
+from memcalc.trace.operators import attention, deterministic, gradients, overrides
 from memcalc.trace.properties import Properties
 from memcalc.trace.torch_private import python_kernels
 from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
 
 REPEATED = (
-    "torch.use_deterministic_algorithms is on: of kernels that it makes others run in place of, "
-    "convolutions are those; the rest are counted as without it"
+    "torch.use_deterministic_algorithms is on: convolutions, attention and what puts values into "
+    "places take what they take then; the rest is counted as without it"
 )
 _ONE_OF_SEVERAL = (
     "of the {0} GPUs named the script finds one, torch.cuda.device_count() is 1: put "
@@ -209,6 +209,7 @@ class Session:
                     cudnn_benchmark=recorder.cudnn_benchmark,
                     cudnn_deterministic=torch.backends.cudnn.deterministic
                     or torch.are_deterministic_algorithms_enabled(),
+                    deterministic=deterministic.is_strict(),
                 )
             )
 

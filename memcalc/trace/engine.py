@@ -63,7 +63,6 @@ IN_PLACE = {
     _aten.masked_scatter.default: _aten.masked_scatter_.default,
     _aten.put.default: _aten.put_.default,
     _aten.index_put.default: _aten.index_put_.default,
-    _aten._unsafe_index_put.default: _aten.index_put_.default,
 }
 
 

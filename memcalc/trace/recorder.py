@@ -22,6 +22,7 @@ from memcalc.trace.engine import (
     writes_in_place,
 )
 from memcalc.trace.ledger import Ledger
+from memcalc.trace.operators import deterministic
 from memcalc.trace.operators.convolution import PLANNED, TRIED
 from memcalc.trace.operators.counted import COUNTED, NONZERO
 from memcalc.trace.operators.overrides import (
@@ -154,6 +155,7 @@ class TraceRecorder(Routes):
             or func in SPLIT
             or func in OVERRIDES
             or func in IN_PLACE
+            or func in deterministic.INSTEAD
             or is_sent(func)
             or self._symbols is not None
         )
@@ -214,6 +216,11 @@ class TraceRecorder(Routes):
         if func in PUTS:
             with self:
                 out = put_by(self._take, func, args)
+            if out is not NotImplemented:
+                return out
+        if func in deterministic.INSTEAD:
+            with self:
+                out = deterministic.INSTEAD[func](*args, **kwargs)
             if out is not NotImplemented:
                 return out
         if kwargs and sums_wider(node, args, kwargs):

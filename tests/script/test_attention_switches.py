@@ -28,3 +28,23 @@ def test_none_that_can_is_an_error_of_the_script(run, capfd):
     found = run(SCRIPT.format(kernel="FLASH_ATTENTION", dtype="float32"), gpu="l4")
     assert found.ending.code == 1
     assert "No available kernel" in capfd.readouterr().err
+
+
+NARROW = """
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+for allowed in (False, True):
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
+    q = torch.randn(1, 4, 256, 64, device="cuda", dtype=torch.half, requires_grad=True)
+    torch.cuda.reset_peak_memory_stats()
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q).sum().backward()
+    print("peak", torch.cuda.max_memory_allocated())
+"""
+
+
+def test_scores_stay_narrow_where_a_script_allows_it(run, capfd):
+    run(NARROW, gpu="A100-80GB")
+    lines = capfd.readouterr().err.splitlines()
+    # Over the stand-in driver (2.13).
+    assert [line for line in lines if line.startswith("peak")] == ["peak 22152192", "peak 19661824"]

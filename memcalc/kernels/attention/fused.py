@@ -80,18 +80,26 @@ def flash_forward(
 
 
 def flash_backward(
-    query: tuple[int, int, int, int], key: tuple[int, int, int, int], element: int
+    query: tuple[int, int, int, int],
+    key: tuple[int, int, int, int],
+    element: int,
+    target: Target,
 ) -> Allocations:
     """Softmax sums and the fp32 accumulator of dq; expanded dk, dv for grouped heads.
+
+    Where sums are to have one order, there is an accumulator for each block of keys that a
+    multiprocessor may take (flash_api.cpp, ``mha_bwd``).
 
     Args:
         query: (B, H, Sq, D).
         key: (B, Hk, Sk, D).
         element: bytes per element of the inputs.
+        target: the GPU.
     """
     batch, heads, q_len, head_dim = query
     rows = batch * heads * round_up(q_len, 128)
-    sizes = [_FLOAT * rows, _FLOAT * rows * padded_head(head_dim)]
+    splits = ceil_div(target.multiprocessors, batch * heads) if target.deterministic else 1
+    sizes = [_FLOAT * rows, _FLOAT * splits * rows * padded_head(head_dim)]
     if key[1] != heads:
         sizes += [element * batch * heads * key[2] * head_dim] * 2
     return tuple(sizes)

@@ -23,7 +23,7 @@ def _flash_backward(
     element: int,
     copies: tuple[int, ...],
 ) -> Scratch:
-    return behind(copies, nested(*fused_attention.flash_backward(query, key, element)))
+    return behind(copies, nested(*fused_attention.flash_backward(query, key, element, target)))
 
 
 def _efficient_forward(

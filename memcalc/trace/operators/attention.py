@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from memcalc.kernels.attention.choice import AttentionCall, Backend, choose
 from memcalc.kernels.target import Target
 from memcalc.trace import device
+from memcalc.trace.operators import deterministic
 from memcalc.trace.operators.autocast import HALVES
 
 _aten = torch.ops.aten
@@ -82,7 +83,8 @@ def _enabled() -> frozenset[Backend]:
         Backend.FLASH: cuda.flash_sdp_enabled(),
         Backend.EFFICIENT: cuda.mem_efficient_sdp_enabled(),
         Backend.MATH: cuda.math_sdp_enabled(),
-        Backend.CUDNN: cuda.cudnn_sdp_enabled(),
+        # Source: sdp_utils.cpp, ``check_cudnn_deterministic`` (2.13).
+        Backend.CUDNN: cuda.cudnn_sdp_enabled() and not deterministic.is_strict(),
     }
     return frozenset(backend for backend, on in switches.items() if on)
 
@@ -214,7 +216,9 @@ def _math(
     """
     dtype = query.dtype
     # What C++ holds until it returns is held here under names that are not used again.
-    exact = [tensor.float() if dtype in HALVES else tensor for tensor in (query, key, value)]
+    exact = [query, key, value]
+    if dtype in HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+        exact = [tensor.float() for tensor in exact]
     scale = options["scale"] if options["scale"] is not None else query.shape[-1] ** -0.5
     root = abs(scale) ** 0.5
     scaled = exact[0] * (-root if scale < 0 else root)

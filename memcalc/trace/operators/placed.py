@@ -207,14 +207,14 @@ def put_by(take: Take, func: Any, args: tuple[Any, ...]) -> Any:
 
     A gradient's formula, which puts into its own zeros, trusts the places that it was given.
     """
-    if func is _aten.index_put.default:
+    if func in (_aten.index_put.default, _aten._unsafe_index_put.default):
         return _PUT(args[0].clone(), *args[1:])
     if func is _PUT and needs_places(func, *args[:3]):
         return _put(take, *args, looks=False)
     return NotImplemented
 
 
-PUTS = {_PUT, _aten.index_put.default}
+PUTS = {_PUT, _aten.index_put.default, _aten._unsafe_index_put.default}
 """What ``put_by`` knows."""
 PLACED: dict[Any, Callable[..., Any]] = {_INDEX: _index, _PUT: _put}
 """What runs instead where ``needs_places``; given first what writes down a kernel's own part."""

@@ -12,8 +12,12 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.operators import deterministic
+
 _aten = torch.ops.aten
 _MEAN = "mean"
+_SORTED = ("sum", _MEAN)
+"""What is put by sorted places where results shall be the same each time."""
 
 
 def _divided(counts: torch.Tensor) -> None:
@@ -21,8 +25,31 @@ def _divided(counts: torch.Tensor) -> None:
     counts == 0  # noqa: B015
 
 
-def _mean(make: Callable[..., torch.Tensor], *, in_place: bool) -> Callable[..., Any]:
-    """The operator whose means ``make(out, source)`` makes; sums and others are kernels alone."""
+def _scatter_reduced(*, in_place: bool) -> Callable[..., Any]:
+    """Sums are a kernel alone, unless they are sorted; others are always."""
+
+    def reduced(
+        tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
+        *, include_self: bool = True,
+    ) -> Any:  # fmt: skip
+        sorts = deterministic.is_wanted() and reduce in _SORTED
+        if reduce != _MEAN and not sorts:
+            return NotImplemented
+        out = tensor if in_place else torch.empty_like(tensor)
+        if sorts:
+            deterministic.scatter(out, dim, index, source, adds=True)
+        if reduce == _MEAN:
+            ones, counts = torch.empty_like(source), torch.empty_like(out)
+            counts.scatter_add_(dim, index, ones)
+            _divided(counts)
+            del counts, ones
+        return out
+
+    return reduced
+
+
+def _index_reduced(*, in_place: bool) -> Callable[..., Any]:
+    """Means; others are kernels alone."""
 
     def reduced(
         tensor: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str,
@@ -30,24 +57,14 @@ def _mean(make: Callable[..., torch.Tensor], *, in_place: bool) -> Callable[...,
     ) -> Any:  # fmt: skip
         if reduce != _MEAN:
             return NotImplemented
-        return make(tensor if in_place else torch.empty_like(tensor), source)
+        out = tensor if in_place else torch.empty_like(tensor)
+        counts = torch.empty_like(out)
+        torch.empty_like(source)
+        _divided(counts)
+        del counts
+        return out
 
     return reduced
-
-
-def _scattered(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    ones, counts = torch.empty_like(source), torch.empty_like(out)
-    _divided(counts)
-    del counts, ones
-    return out
-
-
-def _indexed(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    counts = torch.empty_like(out)
-    torch.empty_like(source)
-    _divided(counts)
-    del counts
-    return out
 
 
 def _renorm(tensor: torch.Tensor, p: Any, dim: int, maxnorm: Any) -> torch.Tensor:
@@ -84,10 +101,10 @@ def _histogram(
 
 
 OVERRIDES: dict[Any, tuple[Any, str]] = {
-    _aten.scatter_reduce.two: (_mean(_scattered, in_place=False), ""),
-    _aten.scatter_reduce_.two: (_mean(_scattered, in_place=True), ""),
-    _aten.index_reduce.default: (_mean(_indexed, in_place=False), ""),
-    _aten.index_reduce_.default: (_mean(_indexed, in_place=True), ""),
+    _aten.scatter_reduce.two: (_scatter_reduced(in_place=False), ""),
+    _aten.scatter_reduce_.two: (_scatter_reduced(in_place=True), ""),
+    _aten.index_reduce.default: (_index_reduced(in_place=False), ""),
+    _aten.index_reduce_.default: (_index_reduced(in_place=True), ""),
     _aten.renorm.default: (_renorm, ""),
     _aten.renorm_.default: (_renorm_, ""),
     _aten.histc.default: (_histogram, ""),

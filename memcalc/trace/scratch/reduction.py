@@ -69,12 +69,24 @@ def _sum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 def _extreme(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """A value and where it stands, unless only the value is asked for."""
     if isinstance(out, torch.Tensor):
-        return _extreme_values(args, out)
+        return _over_all(args[0], out, args[0].element_size())
     return _reduce(args, out, _PAIR)
 
 
 def _extremes(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    return _reduce(args, out, 2 * args[0].element_size())
+    if len(args) > 1 and args[1] is not None:
+        return _reduce(args, out, 2 * args[0].element_size())
+    return _over_all(args[0], out, 2 * args[0].element_size())
+
+
+def _over_all(tensor: torch.Tensor, out: Any, accumulator: int) -> KernelCall | None:
+    """What does not lie in rows is copied: ReduceAllOps.cpp, ``min_all`` (2.13)."""
+    if tensor.is_contiguous():
+        return _reduce((tensor,), out, accumulator)
+    rows = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    call = _reduce((rows,), out, accumulator)
+    assert call is not None
+    return KernelCall("reduction", (*call.args, bytes_of(rows)))
 
 
 def _place(args: tuple[Any, ...], out: Any) -> KernelCall | None:
