@@ -66,6 +66,8 @@ IN_PLACE = {
 }
 
 
+_SPREAD = "MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"
+"""Nodes whose formula spreads a gradient over all that equals one value."""
 _FORMULAS = {
     "BinaryCrossEntropyWithLogitsBackward0": {
         _aten.sub.Tensor: _aten.sub_.Tensor,
@@ -76,6 +78,7 @@ _FORMULAS = {
         _aten.logical_and.default: _aten.logical_and_.default,
         _aten.logical_or.default: _aten.logical_or_.default,
     },
+    **dict.fromkeys(_SPREAD, {_aten.logical_and.default: _aten.logical_and_.default}),
 }
 """Nodes whose formula goes on in place with what it has made, but for subclasses of tensors."""
 _NEVER = {"ScatterReduceBackward0", "IndexReduceBackward0"}
@@ -83,6 +86,7 @@ _NEVER = {"ScatterReduceBackward0", "IndexReduceBackward0"}
 _BEGINS = {
     "BinaryCrossEntropyWithLogitsBackward0": ("sigmoid",),
     "ClampBackward0": ("lt", "gt", "ge"),
+    **dict.fromkeys(_SPREAD, ("isnan",)),
 }
 """The operators that make it."""
 _SUMS = "RenormBackward0"
