@@ -3,6 +3,9 @@
 That thread drops it after it has said that backward is done. To drop a tensor that Python knows, as
 all are where a dispatch mode sees them, it needs the GIL, which the program holds by then: without
 a mode nothing waits. So one node more goes through the thread's queue, which makes nothing.
+
+It goes before the first backward as well: what ``torch.tensor`` and ``torch.as_tensor`` do with a
+number for the GPU is a setting of each thread (``lift_from_host``).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private.dispatch import transformed
+from memcalc.trace.torch_private.dispatch import lift_from_host, transformed
 from memcalc.trace.torch_private.engine import current_node
 
 
@@ -24,6 +27,7 @@ class _Nothing(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        lift_from_host(True)
         return grads[0]
 
 
@@ -33,6 +37,10 @@ class _Last:
     def __init__(self) -> None:
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         """By stream: a graph that is captured on one takes no node of another."""
+
+    def before_the_first(self, engine: Callable[..., Any]) -> None:
+        if not self._made:
+            self.run(engine)
 
     def run(self, engine: Callable[..., Any]) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -54,9 +62,11 @@ def install(patches: Patches) -> None:
     last = _Last()
 
     def around(original: Any, begins: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_node() is not None or not any(map(_on_device, begins)):
+            return original(begins, *args, **kwargs)
+        last.before_the_first(original)
         out = original(begins, *args, **kwargs)
-        if current_node() is None and any(map(_on_device, begins)):
-            last.run(original)
+        last.run(original)
         return out
 
     patches.wrap(torch.autograd.graph, "_engine_run_backward", around, also=(torch.autograd,))

@@ -30,3 +30,27 @@ assert torch.cuda.memory_allocated() - one > 1 << 20
         gpu="t4",
     )
     assert found.ending.code == 0
+
+
+def test_numbers_are_sent_to_the_gpu_from_within_backward(run):
+    """torchdiffeq's adjoint makes the limits of its solver there."""
+    found = run(
+        """
+import torch
+
+class Limited(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        most = torch.as_tensor(3, device=grad.device)
+        assert 2 < most < 4 and grad.new_tensor([2.5]) == 2.5
+        return grad
+
+Limited.apply(torch.ones(4, device="cuda", requires_grad=True)).sum().backward()
+""",
+        gpu="t4",
+    )
+    assert found.ending.code == 0

@@ -26,6 +26,7 @@ from memcalc.trace.reads import read_as_zero
 from memcalc.trace.reals import RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private.beneath import seeing, unseen
+from memcalc.trace.torch_private.dispatch import lift_from_host
 
 _aten = torch.ops.aten
 _SCALAR = _aten._local_scalar_dense.default
@@ -93,12 +94,12 @@ class Known:
     def following(self) -> Iterator[None]:
         """What the script runs inside is followed."""
         # torch.tensor() shows how its numbers come to the device.
-        torch._C._set_only_lift_cpu_tensors(True)
+        lift_from_host(True)
         try:
             with seeing(self._see):
                 yield
         finally:
-            torch._C._set_only_lift_cpu_tensors(False)
+            lift_from_host(False)
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._composed(func):

@@ -47,6 +47,12 @@ below_autograd: Callable[[], AbstractContextManager[Any]] = ask(
 """A context in which operators run without a record for backward."""
 without_dispatch: Callable[[], AbstractContextManager[Any]] = ask("torch._C:_DisableTorchDispatch")
 """The same for real tensors only, and cheap: fake ones are no tensors in it."""
+lift_from_host: Callable[[bool], None] = ask("torch._C:_set_only_lift_cpu_tensors")
+"""Whether ``torch.tensor`` and its like copy to a device by an operator that modes see.
+
+Else they do so unseen, as if the numbers had always been there. Of the calling thread alone; fake
+modes set it where they are entered (torch/csrc/utils/tensor_new.cpp, 2.13).
+"""
 _mode_of_kind: Callable[[Any], Any] = ask("torch._C:_get_dispatch_mode")
 _FAKE = ask("torch._C:_TorchDispatchModeKey.FAKE")
 
