@@ -12,6 +12,7 @@ from memcalc.trace.engine import IN_FORMULAS
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.torch_private.dispatch import FakeTensor
+from memcalc.trace.written_views import UNDO_VIEWS
 
 ADDS = {torch.ops.aten.add.Tensor}
 _names: dict[Any, str] = {}
@@ -30,6 +31,7 @@ class Operator:
         "kept",
         "name",
         "number",
+        "undoes_views",
         "writes",
         "written",
     )
@@ -48,6 +50,7 @@ class Operator:
         self.written = self.name in PROBES or self.name in PRODUCTS
         """It takes more than what it makes, and at times."""
         self.in_formula = func in IN_FORMULAS
+        self.undoes_views = func in UNDO_VIEWS
 
 
 def name_of(func: Any) -> str:

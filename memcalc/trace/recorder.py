@@ -45,10 +45,12 @@ from memcalc.trace.torch_private.dispatch import (
     HigherOrderOperator,
     mode_in_use,
 )
+from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.torch_private.python_kernels import is_brought
 from memcalc.trace.traffic import Traffic, is_sent
 from memcalc.trace.values import decides
 from memcalc.trace.writer import Writer
+from memcalc.trace.written_views import WrittenViews
 
 _ASKS_DEVICE = torch.ops.prim.device.default
 
@@ -88,6 +90,7 @@ class TraceRecorder(Routes):
         self._breadcrumbs = breadcrumbs
         self._writer = Writer(self.ledger, kernel_memory)
         self._operators: dict[Any, Operator] = {}
+        self._written_views = WrittenViews()
         self._outcomes = outcomes.outcomes(with_kernels=kernel_memory is not None)
 
     @contextmanager
@@ -120,6 +123,12 @@ class TraceRecorder(Routes):
             if isinstance(func, HigherOrderOperator):
                 return self._given_functions(func, args, kwargs or {})
             operator = self._meet(func)
+        if operator.undoes_views:
+            written = self._written_views.written_by(current_node())
+            if written is not None:
+                return self._written_views.undo(written, func, args, kwargs or {}, self)
+        elif operator.writes and torch.is_grad_enabled() and args:
+            self._written_views.meet(args[0])
         key = None
         if (
             operator.kept

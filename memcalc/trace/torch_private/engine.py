@@ -40,6 +40,11 @@ def node_number(node: Any) -> int:
     return number
 
 
+def input_shape(node: Any) -> tuple[int, ...]:
+    """The shape of the gradient that a node of autograd's graph is given."""
+    return tuple(node._input_metadata[0].shape)
+
+
 _WRAPPERS = (
     *("torch/_compile.py", "torch/_dynamo/eval_frame.py"),
     *("memcalc/trace/recorder.py", "memcalc/trace/routes.py", "memcalc/script/recorder.py"),
