@@ -33,6 +33,7 @@ class Operator:
         "number",
         "undoes_views",
         "writes",
+        "writes_lists",
         "written",
     )
 
@@ -47,6 +48,8 @@ class Operator:
         self.adds = func in ADDS
         self.writes = bool(func._schema.is_mutable)
         """It may give what it is given another shape."""
+        self.writes_lists = self.writes and self.name.startswith("_foreach_")
+        """Its kernel for CUDA says of each tensor that it was written to; others do not."""
         self.written = self.name in PROBES or self.name in PRODUCTS
         """It takes more than what it makes, and at times."""
         self.in_formula = func in IN_FORMULAS

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.formulas import KernelCall
@@ -127,6 +128,9 @@ class TraceRecorder(Routes):
             written = self._written_views.written_by(current_node())
             if written is not None:
                 return self._written_views.undo(written, func, args, kwargs or {}, self)
+        elif operator.writes_lists and args:
+            # Source: aten/src/ATen/native/cuda/ForeachBinaryOpScalar.cu and its like (2.13).
+            increment_version(args[0])
         elif operator.writes and torch.is_grad_enabled() and args:
             self._written_views.meet(args[0])
         key = None

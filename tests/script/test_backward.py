@@ -54,3 +54,26 @@ Limited.apply(torch.ones(4, device="cuda", requires_grad=True)).sum().backward()
         gpu="t4",
     )
     assert found.ending.code == 0
+
+
+def test_weights_that_were_stepped_in_between_end_the_backward(run):
+    """As in GANs that step the generator before they differentiate what it made."""
+    found = run(
+        """
+import torch
+one, two = (torch.nn.Linear(4, 4, device="cuda") for _ in range(2))
+loss = two(one(torch.ones(4, 4, device="cuda"))).sum()
+torch.autograd.backward(loss, retain_graph=True)
+torch.optim.Adam(two.parameters(), fused=True).step()
+torch.autograd.backward(loss, retain_graph=True)
+torch.optim.Adam(two.parameters()).step()
+try:
+    loss.backward()
+except RuntimeError as error:
+    assert "modified by an inplace operation" in str(error)
+else:
+    raise AssertionError
+""",
+        gpu="t4",
+    )
+    assert found.ending.code == 0
