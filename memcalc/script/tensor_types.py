@@ -69,8 +69,11 @@ def install(patches: Patches) -> None:
             return tensor.to("cuda", kind.dtype)
         return original(tensor, dtype, *rest, **more)
 
+    chosen: list[_Type] = []
+
     def default(original: Any, wanted: Any) -> None:
         kind = named(wanted)
+        chosen[:] = [kind] if isinstance(kind, _Type) else []
         if isinstance(kind, _Type):
             torch.set_default_dtype(kind.dtype)
             torch.set_default_device("cuda")
@@ -78,5 +81,12 @@ def install(patches: Patches) -> None:
             torch.set_default_device(None)
             original(wanted)
 
+    def new(original: Any, cls: type, *given: Any, **more: Any) -> Any:
+        """``torch.Tensor(...)`` makes one of the default type, wherever tensors are made else."""
+        if not chosen or cls is not torch.Tensor or isinstance(next(iter(given), 0), torch.Tensor):
+            return original(cls, *given, **more)
+        return chosen[0](*given, **more)
+
+    patches.wrap(torch.Tensor, "__new__", new)
     patches.wrap(torch.Tensor, "type", of_type)
     patches.wrap(torch._C, "_set_default_tensor_type", default)

@@ -106,6 +106,10 @@ else:
 for kind, place in ((torch.cuda.HalfTensor, "cuda"), ("torch.FloatTensor", "cpu")):
     torch.set_default_tensor_type(kind)
     assert torch.zeros(2).device.type == torch.tensor([1, 2]).device.type == place
+    for given in ([1e10],), (3, 4), (torch.Size([2]),), ():
+        assert torch.Tensor(*given).device.type == place
+    assert torch.Tensor(torch.zeros(2)).device.type == place
+    assert torch.FloatTensor([1]).device.type == "cpu"
 with torch.device("cuda"):
     assert torch.tensor(1.0).is_cuda
 """
