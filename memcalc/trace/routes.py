@@ -146,7 +146,8 @@ class Routes(TorchDispatchMode):
             kernel = self.kernels_of[func.namespace](func)
             if kernel is not None:
                 return self._by_package(kernel, func, args, kwargs)
-        if not on_device(args, kwargs):
+        # A copy to the host that comes whole is a call of the device, though it names the host.
+        if not on_device(args, kwargs) and not (operator.composed and on_device(args, {})):
             return self._on_host(func, args, kwargs)
         if func in SCALARS:
             return self._read(args[0])

@@ -14,6 +14,8 @@ for context in (torch.no_grad, torch.inference_mode):
             x = numbers.to(device=device, dtype=torch.float32)
             assert (x.device.type, x.dtype) == ("cuda", torch.float32)
             assert whole.to("cuda", torch.int32).sum().item() == 28
+            known = x[1:4].cpu()
+            assert type(known) is torch.Tensor and known.tolist() == x[1:4].tolist() == [1, 2, 3]
             y = linear(x.expand(4, 256))
             held = linear.weight.view(-1)
             assert torch.cuda.memory_allocated() == before + 1024 + 4096, turn
