@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from memcalc.records.model import (
     DTYPE_BYTES,
@@ -35,6 +37,8 @@ class Labels:
         self._ledger = ledger
         self._inventories: list[Inventory] = []
         """Of each model that was called from outside of all others, as it was then."""
+        self._counted = WeakTensorKeyDictionary()
+        """Their parameters and buffers."""
         self._states: dict[int, tuple[StateTensor, ...]] = {}
         self._optimizer_names: dict[str, None] = {}
         self._models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -59,9 +63,20 @@ class Labels:
         with untraced():  # or sizes are tensors
             inventory = take(module, "", "script")
         if inventory.parameters:
-            self._inventories.append(inventory)
             self._models.add(module)
+            self._count(module, inventory)
         self.models()
+
+    def _count(self, module: torch.nn.Module, inventory: Inventory) -> None:
+        """Take down what no model before has: a loss may hold the one that it is of."""
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        known = {name for name, tensor in named.items() if tensor in self._counted}
+        self._counted.update(dict.fromkeys(named.values()))
+        new = [one for one in inventory.tensors if one.name not in known]
+        if known:
+            inventory = replace(inventory, tensors=tuple(new))
+        if inventory.parameters:
+            self._inventories.append(inventory)
 
     def is_trained(self, module: torch.nn.Module) -> bool:
         """An optimizer has updated this module."""

@@ -1,5 +1,7 @@
 """What a script's memory is said to be for, in whatever order it calls what it has."""
 
+import pytest
+
 from memcalc.records.trace import Component, Phase
 
 ORDER = """
@@ -96,3 +98,28 @@ def test_what_a_step_on_another_stream_saves_is_activations(run):
     components = run(WARMED, steps=0).traced.prediction.components
     assert components[Component.ACTIVATIONS] >= 4 * 4096 * 256
     assert not components.get(Component.COMMUNICATION)
+
+
+HELD = """
+    import torch
+
+    class Loss(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+            self.own = torch.nn.ParameterList([torch.zeros(OWN)] if OWN else [])
+        def forward(self, rows):
+            return self.model(rows).sum() + sum(own.sum() for own in self.own)
+
+    model = torch.nn.Linear(256, 256).cuda()
+    loss = Loss(model).cuda()
+    with torch.no_grad():
+        model(torch.ones(4, 256, device="cuda"))
+    loss(torch.ones(4, 256, device="cuda")).backward()
+"""
+
+
+@pytest.mark.parametrize(("own", "head"), [(0, "Linear"), (7, "Linear + Loss")])
+def test_weights_of_a_model_inside_of_a_loss_are_counted_once(run, own, head):
+    inventory = run(HELD.replace("OWN", str(own)), steps=0).traced.trace.inventory
+    assert (inventory.numel, inventory.head) == (256 * 257 + own, head)
