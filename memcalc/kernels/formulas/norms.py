@@ -97,14 +97,18 @@ def _norm(target: Target, size: int) -> Allocations:
     return nested(size) if target.capability >= (7, 0) else ()
 
 
-def _foreach_norm(target: Target, count: int, most: int, chunks: int, partial: int) -> Scratch:
+def _foreach_norm(
+    target: Target, count: int, most: int, chunks: int, partial: int, empty: int, size: int
+) -> Scratch:
     """For every tensor as many chunks as the largest has; from 2.15 on its own, and where they are.
 
-    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda`` (2.11 and
-    2.13); seen with 2.14 and 2.15.
+    A tensor without elements gets its norm, a zero of this size, beside the one that was made for
+    it. Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, ``foreach_tensor_norm_cuda`` (2.11
+    and 2.13); seen with 2.14 and 2.15.
     """
     if target.torch < _RAGGED_SINCE:
-        return Scratch((count * most * partial,), (~0,))
+        partials = (count * most * partial,) if most else ()
+        return behind(partials, nested(*[size] * empty))
     return Scratch((_PLACE * (count + 1), chunks * partial), (~1, ~0))
 
 

@@ -30,7 +30,8 @@ def _foreach_norm(args: tuple[Any, ...], out: Any) -> KernelCall | None:
         return None
     chunks = [-(-t.numel() // _CHUNK) for t in tensors]
     partial = max(4, tensors[0].element_size())
-    return KernelCall("foreach_norm", (len(tensors), max(chunks), sum(chunks), partial))
+    spare = (chunks.count(0), out[0].element_size())
+    return KernelCall("foreach_norm", (len(tensors), max(chunks), sum(chunks), partial, *spare))
 
 
 def _foreach_max(args: tuple[Any, ...], out: Any) -> KernelCall | None:
