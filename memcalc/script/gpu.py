@@ -148,10 +148,6 @@ class GpuMemory(Ledger):
             )
             self._allocator.record_stream(self._blocks[number], stream)
 
-    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
-        """The same, as wrappers over several GPUs say it."""
-        self.used_by(tensor, stream.stream_id)
-
     def _tell(self, what: Op, stream: int) -> None:
         """Something of a private pool."""
         self.asides.append(Aside(index=len(self.events), what=what.value, stream=stream))

@@ -150,11 +150,24 @@ class Ledger:
         self.entries.append(entry)
         self.log(len(self.entries) - 1)
 
-    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+    def used_by(self, tensor: torch.Tensor, stream: int) -> None:
         """Another stream uses a storage: what ``Tensor.record_stream`` says."""
         found = self._live.get(storage_key(tensor))
         if found is not None and storage_key(tensor) not in self._empty:
-            self.entries[found[0]].used_by = stream.stream_id
+            self.entries[found[0]].used_by = stream
+
+    def handed_over(self, gradients: tuple[Any, ...], node: Any) -> None:
+        """Backward gives a node what it works on: a node of another stream has that stream use it.
+
+        What was made before backward is not a gradient: the node itself saved it.
+        """
+        stream = self.streams.entered(node)
+        if not stream or device.NAME == "cpu":
+            return
+        for gradient in gradients:
+            number = self.number_of(gradient) if isinstance(gradient, torch.Tensor) else None
+            if number is not None and self.entries[number].phase is Phase.BACKWARD:
+                self.used_by(gradient, stream)
 
     def _death(self, key: int) -> None:
         number, _ = self._live.pop(key)

@@ -39,6 +39,7 @@ from memcalc.trace.routes import ITSELF, SCALARS, Routes
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import READERS
 from memcalc.trace.scratch.shapes import is_empty
+from memcalc.trace.streams import switched
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.dispatch import (
     DataDependentOutputException,
@@ -185,11 +186,14 @@ class TraceRecorder(Routes):
         if self.ledger.by_parameter:
             self.ledger.follow(args)
         if operator.adds:
+            node = taker(node, args)
+        if switched():
+            self.ledger.handed_over(args, node)
+        if operator.adds:
             if accumulates(node, args):
                 return args[0]
             if getattr(adds_bias, "inside", False):
                 return outcomes.alias(args[0])
-            node = taker(node, args)
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, operator.name)
         out = known.again(args, mode_in_use())
@@ -217,12 +221,14 @@ class TraceRecorder(Routes):
         node = self.modules.locate()
         if self.ledger.by_parameter:
             self.ledger.follow(args)
+        if func in ADDS:
+            node = taker(node, args)
+        if switched():
+            self.ledger.handed_over(args, node)
         if func in ADDS and accumulates(node, args):
             return args[0]
         if func in ADDS and getattr(adds_bias, "inside", False):
             return outcomes.alias(args[0])
-        if func in ADDS:
-            node = taker(node, args)
         instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
         if instead is not None and writes_in_place(node, args):
             func = instead

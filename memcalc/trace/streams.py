@@ -136,11 +136,18 @@ class BackwardStreams:
             if number:
                 self._by_node[sequence - 1] = number
 
+    def entered(self, node: Any) -> int:
+        """The number of the stream that the engine switches to for a node; 0: for none.
+
+        It records that stream on every gradient that another stream made, as it hands it over.
+        Source: torch/csrc/autograd/input_buffer.cpp, ``InputBuffer::add`` (2.13).
+        """
+        if node is None or not self._by_node or current().stream_id:
+            return 0
+        return self._by_node.get(node_number(node), 0)
+
     def of(self, node: Any) -> int:
         """The number of the stream that runs now, inside this node or outside of all (None)."""
         if not _switched[0]:
             return 0
-        number = current().stream_id
-        if number == 0 and node is not None and self._by_node:
-            return self._by_node.get(node_number(node), 0)
-        return number
+        return current().stream_id or self.entered(node)

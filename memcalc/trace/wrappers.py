@@ -59,7 +59,7 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         # A function, so that it is a method of the tensor it is called on. The CPU has one
         # stream, and nothing waits for it.
         if device.NAME != "cpu":
-            recorder.ledger.record_stream(tensor, stream)
+            recorder.ledger.used_by(tensor, stream.stream_id)
 
     def resized(storage: Any, size: int) -> Any:
         before = storage.nbytes()
