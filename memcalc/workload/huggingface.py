@@ -142,7 +142,21 @@ def settle(accelerator: Any, precision: Precision, device: str) -> None:
     if plugin is not None:
         plugin.set_mixed_precision(_HALVES[precision.autocast])
     accelerator.native_amp = True
-    accelerator.scaler = precision.scaler(device)
+    accelerator.scaler = _scaler(accelerator, precision, device)
+
+
+def _scaler(accelerator: Any, precision: Precision, device: str) -> Any:
+    """As accelerate chooses it: the first FSDP has a scaler of its own, which ranks agree by.
+
+    Source: accelerate 1.15, ``utils/modeling.py``, ``get_grad_scaler``.
+    """
+    from accelerate.utils import DistributedType
+
+    if accelerator.distributed_type != DistributedType.FSDP or accelerator.is_fsdp2:
+        return precision.scaler(device)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler(device) if precision.scaled else None
 
 
 def _known(device: str) -> bool:
