@@ -51,8 +51,10 @@ def _one(
         return optimizer
     if program.choice.traceable:
         return make_real(program, model, only=only)
+    # DeepSpeed's engine puts flat parts in fp32 in place of all parameters.
     inventory = take(model, program.inventory.model, program.inventory.task)
-    state = state_of(program.choice, inventory.parameters, program.plan)
+    met = () if layouts.of(program.plan).loop else inventory.parameters
+    state = state_of(program.choice, met, program.plan)
     update = bitsandbytes_update if program.choice.row.package == "bitsandbytes" else None
 
     def anew(name: str, part: torch.Tensor) -> OptimizerState:
