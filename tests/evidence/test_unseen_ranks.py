@@ -16,6 +16,7 @@ from tests.evidence.test_standin import STANDIN, accuracy
 (MORE,) = STANDIN.glob("unseen-ranks-more-*.json")
 (THIRD,) = STANDIN.glob("unseen-ranks-third-*.json")
 (FOURTH,) = STANDIN.glob("unseen-ranks-fourth-*.json")
+(FIFTH,) = STANDIN.glob("unseen-ranks-fifth-*.json")
 
 
 def plans_of(recording):
@@ -62,6 +63,16 @@ def test_more_of_them_are_met_within_the_bounds_that_are_promised(recording):
         rows += accuracy["compare"](recording, first=index, every=1 << 20)
     met(rows)
     assert all(row.exact["requested"] for row in rows)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("index", range(5))
+def test_what_was_drawn_at_random_is_equal_in_every_phase(index):
+    plan = plans_of(FIFTH)[index]
+    if plan.parallel in ENGINE:
+        pytest.importorskip("deepspeed")
+    (row,) = accuracy["compare"](FIFTH, first=index, every=1 << 20)
+    assert all(row.exact.values()), (accuracy["label"](plan), row.off)
 
 
 def of_third(model, parallel, **arguments):

@@ -26,6 +26,7 @@ def test_every_run_of_a_suite_can_be_estimated(path):
         "unseen-ranks-more": "deepspeed",
         "unseen-ranks-third": "deepspeed",
         "unseen-ranks-fourth": "deepspeed",
+        "unseen-ranks-fifth": "deepspeed",
         "standin-torchao": "torchao",
         "standin-liger": "liger_kernel",
         "parallel-liger": "liger_kernel",
