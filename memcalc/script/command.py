@@ -67,6 +67,11 @@ def understand(typed: str, folder: Path | None = None) -> Program:
         return _python(rest, folder)
     if first.endswith(".py"):
         return script(first, rest, folder)
+    if first.startswith("-"):
+        raise UsageError(
+            f"{first} is no option of memcalc simulate, and no program: memcalc simulate --help "
+            "lists its options, and they stand before the program."
+        )
     found = shutil.which(first)
     if found is None:
         raise UsageError(

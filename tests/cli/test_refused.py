@@ -131,6 +131,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
             )
         ),
         (f"simulate -- python {'n' * 300}.py", "There is no script"),
+        ("simulate --timeout 3 -- python a.py", "--timeout is no option of memcalc simulate"),
     ],
 )
 def test_nonsense_is_refused_at_once(capsys, words, said):

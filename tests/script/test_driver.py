@@ -48,6 +48,8 @@ def test_a_build_without_cuda_is_told_what_to_install():
         build.installed(sys.executable)
     with pytest.raises(EstimateError, match="does not run"):
         build.installed("/nothing/like/it")
+    with pytest.raises(EstimateError, match="does not answer as a Python does"):
+        build.installed("/bin/true")
 
 
 def test_without_a_compiler_or_headers_it_is_told_what_to_install(monkeypatch, tmp_path):

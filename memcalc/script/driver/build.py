@@ -83,7 +83,7 @@ def installed(python: str) -> Installed:
     """Which PyTorch a Python would import.
 
     Raises:
-        EstimateError: the Python does not run, or has no CUDA build.
+        EstimateError: the Python does not run, or is none, or has no CUDA build.
     """
     try:
         done = subprocess.run(
@@ -91,7 +91,13 @@ def installed(python: str) -> Installed:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise EstimateError(f"{python} does not run: {error}.") from None
-    found = msgspec.json.decode(done.stdout, type=Installed)
+    try:
+        found = msgspec.json.decode(done.stdout, type=Installed)
+    except msgspec.DecodeError:
+        raise EstimateError(
+            f"{python} does not answer as a Python does: name the one of an environment with "
+            "PyTorch's CUDA build, as in --python venv/bin/python."
+        ) from None
     if not found.cuda:
         what = f"PyTorch {found.torch} without CUDA" if found.torch else "no PyTorch"
         raise EstimateError(
