@@ -25,3 +25,16 @@ def test_a_flat_part_that_an_engine_puts_there_has_state_of_its_own_size():
     optimizer.step()
     assert optimizer.state[part]["state1"].numel() == 6
     assert weight not in optimizer.state
+
+
+def test_a_parameter_that_a_wrapper_cuts_down_later_has_state_of_its_part():
+    weight = torch.nn.Parameter(torch.zeros(4, 4))
+    optimizer = StateOnlyOptimizer(
+        state_of("weight", 16),
+        {"weight": weight},
+        anew=lambda name, part: state_of(name, part.numel()),
+    )
+    weight.data = torch.zeros(8)
+    weight.grad = torch.zeros(8)
+    optimizer.step()
+    assert optimizer.state[weight]["state1"].numel() == 8

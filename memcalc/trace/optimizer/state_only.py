@@ -36,13 +36,14 @@ class StateOnlyOptimizer(torch.optim.Optimizer):
             update: what an update does beside.
             groups: those it is over, where it has a share of them; ``None``: all in one.
             anew: the state of a parameter that takes the place of some of those, such as a flat
-                part of them, and its name.
+                part of them, or that a wrapper has cut down to this rank's part, and its name.
         """
         super().__init__(list(parameters.values()) if groups is None else groups, _RATE)
         self._tensors: dict[str, list[StateTensor]] = {"": []}
         for wanted in state.tensors:
             self._tensors.setdefault(wanted.parameter, []).append(wanted)
         self._names = {parameter: name for name, parameter in parameters.items()}
+        self._sizes = {parameter: parameter.numel() for parameter in parameters.values()}
         self._update = update
         self._anew = anew
 
@@ -68,13 +69,21 @@ class StateOnlyOptimizer(torch.optim.Optimizer):
         """What it is over by now, by name: an engine may have put parts of its own there."""
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter not in self._names and self._anew is not None:
-                    name = self._names[parameter] = f"part.{len(self._names)}"
-                    for wanted in self._anew(name, parameter).tensors:
-                        known = self._tensors.setdefault(wanted.parameter, [])
-                        if wanted not in known:
-                            known.append(wanted)
+                if self._anew is not None and self._sizes.get(parameter) != parameter.numel():
+                    self._describe(parameter, self._anew)
                 yield self._names[parameter], parameter
+
+    def _describe(
+        self, parameter: Any, anew: Callable[[str, torch.Tensor], OptimizerState]
+    ) -> None:
+        """Know the state of what it is over by now."""
+        name = self._names.setdefault(parameter, f"part.{len(self._names)}")
+        self._sizes[parameter] = parameter.numel()
+        self._tensors[name] = []
+        for wanted in anew(name, parameter).tensors:
+            known = self._tensors.setdefault(wanted.parameter, [])
+            if wanted not in known:
+                known.append(wanted)
 
     def _make(self, name: str, near: torch.Tensor, owner: Any) -> None:
         """Make the state of one parameter; shared state is kept under a name of its own."""
