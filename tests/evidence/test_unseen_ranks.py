@@ -66,7 +66,7 @@ def test_more_of_them_are_met_within_the_bounds_that_are_promised(recording):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("index", range(5))
+@pytest.mark.parametrize("index", range(7))
 def test_what_was_drawn_at_random_is_equal_in_every_phase(index):
     plan = plans_of(FIFTH)[index]
     if plan.parallel in ENGINE:

@@ -57,9 +57,15 @@ def _one(
     state = state_of(program.choice, met, program.plan)
     update = bitsandbytes_update if program.choice.row.package == "bitsandbytes" else None
 
+    modules = {one.name: one.module for one in inventory.parameters}
+
     def anew(name: str, part: torch.Tensor) -> OptimizerState:
-        dtype = str(part.dtype).removeprefix("torch.")
-        described = Parameter(name=name, shape=tuple(part.shape), dtype=dtype)
+        described = Parameter(
+            name=name,
+            shape=tuple(part.shape),
+            dtype=str(part.dtype).removeprefix("torch."),
+            module=modules.get(name, ""),
+        )
         return state_of(program.choice, [described], program.plan)
 
     def over(groups: list[Any] | None, **arguments: Any) -> StateOnlyOptimizer:
