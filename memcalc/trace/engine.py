@@ -78,7 +78,7 @@ _FORMULAS = {
         _aten.logical_and.default: _aten.logical_and_.default,
         _aten.logical_or.default: _aten.logical_or_.default,
     },
-    **dict.fromkeys(_SPREAD, {_aten.logical_and.default: _aten.logical_and_.default}),
+    **{node: {_aten.logical_and.default: _aten.logical_and_.default} for node in _SPREAD},
 }
 """Nodes whose formula goes on in place with what it has made, but for subclasses of tensors."""
 _NEVER = {"ScatterReduceBackward0", "IndexReduceBackward0"}

@@ -23,7 +23,6 @@ USUAL = {
 LEAST = {True: 40, False: 250}
 """Cases of a recording where cuDNN runs, and where it does not."""
 UNEQUAL = {
-    "median of all": "its gradient makes one truth for each element more, below the peak",
     "index_put": "autograd takes the two gradients in another order",
     **dict.fromkeys(
         ("optim.Rprop fp32", "optim.Rprop bf16", "optim.Rprop foreach=False"),

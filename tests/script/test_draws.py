@@ -1,14 +1,12 @@
 """What a script draws on the host does not depend on whether its weights are filled."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 from memcalc.script.draws import Draws
 from memcalc.script.patches import Patches
+from tests.script.real import run as real_script
 
 _aten = torch.ops.aten
 
@@ -70,13 +68,13 @@ with open(sys.argv[1], "w") as file:
     "saved",
     [BertForMaskedLM, pytest.param(BertForSequenceClassification, marks=pytest.mark.nightly)],
 )
-def test_what_a_checkpoint_lacks_is_drawn_before_the_order_of_data(run, tmp_path, saved):
+def test_what_a_checkpoint_lacks_is_drawn_before_the_order_of_data(run, forked, tmp_path, saved):
     config = BertConfig(
         hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
     )
     saved(config).save_pretrained(tmp_path / "saved")
     run(FINE_TUNED, "simulated.json")
-    subprocess.run([sys.executable, "train.py", "real.json"], check=True)
+    forked(real_script, FINE_TUNED, str(tmp_path), "real.json")
     (tmp_path / "saved" / "model.safetensors").unlink()
     run(FINE_TUNED, "without.json")
     simulated, real, without = (
@@ -117,10 +115,10 @@ with open(sys.argv[1], "w") as file:
 
 
 def test_numbers_that_are_drawn_until_none_is_too_large_come_before_the_order_of_data(
-    run, tmp_path
+    run, forked, tmp_path
 ):
     found = run(TRUNCATED, "simulated.json")
-    subprocess.run([sys.executable, "train.py", "real.json"], check=True)
+    forked(real_script, TRUNCATED, str(tmp_path), "real.json")
     simulated, real = ((tmp_path / f"{name}.json").read_text() for name in ("simulated", "real"))
     assert simulated == real
     # A whole initialisation is no read of the script's.
