@@ -34,7 +34,13 @@ def published():
         return list(csv.DictReader(file, delimiter="\t"))
 
 
-@pytest.mark.parametrize("row", published(), ids=lambda row: row["model"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=row["model"], marks=pytest.mark.nightly if number % 3 else ())
+        for number, row in enumerate(published())
+    ],
+)
 def test_a_bundled_model_is_what_transformers_builds_and_has_its_published_size(row):
     source = models.find(row["model"])
     usual, counted = tasks.choose(source, "auto"), tasks.choose(source, HEADS[row["task head"]])

@@ -70,7 +70,7 @@ def test_accumulated_gradients_are_alive_in_forward():
 
 
 @pytest.mark.parametrize("model", ["distilbert-base-cased", "gpt2", "Qwen/Qwen3-0.6B"])
-@pytest.mark.parametrize("optim", ["adamw", "adam8bit"])
+@pytest.mark.parametrize("optim", [pytest.param("adamw", marks=pytest.mark.nightly), "adam8bit"])
 def test_exact_parts_are_those_of_the_trace(once, model, optim):
     with once(f"{model.replace('/', '-')} {optim}"):
         traced = estimate(model, optim=optim, batch=1, seq=16)
