@@ -60,6 +60,7 @@ IN_PLACE = {
     _aten.scatter.value: _aten.scatter_.value,
     _aten.scatter_add.default: _aten.scatter_add_.default,
     _aten.index_add.default: _aten.index_add_.default,
+    _aten.index_fill.int_Tensor: _aten.index_fill_.int_Tensor,
     _aten.masked_scatter.default: _aten.masked_scatter_.default,
     _aten.put.default: _aten.put_.default,
     _aten.index_put.default: _aten.index_put_.default,

@@ -79,7 +79,8 @@ def _copied(grad: torch.Tensor, layout: torch.memory_format) -> KernelCall | Non
 
 
 _IN_ROWS = (
-    *("_log_softmax_backward_data", "reflection_pad2d", "reflection_pad2d_backward"),
+    *("_log_softmax_backward_data", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),
+    *("reflection_pad1d_backward", "reflection_pad2d_backward"),
     "avg_pool3d_backward",
     *("upsample_bicubic2d_backward", "_upsample_bicubic2d_aa_backward"),
     "_upsample_bilinear2d_aa_backward",

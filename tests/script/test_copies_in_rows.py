@@ -1,0 +1,43 @@
+"""What is copied to lie in rows first, and what formulas of gradients write to in place."""
+
+import pytest
+
+CASES = {
+    "largest of all": 192512,
+    "both ends": 97280,
+    "gradient of the largest": 482304,
+    "gradient of a trace": 207872,
+    "bags": 258048,
+    "reflected": 188416,
+}
+"""Bytes over the stand-in driver of an A100 (2.13)."""
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+rows = torch.ones(60, 800, device="cuda", requires_grad=True)
+table = torch.ones(800, 64, device="cuda", requires_grad=True)
+bags = torch.arange(600).view(60, 10).cuda()
+sound = torch.ones(4, 96, 60, device="cuda").transpose(1, 2).requires_grad_()
+CASES = {
+    "largest of all": lambda: rows.detach().t().max(),
+    "both ends": lambda: rows.detach()[:, ::2].aminmax(),
+    "gradient of the largest": lambda: rows.max().backward(),
+    "gradient of a trace": lambda: rows[:, :60].trace().backward(),
+    "bags": lambda: F.embedding_bag(bags, table, mode="max").sum().backward(),
+    "reflected": lambda: F.pad(sound, (1, 2), mode="reflect").sum().backward(),
+}
+for name, run in CASES.items():
+    for again in range(2):
+        rows.grad = table.grad = sound.grad = None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+    print("taken", torch.cuda.max_memory_allocated() - before, name, flush=True)
+"""
+
+
+@pytest.mark.pinned
+def test_copies_and_gradients_take_what_they_take_on_a_gpu(run, capfd):
+    assert run(SCRIPT, gpu="A100-80GB").ending.code == 0
+    lines = [line.split(maxsplit=2) for line in capfd.readouterr().err.splitlines()]
+    assert {line[2]: int(line[1]) for line in lines if line[:1] == ["taken"]} == CASES
