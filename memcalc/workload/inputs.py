@@ -127,8 +127,10 @@ class Inputs:
     @property
     def goes_by_tokens(self) -> bool:
         """Batches of more tokens per sample are larger."""
-        longer = self.resized(self.batch, self.seq + 1) if not self.has_tokens else None
-        return longer is None or _sizes(longer.make("meta")) != _sizes(self.make("meta"))
+        if self.has_tokens:
+            return True
+        longer = self.resized(self.batch, self.seq + 1)
+        return _sizes(longer.make("meta")) != _sizes(self.make("meta"))
 
     @property
     def hears(self) -> bool:

@@ -24,3 +24,27 @@ def run(parent, tmp_path, monkeypatch):
         return simulate(plan_of(["python", "train.py", *arguments], **settings), parent)
 
     return run
+
+
+MEASURED = """
+for name, run in CASES.items():
+    for again in range(2):
+        for leaf in LEAVES:
+            leaf.grad = None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+    print("taken", torch.cuda.max_memory_allocated() - before, name)
+"""
+
+
+@pytest.fixture
+def peaks(run, capfd):
+    """Bytes that each of a script's ``CASES`` takes at most, the second time; see ``LEAVES``."""
+
+    def of(script, **settings):
+        assert run(script + MEASURED, **settings).ending.code == 0
+        lines = [line.split(maxsplit=2) for line in capfd.readouterr().err.splitlines()]
+        return {line[2]: int(line[1]) for line in lines if line[:1] == ["taken"]}
+
+    return of

@@ -41,8 +41,7 @@ def _embedding_bag(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """Source: aten/src/ATen/native/cuda/EmbeddingBag.cu, ``_embedding_bag_dense_backward_cuda``."""
     grad, indices, _, _, _, rows, by_frequency, mode = args[:8]
     if mode == _MAX:
-        copied = () if grad.is_contiguous() else (bytes_of(grad),)
-        return fixed(before=copied, after=tuple(~at for at in range(len(copied))))
+        return None if grad.is_contiguous() else fixed(before=(bytes_of(grad),), after=(~0,))
     return _table_gradient(grad, indices, rows, True, bool(by_frequency))
 
 
