@@ -36,9 +36,10 @@ def _kept(path: pathlib.Path) -> tuple[dict[str, dict], dict[str, str]]:
 
 def compact(measured: dict) -> dict:
     """What the estimates are held against: peaks of the first and of the last step."""
+    state = measured["state"]  # None: nothing was trained
     return {
         "plan": measured["plan"],
-        "state": {name: measured["state"][name] for name in ("device", "host", "managed")},
+        "state": state and {name: state[name] for name in ("device", "host", "managed")},
         "phases": [
             [p["step"], p["phase"], p["requested"], p["allocated"], p["reserved"]]
             for p in measured["phases"]

@@ -106,3 +106,25 @@ def test_stacks_are_found_with_their_prefix_and_period():
         (3, 1, 58, 0)
     ]
     assert [s.path for s in stacks("t5-small")] == ["encoder.block", "decoder.block"]
+
+
+def test_layers_that_were_told_different_things_are_different():
+    import torch
+    from transformers import AutoModelForCausalLM, SmolLM3Config
+
+    from memcalc.catalog import models
+    from memcalc.trace.folding.layers import find
+    from memcalc.workload import tasks
+    from memcalc.workload.model import build
+
+    source = models.find("configs/suites/models/deep-gemma3.json")
+    # Every fourth layer has no rotary embeddings, as its attention alone knows.
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
+    config = SmolLM3Config(num_hidden_layers=16, num_key_value_heads=2, pad_token_id=0, **small)
+    with torch.device("meta"):
+        composite = find(build(source, tasks.choose(source, "auto")), 3)
+        (told,) = find(AutoModelForCausalLM.from_config(config), 3)
+    assert [(s.path, s.period, s.repeats) for s in composite] == [
+        ("model.language_model.layers", 6, 3)
+    ]
+    assert (told.period, told.repeats) == (4, 4)

@@ -2,13 +2,14 @@
 
 A stack of layers is a prefix, a block of ``period`` layers that repeats (Gemma 3: five with
 sliding and one with full attention), and a rest that begins the block once more. Layers are the
-same when their classes, parameter shapes and attention types are, and whether they are
-recomputed in backward.
+same when their classes and parameter shapes are, what they were told (whether they are recomputed
+in backward, for one), and what the config says of each layer, such as its type of attention.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 
 LONGEST_PREFIX = 4
 LONGEST_PERIOD = 8
+_NUMBERS_LAYERS = re.compile(r"idx|index|layer_(id|num|number)$|^i$|^depth$")
+"""Names under which layers keep their place among the others."""
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +62,8 @@ def find(model: torch.nn.Module, least: int) -> list[Stack]:
 
 
 def _describe(name: str, layers: torch.nn.ModuleList, model: torch.nn.Module) -> Stack | None:
-    kinds = [_kind(layer, index, model) for index, layer in enumerate(layers)]
-    count = len(kinds)
+    count = len(layers)
+    kinds = list(map(_kind, layers, _told(name, count, model)))
     for prefix in range(min(LONGEST_PREFIX, count) + 1):
         for period in range(1, LONGEST_PERIOD + 1):
             body = kinds[prefix:]
@@ -72,14 +75,43 @@ def _describe(name: str, layers: torch.nn.ModuleList, model: torch.nn.Module) ->
     return None
 
 
-def _kind(layer: torch.nn.Module, index: int, model: torch.nn.Module) -> Any:
-    types = getattr(getattr(model, "config", None), "layer_types", None)
-    attention = types[index] if isinstance(types, Sequence) and index < len(types) else None
+def _kind(layer: torch.nn.Module, told: Sequence[Any]) -> Any:
     shapes = tuple(
         (name, tuple(p.shape), p.dtype, p.requires_grad) for name, p in layer.named_parameters()
     )
-    classes = tuple(type(module) for module in layer.modules())
-    return classes, shapes, attention, getattr(layer, "gradient_checkpointing", None)
+    modules = tuple((type(module), *_switches(module)) for module in layer.modules())
+    return modules, shapes, repr(told)
+
+
+def _switches(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """What a module was told and may act by, such as ``is_sliding``; not which layer it is.
+
+    Of a number that is not whole, a rate or a factor, only whether there is one.
+    """
+    for name, value in vars(module).items():
+        if isinstance(value, float):
+            yield name, bool(value)
+        elif isinstance(value, bool | int | str | None) and not _NUMBERS_LAYERS.search(name):
+            yield name, value
+
+
+def _told(name: str, count: int, model: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """For each of ``count`` layers, what configs of the modules around them say of it.
+
+    A part of a composite model has a config of its own, which its code may go by as it runs its
+    layers (``config.layer_types[i]``).
+    """
+    around, configs = model, [getattr(model, "config", None)]
+    for part in name.split(".")[:-1]:
+        around = getattr(around, part)
+        configs.append(getattr(around, "config", None))
+    lists = [
+        value
+        for config in configs
+        for value in getattr(config, "__dict__", {}).values()
+        if isinstance(value, list | tuple) and len(value) == count
+    ]
+    return list(zip(*lists, strict=True)) if lists else [()] * count
 
 
 @contextlib.contextmanager
