@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from memcalc.trace.torch_private.dispatch import FakeTensorMode
+from memcalc.trace.torch_private.fake_mode import SimulatedMode
 from memcalc.trace.torch_private.names import ask
 
 
-class Mode(FakeTensorMode):
-    """Fake tensors on a GPU that needs no initialisation."""
-
-    @property
-    def avoid_device_init(self) -> bool:
-        """There is nothing to be initialised."""
-        return True
+class Mode(SimulatedMode):
+    """Fake tensors on a GPU, among them jagged ones."""
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
         """What stands for the lengths of a jagged tensor's rows: as without fake tensors.

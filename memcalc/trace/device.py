@@ -29,6 +29,7 @@ from memcalc.trace.torch_private.choices import (
 from memcalc.trace.torch_private.devices import register_device
 from memcalc.trace.torch_private.dispatch import FakeTensorMode
 from memcalc.trace.torch_private.engine import wrap_backward
+from memcalc.trace.torch_private.fake_mode import SimulatedMode
 
 SIMULATED = "simgpu"
 NAME = SIMULATED
@@ -112,14 +113,6 @@ class _Module:
     )
 
 
-class _Mode(FakeTensorMode):
-    """Fake tensors on a device that needs no initialisation."""
-
-    @property
-    def avoid_device_init(self) -> bool:
-        return True
-
-
 _ready = False
 
 
@@ -165,4 +158,4 @@ def fake_mode(shapes: Any = None) -> FakeTensorMode:
         shapes: a ``ShapeEnv`` where sizes may be symbols.
     """
     register()
-    return _Mode(allow_non_fake_inputs=True, shape_env=shapes)
+    return SimulatedMode(allow_non_fake_inputs=True, shape_env=shapes)

@@ -29,8 +29,13 @@ def _drawn_first(chances: torch.Tensor, count: int, *_: Any, **__: Any) -> torch
     return torch.arange(count).expand(*chances.shape[:-1], count)
 
 
-_INSTEAD = {_aten.multinomial.default: _drawn_first}
-"""What answers for an operator that refuses zeros."""
+def _reshaped(tensor: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
+    """The strides are those on the device: a value that is kept lies in rows of its own."""
+    return tensor.reshape(size)
+
+
+_INSTEAD = {_aten.multinomial.default: _drawn_first, _aten._reshape_alias.default: _reshaped}
+"""What answers for an operator that refuses zeros, or that reads past its tensor's end."""
 
 
 class Unknown:

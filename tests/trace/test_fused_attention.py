@@ -40,3 +40,31 @@ def test_parts_of_split_keys_lie_before_the_seed(forked):
     assert (seed, unused) == (16, 8)
     assert len(sizes) == 6
     assert living == [0, 1, 4, 5]
+
+
+def masks():
+    """Bytes of the gradients of two alike masks whose rows are padded to sixteen numbers."""
+    import torch
+
+    from memcalc.trace import device
+    from memcalc.trace.operators import overrides
+    from memcalc.trace.recorder import TraceRecorder
+
+    device.use("cuda")
+    overrides.install()
+    found = []
+    with device.fake_mode(), TraceRecorder(None):
+        for _ in range(2):
+            query = torch.zeros(1, 2, 36, 32, device=device.NAME)
+            mask = torch.zeros(1, 2, 36, 36, device=device.NAME)
+            call = torch.ops.aten._scaled_dot_product_efficient_attention
+            out, rows, *seeds = call(query, query, query, mask, True)
+            back = torch.ops.aten._scaled_dot_product_efficient_attention_backward
+            found.append(
+                back(query, query, query, query, mask, out, rows, *seeds, 0.0, [True] * 4)[3]
+            )
+    return [grad.untyped_storage().nbytes() for grad in found]
+
+
+def test_the_gradient_of_a_second_mask_lies_in_whole_rows_too(forked):
+    assert forked(masks) == [2 * 36 * 48 * 4] * 2

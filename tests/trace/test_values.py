@@ -35,6 +35,9 @@ def reads():
         assert torch.unique_consecutive(ids.sum(1)).numel() == 1
         assert ids[ids.bool()].shape == (6,)
         assert torch.multinomial(scores.softmax(1), 1).tolist() == [[0]] * 6
+        some = torch.arange(12, device=on).view(2, 2, 3)[:, :1]
+        rows = torch.ops.aten._reshape_alias(some, [2, 3], [6, 1])
+        assert rows.tolist() == [[0, 1, 2], [6, 7, 8]]
     return list(recorder.assumptions)
 
 
