@@ -27,6 +27,8 @@ _FILLED = {
 }
 """Operators whose results hold one number, whatever the tensor holds that they are made like."""
 _RANDOM = torch.Tag.nondeterministic_seeded
+CLOSE = _aten.allclose.default
+"""What a script asserts of two ways to the same numbers."""
 
 
 class RealValues(Values):
@@ -75,6 +77,16 @@ class RealValues(Values):
                 sure = sure and made.sure
             some = True
         return some and sure
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator makes of values such as these; what is unknown is as close as asserted.
+
+        Raises:
+            UnansweredError: it cannot be run.
+        """
+        if func is CLOSE and not self.sure(func, self._described(args, kwargs)[0]):
+            return True
+        return super().run(func, args, kwargs)
 
     def sure(self, func: Any, described: tuple[Any, Any]) -> bool:
         """What an operator makes follows from its arguments, and all of these are sure."""

@@ -47,6 +47,19 @@ def test_distributions_take_what_the_gpu_would_have_made(run):
     assert any("torch.distributions" in said for said in found.traced.prediction.assumptions)
 
 
+ASSERTS = """
+import torch
+model = torch.nn.Linear(4, 4).cuda()
+known = torch.ones(2, 4, device="cuda")
+assert torch.allclose(model(known), known + 1)
+assert torch.allclose(known, known * 1) and not torch.allclose(known, known + 1)
+"""
+
+
+def test_what_two_ways_make_is_as_close_as_a_script_asserts(run):
+    assert run(ASSERTS).ending.code == 0
+
+
 ACTS = """
 import torch
 from torch.distributions import Categorical

@@ -23,7 +23,7 @@ from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.reads import read_as_zero
-from memcalc.trace.reals import RealValues
+from memcalc.trace.reals import CLOSE, RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private.beneath import seeing, unseen
 from memcalc.trace.torch_private.dispatch import lift_from_host
@@ -131,6 +131,8 @@ class Known:
         out = func(*args, **kwargs)
         if self._answer is not None:
             self._answer(0, 0)
+        if func is CLOSE and _uses_device(args):
+            return self._values.run(func, args, kwargs)
         if func in _TO_HOST and self._transferred(func, args, out):
             return out
         if _uses_device(args) or _uses_device(kwargs.values()) or _uses_device((out,)):

@@ -35,9 +35,8 @@ class SimulatedMode(FakeTensorMode):
 
 def _reaches_further(tensor: FakeTensor) -> bool:
     """Its storage goes on behind its last element."""
-    nbytes = tensor.untyped_storage().nbytes()
-    sizes = *tensor.shape, *tensor.stride(), tensor.storage_offset(), nbytes
-    if not all(type(size) is int for size in sizes):
+    nbytes, shape, strides = tensor.untyped_storage().nbytes(), tensor.shape, tensor.stride()
+    if not all(type(size) is int for size in (nbytes, *shape, *strides)):
         return False
-    own = compute_required_storage_length(tensor.shape, tensor.stride(), tensor.storage_offset())
+    own = compute_required_storage_length(shape, strides, int(tensor.storage_offset()))
     return bool(nbytes != own * tensor.element_size())
