@@ -26,7 +26,12 @@ from memcalc.trace.reals import RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory
-from memcalc.trace.torch_private.dispatch import FakeTensor, without_dispatch
+from memcalc.trace.torch_private.dispatch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    without_dispatch,
+)
 
 _aten = torch.ops.aten
 _ASKS_DEVICE = torch.ops.prim.device.default
@@ -144,7 +149,11 @@ class ScriptRecorder(TraceRecorder):
             self.draws.skipped(func, args, kwargs)
             with without_dispatch():
                 real = filled(func, args, kwargs)
-            return func(*args, **kwargs) if real is None else real
+            try:
+                return func(*args, **kwargs) if real is None else real
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                self._weights_read[place.line() or self._place()] = None
+                return self._values.run(func, args, kwargs)
         if is_random(func):
             self.draws.settle()
         pinned = kwargs.get("pin_memory")

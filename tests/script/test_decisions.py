@@ -49,7 +49,9 @@ def test_distributions_take_what_the_gpu_would_have_made(run):
 
 ASSERTS = """
 import torch
-model = torch.nn.Linear(4, 4).cuda()
+model = torch.nn.Linear(4, 4)
+assert torch.allclose(model.weight, model.weight.T) and not model.weight.nonzero().numel()
+model.cuda()
 known = torch.ones(2, 4, device="cuda")
 assert torch.allclose(model(known), known + 1)
 assert torch.allclose(known, known * 1) and not torch.allclose(known, known + 1)
