@@ -130,6 +130,12 @@ OF_IMAGES: dict[str, Callable[..., torch.Tensor]] = {
     "mse_loss": lambda x, make: F.mse_loss(x, make(*IMAGES).detach()),
     "smooth_l1_loss": lambda x, make: F.smooth_l1_loss(x, make(*IMAGES).detach()),
     "huber_loss": lambda x, make: F.huber_loss(x, make(*IMAGES).detach()),
+    "conv2d": lambda x, make: F.conv2d(x, make(8, 16, 3, 3).mT),
+    "conv2d of groups": lambda x, make: F.conv2d(x, make(8, 4, 3, 3).mT, groups=4),
+    "conv_transpose2d": lambda x, make: F.conv_transpose2d(x, make(16, 8, 3, 3).mT, make(8)),
+    "conv_transpose2d of groups": lambda x, make: F.conv_transpose2d(
+        x, make(16, 2, 3, 3).mT, groups=4
+    ),
 }
 OF_ROWS: dict[str, Callable[..., torch.Tensor]] = {
     "layer_norm": lambda x, make: F.layer_norm(x, (64,), make(64), make(64)),

@@ -16,42 +16,8 @@ from typing import Any
 import torch
 
 from memcalc.trace.operators.depthwise import is_depthwise
-
-Shape = tuple[int, ...]
-
-
-class _Window:
-    """How a kernel moves over an image. Shapes: one number for each dimension of the image."""
-
-    def __init__(self, weight: torch.Tensor, options: Any) -> None:
-        stride, padding, dilation, transposed, more, _ = options
-        self.kernel: Shape = tuple(weight.shape[2:])
-        self.stride, self.padding, self.dilation, self.more = (
-            self._wide(values) for values in (stride, padding, dilation, more)
-        )
-        self.transposed = bool(transposed)
-        self.dilated = any(step > 1 for step in self.dilation) or len(self.kernel) == 3
-        still = (self.stride, self.padding) == ((1,) * len(self.kernel), (0,) * len(self.kernel))
-        self.moves = set(self.kernel) != {1} or not still
-        """Columns are needed: a pixel is more than itself."""
-
-    def _wide(self, values: Any) -> Shape:
-        return tuple(values) * (len(self.kernel) if len(values) == 1 else 1)
-
-    def out(self, image: Shape) -> Shape:
-        """Size of the image that comes out."""
-        sizes = zip(
-            image, self.kernel, self.stride, self.padding, self.dilation, self.more, strict=True
-        )
-        if self.transposed:
-            return tuple((n - 1) * s - 2 * p + d * (k - 1) + m + 1 for n, k, s, p, d, m in sizes)
-        return tuple((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d, _ in sizes)
-
-    def columns(self, weight: torch.Tensor, inner: Shape, outer: Shape) -> Shape:
-        """Of one sample: weights of a pixel, and pixels."""
-        if self.transposed:
-            return weight.shape[1] * prod(self.kernel), prod(inner)
-        return weight.shape[1] * prod(self.kernel), prod(outer)
+from memcalc.trace.operators.windows import Shape, Window
+from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 
 def forward(
@@ -64,29 +30,34 @@ def forward(
             for fill, values in zip((1, 0, 1, None, 0, None), options, strict=True)
         ]
         return forward(inputs.unsqueeze(2), weight.unsqueeze(2), bias, *wide).squeeze(2)
-    window, groups = _Window(weight, options), options[-1]
+    window, groups = Window(weight, options), options[-1]
     if not inputs.numel():
         # Source: Convolution.cpp, ``ConvBackend::Empty``, which makes no columns (2.13).
         outer = window.out(tuple(inputs.shape[2:]))
         channels = weight.shape[1] * groups if window.transposed else weight.shape[0]
         return _like(inputs, (inputs.shape[0], channels, *outer))
-    inputs = inputs.contiguous()
-    if groups == 1:
-        return _forward(inputs, weight, bias, window)
     if is_depthwise(inputs, weight, window.transposed, groups):
+        inputs = inputs.contiguous()
         size = (inputs.shape[0], weight.shape[0], *window.out(tuple(inputs.shape[2:])))
         return _like(inputs, size)
+    inputs, weight = inputs.contiguous(), weight.contiguous()
+    if groups == 1:
+        out = _forward(inputs, weight, bias, window)
+        del weight, inputs
+        return out
     parts = zip(
         inputs.chunk(groups, 1),
         weight.chunk(groups, 0),
         bias.chunk(groups, 0) if bias is not None else [None] * groups,
         strict=True,
     )
-    return torch.cat([_forward(*part, window) for part in parts], 1)
+    out = torch.cat([_forward(*part, window) for part in parts], 1)
+    del parts, weight, inputs
+    return out
 
 
 def _forward(
-    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: _Window
+    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window
 ) -> torch.Tensor:
     inputs, weight = inputs.contiguous(), weight.contiguous()
     inner = tuple(inputs.shape[2:])
@@ -106,6 +77,7 @@ def _forward(
         del ones
     else:
         _product(weight.flatten(1), columns, out[0].flatten(1))
+    del columns, weight, inputs
     return out
 
 
@@ -120,7 +92,7 @@ def backward(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *re
         ]
         grads = backward(grad.unsqueeze(2), inputs.unsqueeze(2), weight.unsqueeze(2), *wide, wanted)
         return (*(g.squeeze(2) if g is not None else None for g in grads[:2]), grads[2])
-    window, groups = _Window(weight, options), options[-1]
+    window, groups = Window(weight, options), options[-1]
     if not inputs.numel():
         sizes = inputs.shape, weight.shape, (grad.shape[1],)
         return tuple(
@@ -129,30 +101,51 @@ def backward(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *re
         )
     if groups > 1 and is_depthwise(inputs, weight, window.transposed, groups):
         return _depthwise_backward(grad, inputs, weight, wanted)
-    inputs = inputs.contiguous()
+    inputs, weight = inputs.contiguous(), weight.contiguous()
     if groups == 1:
-        return _backward(grad, inputs, weight, window, wanted)
-    parts = [
-        _backward(*part, window, wanted)
-        for part in zip(
-            grad.chunk(groups, 1), inputs.chunk(groups, 1), weight.chunk(groups, 0), strict=True
+        made = _backward(grad, inputs, weight, window, wanted)
+        del weight, inputs
+        return made
+    parts = zip(
+        grad.chunk(groups, 1), inputs.chunk(groups, 1), weight.chunk(groups, 0), strict=True
+    )
+    lists = [
+        list(of)
+        for of in zip(
+            *(_backward(*part, window, wanted, grouped=True) for part in parts), strict=True
         )
     ]
-    return tuple(
-        torch.cat([part[which] for part in parts], dim) if wanted[which] else None
+    found = tuple(
+        torch.cat(lists[which], dim) if wanted[which] else None
         for which, dim in enumerate((1, 0, 0))
     )
+    while lists:
+        lists[-1].pop(0)
+        lists = lists if lists[-1] else lists[:-1]
+    del parts, weight, inputs
+    return found
 
 
 def _backward(
-    grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, window: _Window, wanted: Any
+    grad: torch.Tensor,
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    window: Window,
+    wanted: Any,
+    *,
+    grouped: bool = False,
 ) -> Any:
-    grad, inputs, weight = grad.contiguous(), inputs.contiguous(), weight.contiguous()
+    if grouped:
+        grad = grad.contiguous(memory_format=suggest_memory_format(grad))
+    inputs, weight = inputs.contiguous(), weight.contiguous()
+    rows = grad if window.transposed else grad.contiguous()
     size = window.columns(weight, tuple(inputs.shape[2:]), tuple(grad.shape[2:]))
     by = _transposed_backward if window.transposed else _plain_backward
     if window.dilated and not window.transposed:
         by = _dilated_backward
-    return by(grad, inputs, weight, size, window, wanted)
+    found = by(rows, inputs, weight, size, window, wanted)
+    del rows, weight, inputs, grad
+    return found
 
 
 def _plain_backward(
@@ -160,7 +153,7 @@ def _plain_backward(
     inputs: torch.Tensor,
     weight: torch.Tensor,
     size: Shape,
-    window: _Window,
+    window: Window,
     wanted: Any,
 ) -> Any:
     found: list[torch.Tensor | None] = [None] * 3
@@ -185,7 +178,7 @@ def _dilated_backward(
     inputs: torch.Tensor,
     weight: torch.Tensor,
     size: Shape,
-    window: _Window,
+    window: Window,
     wanted: Any,
 ) -> Any:
     shapes = (inputs.shape, weight.shape, (weight.shape[0],))
@@ -209,22 +202,25 @@ def _transposed_backward(
     inputs: torch.Tensor,
     weight: torch.Tensor,
     size: Shape,
-    window: _Window,
+    window: Window,
     wanted: Any,
 ) -> Any:
     found: list[torch.Tensor | None] = [None] * 3
     if wanted[0]:
+        rows = grad.contiguous()
         found[0] = change = _like(grad, tuple(inputs.shape))
-        columns = _like(grad, size) if window.moves else grad[0].flatten(1)
+        columns = _like(grad, size) if window.moves else rows[0].flatten(1)
         _product(weight.flatten(1), columns, change[0].flatten(1))
-        del columns
+        del columns, rows
     if wanted[1]:
         found[1] = _like(grad, tuple(weight.shape))
     if wanted[2]:
         found[2] = _bias(grad)
     if found[1] is not None:
-        columns = _like(grad, size) if window.moves else grad[0].flatten(1)
+        rows = grad.contiguous()
+        columns = _like(grad, size) if window.moves else rows[0].flatten(1)
         _product(inputs[0].flatten(1), columns.t(), found[1].flatten(1))
+        del columns, rows
     return tuple(found)
 
 
