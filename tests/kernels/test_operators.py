@@ -49,7 +49,6 @@ LOWER = {
         (_ALGEBRA, 0.28),
     ),
     "linalg.matrix_exp": ("its steps depend on values, and are named as not counted", 0.58),
-    "fft.rfftn": ("more than three dimensions are transformed in several steps", 0.25),
     "masked_scatter": ("the stand-in selects nothing: zeros are added in backward", 0.2),
     "sort": ("on older GPUs counters of narrow keys are named as not counted", 0.87),
     "index_put": ("autograd takes the two gradients in another order", 0.02),

@@ -17,6 +17,7 @@ from memcalc.trace.operators import batch_norm, convolution
 from memcalc.trace.scratch import algebra as algebra_scratch
 from memcalc.trace.scratch import attention as attention_scratch
 from memcalc.trace.scratch import collectives as collectives_scratch
+from memcalc.trace.scratch import fourier as fourier_scratch
 from memcalc.trace.scratch import gathering as gathering_scratch
 from memcalc.trace.scratch import images as images_scratch
 from memcalc.trace.scratch import indexing as indexing_scratch
@@ -176,12 +177,6 @@ def _of(library: str) -> Reader:
     return lambda args, out: KernelCall("untold", (library,))
 
 
-def _to_real(args: tuple[Any, ...], out: Any) -> KernelCall:
-    """CuFFT spoils the input, and gets a copy: SpectralOps.cpp, ``_fft_c2r_cufft`` (2.13)."""
-    return KernelCall("fourier", ((bytes_of(args[0]), ~0),))
-
-
-_FOURIER = ("_fft_r2c", "_fft_c2c")
 _OF_JAGGED = ("_flash_attention_backward", "_efficient_attention_backward")
 _ALGEBRA = (
     *("linalg_lu_factor_ex", "linalg_cholesky_ex", "linalg_ldl_factor_ex", "geqrf", "ormqr"),
@@ -193,6 +188,7 @@ READERS: dict[str, Reader] = {
     **step_scratch.READERS,
     **reduction_scratch.READERS,
     **attention_scratch.READERS,
+    **fourier_scratch.READERS,
     **gathering_scratch.READERS,
     **collectives_scratch.READERS,
     **products_scratch.READERS,
@@ -216,8 +212,6 @@ READERS: dict[str, Reader] = {
     "_pdist_backward": _pdist_backward,
     "_cdist_backward": _cdist_backward,
     "unfold_backward": _unfold_backward,
-    **dict.fromkeys(_FOURIER, _of("cuFFT")),
-    "_fft_c2r": _to_real,
     **dict.fromkeys(_ALGEBRA, _of("cuSOLVER")),
     **dict.fromkeys(_OF_JAGGED, _of("jagged")),
 }
