@@ -30,7 +30,13 @@ def test_a_sort_that_is_known_is_not():
 
 
 def test_readers_name_the_libraries_of_transforms_and_of_algebra():
+    import torch
+
     from memcalc.trace.scratch.readers import READERS
 
-    for name, library in (("_fft_r2c", "cuFFT"), ("linalg_eig", "cuSOLVER")):
-        assert READERS[name]((), None) == KernelCall("untold", (library,))
+    cut = torch.zeros(2, 8, 5)[:, ::2]
+    (sentence,) = uncounted([READERS["_fft_r2c"]((cut, [2]), torch.fft.rfft(cut))], TARGET)
+    assert "cuFFT" in sentence
+    along = READERS["_fft_c2c"]((cut + 0j, [1]), torch.fft.fft(cut, dim=1))
+    assert along.args == ((2 * 4 * 5 * 8, ~0),)
+    assert READERS["linalg_eig"]((), None) == KernelCall("untold", ("cuSOLVER",))
