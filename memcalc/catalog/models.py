@@ -155,7 +155,9 @@ def _shipped(path: Path) -> Any:
 
 
 def _read(path: Path) -> Any:
-    return plain.json(path, hint="give a folder with a config.json", most=_LARGEST_CONFIG)
+    return plain.json(
+        path, hint="give a whole file, or a folder with a config.json", most=_LARGEST_CONFIG
+    )
 
 
 def _checked(name: str, origin: str, config: Any, trust: bool) -> ModelSource:

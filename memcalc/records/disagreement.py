@@ -3,6 +3,8 @@
 from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.records.texts import NO_LORA
 
+_ARGS_ALONE = "engine_args needs engine: name vllm or sglang."
+
 
 def disagreement(plan: Plan) -> str | None:
     """Why PyTorch itself cannot run these settings together; ``None``: it can."""
@@ -11,8 +13,10 @@ def disagreement(plan: Plan) -> str | None:
         return f"{name} is of batches that memcalc makes, and input describes them: leave one out."
     if plan.infers:
         return _without_training(plan)
-    if plan.engine is not None or plan.engine_args:
+    if plan.engine is not None:
         return "engine needs generate: say how many tokens, such as --generate 256."
+    if plan.engine_args:
+        return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:
         return f"on a base in {plan.scheme} adapters alone train: leave out lora none, or quant."
     if plan.cache != "dynamic" or plan.beams > 1:
@@ -79,7 +83,7 @@ def _without_training(plan: Plan) -> str | None:
 
 def _about_engines(plan: Plan) -> str | None:
     if plan.engine is None:
-        return "engine_args needs engine: name vllm or sglang." if plan.engine_args else None
+        return _ARGS_ALONE if plan.engine_args else None
     if plan.gpu is None:
         return "an engine reserves a share of a GPU: name it, such as --gpu a100-80gb."
     if plan.precision.startswith("amp-"):
