@@ -126,11 +126,11 @@ class Inputs:
 
     @property
     def goes_by_tokens(self) -> bool:
-        """Batches of more tokens per sample are larger."""
+        """Batches of fewer tokens per sample are smaller; of more there may be none."""
         if self.has_tokens:
             return True
-        longer = self.resized(self.batch, self.seq + 1)
-        return _sizes(longer.make("meta")) != _sizes(self.make("meta"))
+        other = self.resized(self.batch, self.seq - 1 or 2)
+        return _sizes(other.make("meta")) != _sizes(self.make("meta"))
 
     @property
     def hears(self) -> bool:

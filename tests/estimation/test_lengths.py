@@ -111,6 +111,18 @@ def test_a_model_of_images_takes_no_lengths(of_images):
         varied(make(of_images), "uniform:8,64")
 
 
-def test_tokens_that_a_model_does_not_take_are_said_to_change_nothing(of_images):
-    found = memcalc.estimate(**of_images, seq=64)
+@pytest.fixture
+def of_captions(tmp_path):
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1}
+    part = {"num_hidden_layers": 1, "patch_size": 8, "image_size": 16, **sizes}
+    config = {"model_type": "siglip", "architectures": ["SiglipForImageClassification"]}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "vision_config": part, "text_config": sizes}))
+    return {"model": str(path), "task": "image-classification", "batch": 1, "gpu": "t4"}
+
+
+# Another part of the second model ends at as many tokens.
+@pytest.mark.parametrize("images", ["of_images", "of_captions"])
+def test_tokens_that_a_model_does_not_take_are_said_to_change_nothing(request, images):
+    found = memcalc.estimate(**request.getfixturevalue(images), seq=64)
     assert "the model takes no tokens: --seq 64 changes nothing" in found.assumptions
