@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -39,6 +41,32 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     def architecture(self) -> Architecture:
         """What its capability means for PyTorch."""
         return ARCHITECTURES[self.capability]
+
+    @property
+    def bf16(self) -> bool:
+        """It computes in that type, else cuDNN has no recurrent layers in it."""
+        return self.architecture.bf16
+
+    @property
+    def groups_experts(self) -> bool:
+        """Products of experts run as one in transformers, else one by one.
+
+        Source: transformers/integrations/moe.py, ``_can_use_grouped_mm`` (5.23).
+        """
+        return self.capability >= (8, 0)
+
+
+class WatchedTarget:
+    """A target that says what was asked of it, by name, as soon as it is."""
+
+    def __init__(self, target: Target, asked: Callable[[str, Any], None]) -> None:
+        self._target = target
+        self._asked = asked
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        self._asked(name, value)
+        return value
 
 
 def cudnn_enabled() -> bool:

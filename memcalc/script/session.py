@@ -91,7 +91,7 @@ class Session:
         self._kernels = ScriptKernels(target)
         self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
         self.recorder.real_weights = weights
-        self.recorder.bf16 = target.architecture.bf16
+        self.recorder.target = target
         self.labels = Labels(self.memory)
         self.phases = Phases(self.recorder, self.labels, question.plan.steps or 0)
         self._target = target

@@ -87,6 +87,9 @@ class Evaluator:
         b, s = _values(point)
         if not all(self._conditions(b, s)):
             return False
+        asked = self.symbolic.asked
+        if any(repr(getattr(target, name)) != known for name, known in asked.items()):
+            return False
         values = self._arguments(b, s)
         return all(
             _chosen(choice, _filled(fields, values), target) == choice.chosen

@@ -73,6 +73,8 @@ class SymbolicTrace(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[KernelCall, ...]
     """Texts among their arguments are formulas."""
     choices: tuple[AttentionChoice, ...]
+    asked: dict[str, str]
+    """What else the program asked of its target, by names of ``Target``, and what that was."""
     conditions: tuple[str, ...]
     """Formulas that must be true."""
     default_seq: int | None

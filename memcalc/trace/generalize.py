@@ -74,6 +74,7 @@ class _SymbolicRun:
             sizes=symbols.sizes,
             calls=symbols.calls,
             choices=symbols.choices,
+            asked=symbols.asked,
             conditions=symbols.conditions(),
             default_seq=inputs.lengths.default if tokens else None,
             longest=inputs.lengths.longest if tokens else None,

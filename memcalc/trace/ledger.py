@@ -23,6 +23,10 @@ _PLAIN = ("empty", "empty_strided", "zeros")
 """Operators that make a tensor of nothing."""
 
 
+class EnoughError(Exception):
+    """As much was recorded as was asked for."""
+
+
 class Ledger:
     """Knows the present moment, and writes births and deaths down under it."""
 
@@ -38,6 +42,8 @@ class Ledger:
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
         self.by_parameter = False
         """What happens now repeats with a parameter's layer, not with the module at work."""
+        self.until: tuple[Phase, ...] = ()
+        """Nothing of these phases is recorded: the beginning of one raises ``EnoughError``."""
         self.units: dict[str, int] = {}
         """For modules inside repeated layers, the tag of their repetition."""
         self.streams = BackwardStreams()
@@ -52,6 +58,8 @@ class Ledger:
         self.leave_repetition()
         self.by_parameter = phase in BY_PARAMETER
         self.marks.append(Mark(index=len(self.events), phase=phase, step=step))
+        if phase in self.until:
+            raise EnoughError
         yield
 
     def empty_cache(self) -> None:

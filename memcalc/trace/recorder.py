@@ -11,6 +11,7 @@ from torch.autograd.graph import increment_version
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.formulas import KernelCall
+from memcalc.kernels.target import Target
 from memcalc.trace import device, memo, outcomes
 from memcalc.trace.calls import ADDS, Operator, name_of
 from memcalc.trace.engine import (
@@ -86,8 +87,8 @@ class TraceRecorder(Routes):
         self._instead = FAKE_KERNELS if symbols is None else {**FAKE_KERNELS, **SYMBOLIC_KERNELS}
         self.cudnn_benchmark = False
         """It tries its engines first."""
-        self.bf16 = True
-        """The GPU computes in that type, else cuDNN has no recurrent layers in it."""
+        self.target: Target | None = None
+        """The GPU that is stood for, where one is known."""
         self.traffic = Traffic()
         self._breadcrumbs = breadcrumbs
         self._writer = Writer(self.ledger, kernel_memory)

@@ -12,12 +12,13 @@ from msgspec.structs import replace
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.attention.choice import Backend, choose
 from memcalc.kernels.target import Target
-from memcalc.records.trace import Bound, Trace
+from memcalc.records.trace import Bound, Phase, Trace
 from memcalc.trace import device, self_check
 from memcalc.trace.drive import infer, steps_of, train
 from memcalc.trace.folding.fold import Run, trace_folded
 from memcalc.trace.folding.layers import Stack
 from memcalc.trace.folding.tagged import TaggedTrace, tag
+from memcalc.trace.ledger import EnoughError
 from memcalc.trace.operators import attention, autocast, gradients, overrides
 from memcalc.trace.packages import bitsandbytes, flash_attn, liger, quanto, transformers
 from memcalc.trace.placing import fold_length, placed
@@ -65,29 +66,33 @@ def tracer(
     """
     _install(program, target, said, symbols)
     kernels = kernels or (TargetKernelMemory(target) if symbols is None else symbols)
+    target = target if symbols is None else symbols.watched(target)
     packages = _packages(program, target)
 
-    def once(stacks: Sequence[Stack], repeats: int) -> TaggedTrace:
+    def once(stacks: Sequence[Stack], repeats: int, until: tuple[Phase, ...] = ()) -> TaggedTrace:
         recorder = TraceRecorder(
             kernels if program.plan.target == "cuda" else None, breadcrumbs, symbols
         )
         recorder.cudnn_benchmark = target.cudnn_benchmark
-        recorder.bf16 = target.architecture.bf16
+        recorder.target = target
         recorder.ledger.units = _units(program.model, stacks, repeats)
+        recorder.ledger.until = until
+        run = _bare(program) if until else program
         recorder.kernels_of.update(packages)
         shapes = None if symbols is None else symbols.env
         with (
             _liger(program, target, recorder),
             transformers.experts_of(target),
             stood_for(program.plan),
-            placed(program, recorder, shapes, rank) as (ready, named),
+            placed(run, recorder, shapes, rank) as (ready, named),
         ):
-            (infer if program.plan.infers else train)(ready, named, recorder)
+            with contextlib.suppress(EnoughError), torch.set_grad_enabled(not until):
+                (infer if program.plan.infers else train)(ready, named, recorder)
             last = steps_of(program) - 1
             tagged = recorder.ledger.tagged_trace(
                 recorder.operations.of_step(last), recorder.traffic.of_step(last)
             )
-            if program.plan.scheme is not None:
+            if run.plan.scheme is not None:
                 tagged = replace(tagged, inventory=ready.inventory)
         said.update(dict.fromkeys(_assumed(recorder)))
         if missing is not None and isinstance(kernels, TargetKernelMemory):
@@ -97,6 +102,14 @@ def tracer(
         return tagged
 
     return once
+
+
+def _bare(program: Program) -> Program:
+    """The same model, neither quantised nor divided, in the simplest loop."""
+    plan = replace(
+        program.plan, quant=None, devices=1, parallel=None, parallel_args=(), loop="plain"
+    )
+    return replace(program, plan=replace(plan, resume=False))
 
 
 def _packages(program: Program, target: Target) -> dict[str, Callable[[Any], Any]]:

@@ -52,6 +52,7 @@ def symbolic_trace(formula, conditions=("b >= 2", "s >= 2")):
         sizes=(formula,),
         calls=(),
         choices=(),
+        asked={},
         conditions=conditions,
         default_seq=64,
         longest=None,

@@ -53,3 +53,13 @@ def compare(plan, examples, other_gpu):
 
     hold()
     return compared
+
+
+def held_on(plan, names):
+    """On which of these GPUs a symbolic trace holds that was learnt on the plan's own."""
+    plan = make(plan)
+    targets = {name: resolve(plan, gpus.find(name))[0] for name in (plan.gpu, *names)}
+    program = prepare(plan, registry.of(plan))
+    learnt = generalize(program, targets[plan.gpu], trace(program, targets[plan.gpu]))
+    point = Point(batch=plan.batch, seq=plan.seq)
+    return [name for name in names if Evaluator(learnt).holds(point, targets[name])]

@@ -59,3 +59,20 @@ def test_a_symbolic_trace_equals_a_trace_wherever_it_holds(forked, examples, tmp
     (tmp_path / "config.json").write_text(json.dumps(config))
     plan = {"model": str(tmp_path), "batch": 4, **plan}
     assert forked(compared, plan, examples(4), other)["points"] >= 2
+
+
+def held(*question):
+    from tests.symbolic.compare import held_on
+
+    return held_on(*question)
+
+
+def test_experts_whose_products_run_otherwise_on_another_gpu_are_learnt_there_anew(
+    forked, tmp_path
+):
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 99, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 4}
+    config = {"model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **sizes, **heads}))
+    plan = {"model": str(tmp_path), "batch": 4, "seq": 32, "attention": "eager", "optim": "sgd"}
+    assert forked(held, {**plan, "gpu": "a100-40gb"}, ["h100-sxm", "t4"]) == ["h100-sxm"]

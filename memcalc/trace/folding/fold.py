@@ -3,17 +3,21 @@
 Three repetitions of the layers are traced; continued to four, the result must equal a trace of
 four, event by event. Where only sizes differ (a list with one entry a tensor grows), what each
 repetition adds is learnt from the pair, and the proof is made on five. Only then it is continued
-to the full depth. Otherwise the model is traced whole.
+to the full depth. What a model does at one of its middle layers alone (a loss there, features that
+are added) is in none of these, so one forward of the whole model is traced as well, and must be
+what one of a few layers foretells. Otherwise the model is traced whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from msgspec.structs import replace
 
 from memcalc.errors import MemcalcError
+from memcalc.records.trace import Phase
 from memcalc.symbolic.records import SYMBOLIC
 from memcalc.trace import traffic
 from memcalc.trace.folding.layers import Stack, cut, find
@@ -24,8 +28,17 @@ from memcalc.trace.folding.unfold import BASE, CannotUnfoldError, unfold
 LEAST_REPEATS = 13
 """Below this, three traces of three, four and five repetitions cost as much as a whole one."""
 
-Run = Callable[[Sequence[Stack], int], TaggedTrace]
-"""Traces the model with its stacks cut to a number of repetitions (0: not cut)."""
+_AFTER_FORWARD = Phase.BACKWARD, Phase.DECODE
+
+
+class Run(Protocol):
+    """Traces the model with its stacks cut to a number of repetitions (0: not cut)."""
+
+    def __call__(
+        self, stacks: Sequence[Stack], repeats: int, until: tuple[Phase, ...] = ()
+    ) -> TaggedTrace:
+        """To the end, or the bare model until one of these phases begins, without gradients."""
+        ...
 
 
 def trace_folded(model: torch.nn.Module, run: Run, length: int = BASE) -> tuple[TaggedTrace, bool]:
@@ -57,6 +70,7 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: i
         with cut(model, stacks, repeats):
             return run(stacks, repeats)
 
+    _prove_forward(model, stacks, run)
     base, one_more = cut_to(length), cut_to(length + 1)
     foretold = unfold(base, stacks, length + 1, {}, length)
     increments: dict[int, int] = {}
@@ -74,6 +88,26 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: i
     if base.flops is None or one_more.flops is None:
         return replace(whole, flops=None)
     return replace(whole, flops=base.flops + (one_more.flops - base.flops) * times)
+
+
+def _prove_forward(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> None:
+    """See that a forward of the whole model is what one through a few layers foretells.
+
+    Raises:
+        CannotUnfoldError: it is not.
+    """
+
+    def begun(repeats: int) -> TaggedTrace:
+        with cut(model, stacks, repeats):
+            return run(stacks, repeats, _AFTER_FORWARD)
+
+    few, whole = begun(BASE), run([], 0, _AFTER_FORWARD)
+    depth = stacks[0].repeats
+    if canonical(unfold(few, stacks, depth, {})) == canonical(whole):
+        return
+    increments = _increments(unfold(few, stacks, BASE + 1, {}), begun(BASE + 1))
+    if canonical(unfold(few, stacks, depth, increments)) != canonical(whole):
+        raise CannotUnfoldError("the whole model does not run as a few of its layers foretell")
 
 
 def _increments(foretold: TaggedTrace, real: TaggedTrace) -> dict[int, int]:

@@ -30,7 +30,8 @@ def accepts(tensor: torch.Tensor) -> bool:
     recorder = recorder_in_use()
     if recorder is None or not recorder.runs_cudnn or tensor.numel() == 0:
         return False
-    return recorder.bf16 or tensor.dtype is not torch.bfloat16
+    able = tensor.dtype is not torch.bfloat16
+    return able or recorder.target is None or recorder.target.bf16
 
 
 def described(mode: int, like: torch.Tensor, inputs: int, *sizes: Any) -> Layers:

@@ -24,8 +24,6 @@ from memcalc.trace.ledger import Ledger
 from memcalc.trace.torch_private.names import replaced
 from memcalc.workload.inference import tensors_of
 
-_GROUPED_SINCE = (8, 0)
-
 
 class _InTurn:
     """Stands for threads that read a checkpoint ahead: does each piece of work as it is given."""
@@ -71,8 +69,8 @@ def loading_in_turn(at: Callable[[str], None]) -> Iterator[None]:
 def experts_of(target: Target) -> Iterator[None]:
     """Let products of experts run as one, or one by one, as they do on this GPU.
 
-    Source: transformers/integrations/moe.py, ``_can_use_grouped_mm``, which knows devices by name
-    (5.23). One by one, gradients of the experts are made whether or not they are trained.
+    transformers knows devices by name. One by one, gradients of the experts are made whether or
+    not they are trained.
     """
     module = sys.modules.get("transformers.integrations.moe")
     original = getattr(module, "_can_use_grouped_mm", None)
@@ -83,7 +81,7 @@ def experts_of(target: Target) -> Iterator[None]:
     def can_use(inputs: torch.Tensor, weight: torch.Tensor, *offsets: torch.Tensor) -> bool:
         if device.NAME == "cpu" or weight.device.type != device.NAME:
             return bool(original(inputs, weight, *offsets))
-        return target.capability >= _GROUPED_SINCE
+        return target.groups_experts
 
     with replaced(module, "_can_use_grouped_mm", can_use):
         yield

@@ -19,7 +19,7 @@ import torch
 from memcalc.kernels.attention import choice as attention
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import Allocations
-from memcalc.kernels.target import Target
+from memcalc.kernels.target import Target, WatchedTarget
 from memcalc.symbolic.records import AttentionChoice, Kind, Point, code
 from memcalc.trace.torch_private.symbols import ConstantSource, DimDynamic, PythonPrinter, ShapeEnv
 
@@ -51,6 +51,8 @@ class Symbols:
         self._sizes: dict[str, int] = {}
         self._calls: dict[KernelCall, int] = {}
         self._choices: dict[str, AttentionChoice] = {}
+        self.asked: dict[str, str] = {}
+        """What else was asked of the target, and what that is, in words of Python."""
         self._printer = PythonPrinter()
         self._texts: dict[Any, str] = {}
 
@@ -107,6 +109,12 @@ class Symbols:
         )
         self._choices[repr(choice)] = choice
         return chosen
+
+    def watched(self, target: Target) -> Target:
+        """The target, as long as what is asked of it is to be written down."""
+        return WatchedTarget(  # type: ignore[return-value]
+            target, lambda name, value: self.asked.update({name: repr(value)})
+        )
 
     @property
     def numbers(self) -> tuple[Callable[[Any], int], ...]:
