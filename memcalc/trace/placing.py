@@ -277,18 +277,22 @@ def _moved(model: torch.nn.Module, ledger: Ledger) -> Iterator[None]:
 @contextlib.contextmanager
 def _as_found(model: torch.nn.Module) -> Iterator[None]:
     """Undo what a run changes in its modules: some swap parts of themselves as they go."""
-    found = [(module, _copied(module.__dict__)) for module in model.modules()]
+    found = [(module, dict(module.__dict__), _parts(module)) for module in model.modules()]
     try:
         yield
     finally:
-        for module, attributes in found:
+        for module, attributes, parts in found:
             module.__dict__.clear()
             module.__dict__.update(attributes)
+            for part, held in parts:
+                part.clear()
+                part.update(held) if isinstance(part, dict) else part.extend(held)
 
 
-def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a module, with the dicts that name its parts."""
-    return {
-        name: copy.copy(value) if isinstance(value, dict) else value
-        for name, value in attributes.items()
-    }
+def _parts(module: torch.nn.Module) -> list[tuple[Any, Any]]:
+    """The dicts and lists in which a module names its parts and hooks, and what is in them.
+
+    They are refilled, not replaced: handles of hooks know them.
+    """
+    held = (value for value in module.__dict__.values() if isinstance(value, dict | list))
+    return [(value, copy.copy(value)) for value in held]
