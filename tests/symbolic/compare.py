@@ -7,8 +7,9 @@ from memcalc import registry
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.estimation.question import resolve
+from memcalc.files.artifact import decode, encode
 from memcalc.symbolic.evaluate import Evaluator
-from memcalc.symbolic.records import Point
+from memcalc.symbolic.records import Point, SymbolicTrace
 from memcalc.trace.folding.tagged import same
 from memcalc.trace.generalize import generalize
 from memcalc.trace.run import trace
@@ -61,5 +62,7 @@ def held_on(plan, names):
     targets = {name: resolve(plan, gpus.find(name))[0] for name in (plan.gpu, *names)}
     program = prepare(plan, registry.of(plan))
     learnt = generalize(program, targets[plan.gpu], trace(program, targets[plan.gpu]))
+    # It goes from one process to another, so nothing in it may be a symbol any more.
+    learnt = decode(SymbolicTrace, encode(learnt))
     point = Point(batch=plan.batch, seq=plan.seq)
     return [name for name in names if Evaluator(learnt).holds(point, targets[name])]

@@ -155,6 +155,9 @@ class Symbols:
             if (constant := value.node.maybe_as_int()) is not None:
                 return constant
             return self._text(value.node.expr)
+        if isinstance(value, torch.SymBool):
+            # To be asked makes it a condition.
+            return bool(value)
         return value
 
     def _text(self, expression: Any) -> str:
