@@ -107,9 +107,15 @@ def tracer(
 def _bare(program: Program) -> Program:
     """The same model, neither quantised nor divided, in the simplest loop."""
     plan = replace(
-        program.plan, quant=None, devices=1, parallel=None, parallel_args=(), loop="plain"
+        program.plan,
+        quant=None,
+        devices=1,
+        parallel=None,
+        parallel_args=(),
+        loop="plain",
+        resume=False,
     )
-    return replace(program, plan=replace(plan, resume=False))
+    return replace(program, plan=plan)
 
 
 def _packages(program: Program, target: Target) -> dict[str, Callable[[Any], Any]]:
