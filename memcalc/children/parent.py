@@ -173,6 +173,8 @@ class _Family:
             gc.enable()
             # When garbage is looked for shall not depend on what was imported before.
             gc.collect()
+            # Nor shall it look through the libraries each time.
+            gc.freeze()
             child.serve(one.end, module, one.name, one.breadcrumbs)
             sys.stderr.flush()
             os._exit(0)

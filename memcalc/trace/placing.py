@@ -295,4 +295,4 @@ def _parts(module: torch.nn.Module) -> list[tuple[Any, Any]]:
     They are refilled, not replaced: handles of hooks know them.
     """
     held = (value for value in module.__dict__.values() if isinstance(value, dict | list))
-    return [(value, copy.copy(value)) for value in held]
+    return [(value, dict(value) if isinstance(value, dict) else list(value)) for value in held]

@@ -92,7 +92,8 @@ class TraceRecorder(Routes):
         self.traffic = Traffic()
         self._breadcrumbs = breadcrumbs
         self._writer = Writer(self.ledger, kernel_memory)
-        self._operators: dict[Any, Operator] = {}
+        self._operators: dict[int, Operator] = {}
+        """By the identity of what PyTorch calls; its own hash is worked out in Python."""
         self._written_views = WrittenViews()
         self._outcomes = outcomes.outcomes(with_kernels=kernel_memory is not None)
 
@@ -121,7 +122,7 @@ class TraceRecorder(Routes):
     ) -> Any:
         if func is _ASKS_DEVICE:
             return args[0].fake_device
-        operator = self._operators.get(func)
+        operator = self._operators.get(id(func))
         if operator is None:
             if isinstance(func, HigherOrderOperator):
                 return self._given_functions(func, args, kwargs or {})
@@ -154,7 +155,7 @@ class TraceRecorder(Routes):
     def _meet(self, func: Any) -> Operator:
         """Know an operator from now on."""
         self.bring(func)
-        operator = self._operators[func] = Operator(func, self._special(func))
+        operator = self._operators[id(func)] = Operator(func, self._special(func))
         return operator
 
     def _special(self, func: Any) -> bool:

@@ -26,6 +26,7 @@ from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.choices import is_compiled, let_compiled_run_eagerly
+from memcalc.trace.torch_private.dispatch import no_rules
 from memcalc.trace.torch_private.names import installed_version
 from memcalc.workload import layouts
 from memcalc.workload.flash_attn import stood_for
@@ -81,6 +82,7 @@ def tracer(
         recorder.kernels_of.update(packages)
         shapes = None if symbols is None else symbols.env
         with (
+            no_rules(),
             _liger(program, target, recorder),
             transformers.experts_of(target),
             stood_for(program.plan),

@@ -138,3 +138,22 @@ def test_layers_that_were_told_different_things_are_different():
         ("model.language_model.layers", 6, 3)
     ]
     assert (told.period, told.repeats) == (4, 4)
+
+
+def test_a_model_that_does_not_run_bare_is_traced_whole():
+    import torch
+
+    from memcalc.errors import EstimateError
+    from memcalc.trace.folding.fold import trace_folded
+    from memcalc.trace.folding.tagged import TaggedTrace
+
+    whole = TaggedTrace(storages=[], storage_tags=[], events=[], event_tags=[], marks=[])
+
+    def run(stacks, repeats, until=()):
+        if until:
+            raise EstimateError("only quantised weights run")
+        return whole
+
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(16))
+    assert trace_folded(model, run) == (whole, False)

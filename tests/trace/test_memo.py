@@ -1,6 +1,12 @@
 """What is kept of a call makes the same again: events, sizes, layouts and which memory is shown."""
 
 
+def ran_as_kept(recorder, name):
+    """What the operator of this name makes is among what is kept."""
+    number = next(o.number for o in recorder._operators.values() if o.name == name)
+    return any(number in (key[0], ~key[0]) for key in recorder._outcomes)
+
+
 def program():
     """What two rounds of many kinds of calls make, with and without anything kept."""
     import torch
@@ -43,6 +49,8 @@ def program():
             *pieces, *views, product, buffer, x, grown, dropped, *several, chosen, masked, taken,
             strange, *halves, strided, *last[:3], *last[3],
         )  # fmt: skip
+        q = torch.zeros(2, 4, 16, 8, dtype=torch.bfloat16, device=on)
+        seen.append(torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)[4:6])
         own = {x.untyped_storage()._cdata: "x"}
         for tensor in found:
             shown = own.get(tensor.untyped_storage()._cdata, "")
@@ -61,6 +69,7 @@ def program():
                     calls(weight.detach(), seen)
                 (model(torch.randn(5, 8, device=on)) @ weight + weight.sum()).sum().backward()
         kept = len(recorder._outcomes)
+        assert most == 0 or ran_as_kept(recorder, "_scaled_dot_product_flash_attention")
         storages = [(entry.bytes, entry.op, entry.dtype) for entry in recorder.ledger.entries]
         return kept, seen, storages, list(recorder.ledger.events), recorder.operations.of_step(0)
 

@@ -101,7 +101,11 @@ def _prove_forward(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) ->
         with cut(model, stacks, repeats):
             return run(stacks, repeats, _AFTER_FORWARD)
 
-    few, whole = begun(BASE), run([], 0, _AFTER_FORWARD)
+    try:
+        few, whole = begun(BASE), run([], 0, _AFTER_FORWARD)
+    except MemcalcError as error:
+        # The bare model may not run where the one that was asked for does; that one decides.
+        raise CannotUnfoldError("the bare model does not run") from error
     depth = stacks[0].repeats
     if canonical(unfold(few, stacks, depth, {})) == canonical(whole):
         return
