@@ -136,6 +136,11 @@ OF_IMAGES: dict[str, Callable[..., torch.Tensor]] = {
     "irfft2": lambda x, make: torch.fft.irfft2(torch.complex(x, x), dim=(1, 2)),
     "conv2d": lambda x, make: F.conv2d(x, make(8, 16, 3, 3).mT),
     "conv2d of groups": lambda x, make: F.conv2d(x, make(8, 4, 3, 3).mT, groups=4),
+    "conv2d of one channel": lambda x, make: F.conv2d(x[:, :1], make(8, 1, 3, 3).mT),
+    "conv2d of each channel": lambda x, make: F.conv2d(x, make(32, 1, 3, 3).mT, groups=16),
+    "conv3d of each channel": lambda x, make: F.conv3d(
+        x.unflatten(1, (4, 4)), make(8, 1, 3, 3, 3).mT, groups=4
+    ).flatten(1, 2),
     "conv_transpose2d": lambda x, make: F.conv_transpose2d(x, make(16, 8, 3, 3).mT, make(8)),
     "conv_transpose2d of groups": lambda x, make: F.conv_transpose2d(
         x, make(16, 2, 3, 3).mT, groups=4

@@ -304,7 +304,8 @@ class ScriptRecorder(TraceRecorder):
     def said_of_reads(self) -> tuple[str, ...]:
         """By which rule values were read, and where."""
         said = ((_READS, self._reads), (_WEIGHTS_READ, self._weights_read))
-        return tuple(rule.format(_listed(lines)) for rule, lines in said if lines)
+        rules = (rule.format(_listed(lines)) for rule, lines in said if lines)
+        return (*rules, *self.said_of_values())
 
     @property
     def read_at(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.ties import CHOOSES, Turns
 from memcalc.trace.torch_private.dispatch import without_dispatch, without_modes
 
 LARGEST = 1 << 27
@@ -51,7 +52,7 @@ class Unknown:
 class Recipe:
     """The operator and arguments a tensor was made by; output ``index`` where there are several."""
 
-    __slots__ = ("args", "depth", "found", "func", "index", "kwargs", "sure")
+    __slots__ = ("args", "by_choice", "depth", "found", "func", "index", "kwargs", "sure")
 
     def __init__(
         self,
@@ -72,6 +73,8 @@ class Recipe:
         """Values that were worked out, by the numbers that symbols stood for."""
         self.sure = sure
         """The device holds just this, whatever is in memory that nobody described."""
+        self.by_choice: bool = func in CHOOSES or any(part.by_choice for part in self.inputs())
+        """What was chosen among scores has a part in it: as much, whatever the scores are."""
 
     def inputs(self) -> Iterator[Recipe]:
         """What it is made of, as far as that is remembered."""
@@ -107,6 +110,7 @@ class Worked:
     def __init__(self) -> None:
         self._zeros: dict[Any, torch.Tensor] = {}
         """By operator and arguments."""
+        self.turns = Turns()
 
     def value(
         self, wanted: Recipe, number: Callable[[Any], int], which: int | None
@@ -153,7 +157,7 @@ class Worked:
                 key = made.func, made.index, _frozen([made.args, made.kwargs], number)
                 if (same := self._zeros.get(key)) is not None:
                     return same
-        out = call(made, known, number)
+        out = call(made, known, number, self.turns)
         value = out if made.index is None else out[made.index]
         if not isinstance(value, torch.Tensor):
             raise UnansweredError
@@ -174,13 +178,14 @@ def alone() -> Iterator[None]:
         yield
 
 
-def call(made: Recipe, known: dict[int, Any], number: Callable[[Any], int]) -> Any:
+def call(made: Recipe, known: dict[int, Any], number: Callable[[Any], int], turns: Turns) -> Any:
     """What a recipe's operator makes.
 
     Args:
         made: the recipe.
         known: values of its inputs, by their identity.
         number: what a size that is a symbol shall be.
+        turns: chooses among scores that are not known.
 
     Raises:
         UnansweredError: the operator refuses such values.
@@ -190,6 +195,8 @@ def call(made: Recipe, known: dict[int, Any], number: Callable[[Any], int]) -> A
         kwargs = {name: _values(item, known, number) for name, item in made.kwargs.items()}
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
+        if made.func in CHOOSES and not made.sure:
+            return turns.of(made.func)(*args, **kwargs)
         return _INSTEAD.get(made.func, made.func)(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise UnansweredError from error

@@ -193,6 +193,10 @@ class Routes(TorchDispatchMode):
         with self:
             return self._sparse(func, args, kwargs)
 
+    def said_of_values(self) -> tuple[str, ...]:
+        """What was assumed of values, beside where they were read."""
+        return self._values.said()
+
     def assume(self, said: str) -> None:
         """Add to what was assumed."""
         self.assumptions[said] = None
@@ -258,9 +262,9 @@ class Routes(TorchDispatchMode):
 
     def _chosen(self, mask: torch.Tensor) -> int | None:
         """How many entries of a mask are not zero, where the program itself says it."""
-        if self._symbols is not None or compared_with_zeros():
+        if self._symbols is not None:
             return None
-        return self._values.chosen(mask)
+        return 0 if compared_with_zeros() else self._values.chosen(mask)
 
     def _by_package(
         self, kernel: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]

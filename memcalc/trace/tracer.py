@@ -145,6 +145,7 @@ def _install(
 
 def _assumed(recorder: TraceRecorder) -> Iterator[str]:
     yield from recorder.assumptions
+    yield from recorder.said_of_values()
     yield from recorder.operations.said()
     yield from autocast.unread()
     yield from gradients.assumed()

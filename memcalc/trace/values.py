@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from memcalc.trace.recipes import Recipe, UnansweredError, Unknown, Worked, alone, call, host_value
+from memcalc.trace.ties import SAID
 from memcalc.trace.torch_private.tensors import storage_key
 
 LONGEST = 4096
@@ -37,6 +38,10 @@ class Values:
         self._sharing: dict[int, set[int]] = {}
         """Of each storage: the tensors in it whose making is remembered."""
         self._worked = Worked()
+
+    def said(self) -> tuple[str, ...]:
+        """What was assumed of values, beside that they are zeros."""
+        return (SAID,) if self._worked.turns.taken else ()
 
     def remember(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note how an operator's results came about, where a program could decide by them."""
@@ -189,13 +194,14 @@ class Values:
             return self._worked.value(made, int, None).clone()
 
     def chosen(self, mask: torch.Tensor) -> int | None:
-        """How many entries of a mask are not zero; ``None``: the program does not say.
+        """How many entries of a mask are not zero; ``None``: the program does not say, or none is.
 
-        Masks of known tokens say it. Where none of these is a special one, such as the end of a
-        text, the synthetic ones are at fault, and nothing is said.
+        Masks of known tokens say it, but where none of these is a special one, such as the end of
+        a text, the synthetic ones are at fault. Masks of what was chosen among unknown scores say
+        it as well: whatever is chosen, it is as much.
         """
         made = self.recipe_of(mask)
-        if made is None or not made.sure:
+        if made is None or not (made.sure or made.by_choice):
             return None
         with alone():
             try:
@@ -213,7 +219,7 @@ class Values:
         with alone():
             made = Recipe(func, given, named, None, depth)
             known = {id(part): self._worked.value(part, int, None) for part in made.inputs()}
-            return call(made, known, int)
+            return call(made, known, int, self._worked.turns)
 
     def sure(self, func: Any, described: tuple[Any, Any]) -> bool:
         """What an operator makes follows from its arguments, and all of these are sure."""

@@ -160,3 +160,43 @@ def test_a_count_of_operations_that_fails_is_said_and_ends_nothing(forked):
     known, said = forked(sizes_and_truths)["flops"]
     assert known is None
     assert said.endswith("PyTorch cannot count mm")
+
+
+def routed():
+    """A router's tokens over experts, one by one: what each gets, and what was assumed."""
+    import torch
+
+    from memcalc.trace import device
+    from memcalc.trace.operators import overrides
+    from memcalc.trace.recorder import TraceRecorder
+
+    device.use("cuda")
+    overrides.install()
+    recorder = TraceRecorder(None)
+    with device.fake_mode(), recorder:
+        scores = torch.randn(12, 4, device=device.NAME).softmax(-1)
+        best = scores.topk(2, dim=-1).indices
+        taken = torch.nn.functional.one_hot(best, 4).permute(2, 1, 0)
+        hit = (taken.sum((1, 2)) > 0).nonzero()
+        several = [[int(one), len(torch.where(taken[one[0]])[1])] for one in hit]
+        first = torch.nn.functional.one_hot(scores.argmax(-1), 4).sum(0).tolist()
+        lowest = torch.bincount(scores.min(dim=1, keepdim=True)[1].flatten()).tolist()
+        groups = scores.view(12, 2, 2).amax(-1).topk(1, dim=-1).indices
+        kept = torch.zeros(12, 2, dtype=torch.long, device=device.NAME).scatter(1, groups, 1)
+        kept = kept.unsqueeze(-1).expand(12, 2, 2).reshape(12, 4)
+        within = scores.masked_fill(kept == 0, -torch.inf).topk(1, dim=-1).indices.flatten()
+        ungrouped = (kept.gather(1, within[:, None]) == 0).sum().item()
+        # A vocabulary has more words than there are rows.
+        said = len(recorder.said_of_values())
+    with device.fake_mode(), TraceRecorder(None) as alone:
+        word = torch.randn(3, 50, device=device.NAME).argmax(-1).tolist()
+    return several, first, lowest, ungrouped, word, said, len(alone.said_of_values())
+
+
+def test_tokens_are_shared_evenly_among_experts_that_nobody_scored(forked):
+    several, first, lowest, ungrouped, word, said, without = forked(routed)
+    assert several == [[0, 6], [1, 6], [2, 6], [3, 6]]
+    assert first == lowest == [3, 3, 3, 3]
+    assert ungrouped == 0
+    assert word == [0, 0, 0]
+    assert (said, without) == (1, 0)

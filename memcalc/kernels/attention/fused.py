@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from memcalc.kernels.scratch import Allocations, ceil_div, later, nested, round_up
+from memcalc.kernels.scratch import Allocations, ceil_div, later, round_up
 from memcalc.kernels.target import Target
 from memcalc.units import KIB
 
@@ -153,7 +153,8 @@ def _efficient_backward(
     wide = max(head_dim, value_dim) > 128
     on_tensors = element == 4 or (wide and target.capability < _TURING)
     if not on_tensors:
-        return nested(_FLOAT * rows, workspace)
+        # The sums die with the launch, the workspace with the whole operator.
+        return (_FLOAT * rows, *((workspace, ~0, ~1) if workspace else (~0,)))
     product = _FLOAT * rows * value_dim
     casts = (product, product) if element == 2 else ()
     # The product and its sum are freed before the workspace is taken.

@@ -85,6 +85,7 @@ class Known:
     def end(self) -> None:
         """Put back what was replaced, and remove what was kept in place of files."""
         self._patches.undo()
+        self.said |= dict.fromkeys(self._values.said())
 
     def say(self, said: str) -> None:
         """Add to what was assumed."""

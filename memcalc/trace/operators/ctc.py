@@ -46,8 +46,9 @@ def backward(
         _blanks(alpha)
         if clears:
             zero, infinite = log_probs.new_empty(()), log_probs.new_empty(samples, dtype=torch.bool)
-            out = log_probs.new_empty(log_probs.shape)
+            cleared = log_probs.new_empty(log_probs.shape)
             del infinite, zero
+            out = cleared
     del beta
     _drop(copies, 1, 0, 2)
     return out

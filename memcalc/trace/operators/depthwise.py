@@ -1,4 +1,4 @@
-"""Which depthwise convolutions PyTorch runs by itself though cuDNN is on.
+"""Which depthwise convolutions PyTorch runs by itself though cuDNN is on, and how.
 
 Source: aten/src/ATen/native/Convolution.cpp, ``use_cudnn_depthwise`` and
 ``check_cudnn_depthwise_workload_with_filter``, and aten/src/ATen/native/ConvUtils.h,
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.operators.windows import Window, bias_of
 from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 _ROWS = torch.contiguous_format
@@ -25,7 +26,7 @@ _FILTERS = (1, 3, 5)
 def is_depthwise(inputs: torch.Tensor, weight: torch.Tensor, transposed: bool, groups: int) -> bool:
     """Each channel has weights of its own; shapes: (N, groups, ...) and (M * groups, 1, ...)."""
     channels = inputs.shape[1]
-    return not transposed and channels == groups and weight.shape[0] % channels == 0
+    return not transposed and channels == groups > 1 and weight.shape[0] % channels == 0
 
 
 def without_cudnn(inputs: torch.Tensor, weight: torch.Tensor, options: Any) -> bool:
@@ -37,7 +38,7 @@ def without_cudnn(inputs: torch.Tensor, weight: torch.Tensor, options: Any) -> b
         options: stride, padding, dilation, transposed, output padding and groups.
     """
     stride, _, dilation, transposed, _, groups = options
-    if groups == 1 or not is_depthwise(inputs, weight, bool(transposed), groups):
+    if not is_depthwise(inputs, weight, bool(transposed), groups):
         return False
     if not _in_rows(inputs, weight) or max(inputs.numel(), weight.numel()) >= _INDEXED:
         return False
@@ -73,3 +74,41 @@ def _faster_by_cudnn(inputs: torch.Tensor, weight: torch.Tensor, stride: Any) ->
     if filters[0] == 1:
         return width <= 28 if batch == 1 else batch <= 16 and channels >= 128 and width <= 7
     return batch == 1 or channels >= 512 or (channels >= 256 and width >= 28)
+
+
+def forward(inputs: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
+    """Shape (N, M * groups, ...), made of the input and the weights in rows."""
+    size = (inputs.shape[0], weight.shape[0], *window.out(tuple(inputs.shape[2:])))
+    rows = inputs.contiguous()
+    filters = weight.contiguous() if weight.dim() == 4 else None
+    out = rows.new_empty(size)
+    if filters is None:
+        filters = weight.contiguous()
+    del filters, rows
+    return out
+
+
+def backward(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: Any) -> Any:
+    """Gradients of input, weight and bias, ``None`` where not wanted.
+
+    In three dimensions the results come before the copies in rows, in two behind those that each
+    takes. Source: aten/src/ATen/native/cuda/ DepthwiseConv2d.cu and DepthwiseConv3d.cu (2.13).
+    """
+    found: list[torch.Tensor | None] = [None] * 3
+    deep = weight.dim() == 5
+    for which in (0, 1) if deep else ():
+        if wanted[which]:
+            found[which] = grad.new_empty((inputs, weight)[which].shape)
+    rows: torch.Tensor | None = grad.contiguous()
+    for which in (0, 1) if deep else (1, 0):
+        if wanted[which]:
+            other = (weight, inputs)[which].contiguous()
+            if not deep:
+                found[which] = grad.new_empty((inputs, weight)[which].shape)
+            del other
+    if not deep:
+        rows = None
+    if wanted[2]:
+        found[2] = bias_of(grad)
+    del rows
+    return tuple(found)

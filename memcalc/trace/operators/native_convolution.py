@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.operators.depthwise import is_depthwise
-from memcalc.trace.operators.windows import Shape, Window
+from memcalc.trace.operators import depthwise
+from memcalc.trace.operators.windows import Shape, Window, bias_of
 from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 
@@ -36,10 +36,8 @@ def forward(
         outer = window.out(tuple(inputs.shape[2:]))
         channels = weight.shape[1] * groups if window.transposed else weight.shape[0]
         return _like(inputs, (inputs.shape[0], channels, *outer))
-    if is_depthwise(inputs, weight, window.transposed, groups):
-        inputs = inputs.contiguous()
-        size = (inputs.shape[0], weight.shape[0], *window.out(tuple(inputs.shape[2:])))
-        return _like(inputs, size)
+    if depthwise.is_depthwise(inputs, weight, window.transposed, groups):
+        return depthwise.forward(inputs, weight, window)
     inputs, weight = inputs.contiguous(), weight.contiguous()
     if groups == 1:
         out = _forward(inputs, weight, bias, window)
@@ -99,8 +97,8 @@ def backward(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *re
             grad.new_zeros(size) if asked else None
             for size, asked in zip(sizes, wanted, strict=True)
         )
-    if groups > 1 and is_depthwise(inputs, weight, window.transposed, groups):
-        return _depthwise_backward(grad, inputs, weight, wanted)
+    if depthwise.is_depthwise(inputs, weight, window.transposed, groups):
+        return depthwise.backward(grad, inputs, weight, wanted)
     inputs, weight = inputs.contiguous(), weight.contiguous()
     if groups == 1:
         made = _backward(grad, inputs, weight, window, wanted)
@@ -163,7 +161,7 @@ def _plain_backward(
         columns = _like(grad, size)
         _product(weight.flatten(1).t(), grad[0].flatten(1), columns)
     if wanted[2]:
-        found[2] = _bias(grad)
+        found[2] = bias_of(grad)
     if wanted[1]:
         found[1] = change = _like(grad, tuple(weight.shape))
         if columns is None and window.moves:
@@ -215,31 +213,13 @@ def _transposed_backward(
     if wanted[1]:
         found[1] = _like(grad, tuple(weight.shape))
     if wanted[2]:
-        found[2] = _bias(grad)
+        found[2] = bias_of(grad)
     if found[1] is not None:
         rows = grad.contiguous()
         columns = _like(grad, size) if window.moves else rows[0].flatten(1)
         _product(inputs[0].flatten(1), columns.t(), found[1].flatten(1))
         del columns, rows
     return tuple(found)
-
-
-def _depthwise_backward(
-    grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: Any
-) -> Any:
-    grad, inputs = grad.contiguous(), inputs.contiguous()
-    found: list[torch.Tensor | None] = [None] * 3
-    # In two dimensions the weight comes first.
-    for which in (1, 0) if weight.dim() == 4 else (0, 1):
-        if wanted[which]:
-            found[which] = _like(grad, tuple((inputs, weight)[which].shape))
-    if wanted[2]:
-        found[2] = _bias(grad)
-    return tuple(found)
-
-
-def _bias(grad: torch.Tensor) -> torch.Tensor:
-    return grad.sum((0, *range(2, grad.dim())))
 
 
 def _like(tensor: torch.Tensor, shape: Shape) -> torch.Tensor:

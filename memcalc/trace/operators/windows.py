@@ -42,3 +42,8 @@ class Window:
         if self.transposed:
             return weight.shape[1] * prod(self.kernel), prod(inner)
         return weight.shape[1] * prod(self.kernel), prod(outer)
+
+
+def bias_of(grad: torch.Tensor) -> torch.Tensor:
+    """The gradient of a bias, shape (C,), of that of the result (N, C, ...)."""
+    return grad.sum((0, *range(2, grad.dim())))
