@@ -108,6 +108,8 @@ def _reductions() -> Iterator[Case]:
     yield from _each("cov", torch.cov, (32, 100))
     yield from _each("corrcoef", torch.corrcoef, (32, 100))
     yield from _each("weight_norm", lambda v, g: torch._weight_norm(v, g, 0), (64, 100), (64, 1))
+    yield from _each("variance and mean", lambda x: torch.stack(torch.var_mean(x, 1)), ROWS)
+    yield from _each("isinf", lambda x: x.isinf().any(), ROWS)
     yield from _each("std unbiased", lambda x: x.std(0, unbiased=False), ROWS)
     yield from _each("softmax to fp32", lambda x: x.softmax(-1, dtype=torch.float32), ROWS)
     yield from _each("nanmedian", lambda x: x.nanmedian(), (1000,))

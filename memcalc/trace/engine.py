@@ -20,20 +20,37 @@ from memcalc.trace.torch_private.tensors import is_owned_once
 _aten = torch.ops.aten
 
 
-def accumulates(node: Any, args: tuple[Any, ...]) -> bool:
+def accumulates(
+    node: Any, args: tuple[Any, ...], made_by: Callable[[torch.Tensor, Any], bool]
+) -> bool:
     """Would autograd sum these two gradients in place, were they not fake?
 
     Where gradients meet, the engine adds them in place unless they are tensor subclasses, as
-    fake tensors are. It calls from C++, so there is no Python frame above ours.
+    fake tensors are. It calls from C++, so there is no Python frame above ours. So do formulas of
+    nodes, which add what they have just made, such as that of ``torch.var_mean``.
     Source: torch/csrc/autograd/input_buffer.cpp, ``accumulate``, ``can_accumulate_inplace``.
+
+    Args:
+        node: of autograd's graph; ``None`` outside of backward.
+        args: what is added.
+        made_by: tells whether a tensor's storage was made while a node ran.
     """
     if node is None or len(args) != 2 or torch.is_grad_enabled():
         return False
     if not isinstance(args[1], torch.Tensor) or not called_from_engine(sys._getframe(1)):
         return False
     old, new = args
-    alike = old.shape == new.shape and old.dtype is new.dtype
-    return alike and is_owned_once(old) and is_held_by_engine_alone(old)
+    if old.shape != new.shape or old.dtype is not new.dtype:
+        return False
+    if made_by(old, node) and made_by(new, node) and not _meet_again(node):
+        return False
+    return is_owned_once(old) and is_held_by_engine_alone(old)
+
+
+def _meet_again(node: Any) -> bool:
+    """Two gradients that a node makes meet in one place, as those of ``x * x`` do."""
+    places = [place for place in node.next_functions if place[0] is not None]
+    return len(set(places)) < len(places)
 
 
 def taker(node: Any, args: tuple[Any, ...]) -> Any:

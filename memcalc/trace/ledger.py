@@ -98,6 +98,11 @@ class Ledger:
         number = self.number_of(tensor)
         return self.entries[number].op if number is not None else ""
 
+    def made_by(self, tensor: torch.Tensor, node: Any) -> bool:
+        """Whether a tensor's storage was made while this node of autograd's graph ran."""
+        number = self.number_of(tensor)
+        return number is not None and self.entries[number].node == id(node)
+
     def follow(self, args: Any) -> None:
         """What happens now repeats with the first tensor on the device among arguments.
 

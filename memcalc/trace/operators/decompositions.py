@@ -65,6 +65,11 @@ def roll(tensor: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) 
     return torch.roll(first, list(shifts[1:]), list(dims[1:]))
 
 
+def isinf(tensor: torch.Tensor) -> Any:
+    """The magnitude is compared: aten/src/ATen/native/TensorCompare.cpp, ``isinf`` (2.13)."""
+    return tensor.abs() == torch.inf if tensor.is_floating_point() else NotImplemented
+
+
 def pack_padded_sequence(
     tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

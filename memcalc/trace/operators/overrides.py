@@ -98,6 +98,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.smooth_l1_loss.default: (decompositions.mean_squares, ""),
     _aten.huber_loss.default: (decompositions.huber, ""),
     _aten.roll.default: (decompositions.roll, ""),
+    _aten.isinf.default: (decompositions.isinf, ""),
     _aten.im2col.default: (decompositions.im2col, ""),
     _aten.col2im.default: (decompositions.col2im, ""),
     **{
