@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     (c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type``, 2.13): the new data comes under
     the old device's keys, and the fake tensor is told where it is.
     """
+    between = _between(tensor)
     try:
         data_of.__set__(tensor, new)
     except RuntimeError:
@@ -36,6 +38,43 @@ def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
         data_of.__set__(tensor, FakeTensor(fake.fake_mode, plain, torch.device(keys)))
     if isinstance(tensor, FakeTensor):
         tensor.fake_device = getattr(new, "fake_device", new.device)
+    with torch.no_grad():
+        for part in between:
+            data_of.__set__(part, new.view(part.shape))
+
+
+_PARTS = "_memcalc_parts"
+"""Attribute of FSDP1's flat parameters: references to the pieces that they were split into."""
+
+
+def _split(split: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.split``, which notes the pieces of flat parameters."""
+
+    def noted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        pieces = split(tensor, *args, **kwargs)
+        if getattr(tensor, "_is_flat_param", False):
+            alive = [one for one in getattr(tensor, _PARTS, ()) if one() is not None]
+            setattr(tensor, _PARTS, [*alive, *map(weakref.ref, pieces)])
+        return pieces
+
+    return noted
+
+
+def _between(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Pieces of a flat parameter that a view of it was made of, and shows.
+
+    A view of a fake tensor holds what it was made of, to be replayed (torch/csrc/autograd,
+    ``ADInplaceOrViewType``, 2.13); one of a real tensor does not, and lets old data go.
+    """
+    pieces = (one() for one in getattr(tensor._base, _PARTS, ()))
+    place = storage_key(tensor), tensor.storage_offset(), tensor.numel()
+    return [
+        one
+        for one in pieces
+        if one is not None
+        and one is not tensor
+        and (storage_key(one), one.storage_offset(), one.numel()) == place
+    ]
 
 
 def buckets_rebuilt_by(
@@ -86,6 +125,7 @@ def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
             (flat, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
             (flat, "_same_storage", lambda one, two: storage_key(one) == storage_key(two)),
             (torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), _set_data)),
+            (torch, "split", _split(torch.split)),
             (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
             (torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.device.type == "cpu"),
         ):
