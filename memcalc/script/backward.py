@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
-from memcalc.trace.torch_private.dispatch import lift_from_host, transformed
+from memcalc.trace.torch_private.dispatch import lift_from_host, untransformed
 from memcalc.trace.torch_private.engine import current_node
 
 
@@ -43,18 +43,20 @@ class _Last:
             self.run(engine)
 
     def run(self, engine: Callable[..., Any]) -> None:
-        stream = torch.cuda.current_stream().cuda_stream
+        # A tensor that is made inside of ``torch.func`` is of that level alone.
+        with untransformed():
+            begin, end, grad = self._of(torch.cuda.current_stream().cuda_stream)
+            engine((end,), (grad,), True, False, (begin,), True, accumulate_grad=False)
+
+    def _of(self, stream: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where that node's graph begins and ends, and the gradient that it is given."""
         if stream not in self._made:
-            if transformed() is not None:
-                # A tensor that is made inside of ``torch.func`` is of that level alone.
-                return
             with torch.enable_grad():
                 # Of no elements, so of no memory.
                 begin = torch.empty(0, device="cuda", requires_grad=True)
                 end = _Nothing.apply(begin)  # type: ignore[no-untyped-call]
                 self._made[stream] = begin, end, torch.empty(0, device="cuda")
-        begin, end, grad = self._made[stream]
-        engine((end,), (grad,), True, False, (begin,), True, accumulate_grad=False)
+        return self._made[stream]
 
 
 def install(patches: Patches) -> None:

@@ -50,6 +50,8 @@ class Ledger:
         self._empty: set[int] = set()
         """Keys of storages that live without memory."""
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
+        self._nowhere: dict[int, weakref.ref[Any]] = {}
+        """Storages that never have memory, by their keys."""
 
     @contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
@@ -123,7 +125,7 @@ class Ledger:
         """A storage was seen, perhaps for the first time; its death is noticed by itself."""
         storage = storage_of(tensor)
         key = named(storage)
-        if key in self._live:
+        if key in self._live or key in self._nowhere:
             return
         nbytes = storage.nbytes()
         if nbytes == 0:
@@ -135,6 +137,12 @@ class Ledger:
         self.entries.append(entry)
         self.log(number)
         self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
+
+    def nowhere(self, tensor: torch.Tensor) -> None:
+        """A storage was made that has no memory, and neither have views of it."""
+        storage = storage_of(tensor)
+        key = named(storage)
+        self._nowhere[key] = weakref.ref(storage, lambda _: self._nowhere.pop(key))
 
     def resized(self, storage: Any, before: int, after: int) -> None:
         """A storage gave its memory back, or took memory, and lives on.

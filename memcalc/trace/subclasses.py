@@ -49,7 +49,8 @@ def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """``tensor.data = new``, where either may be fake."""
     if not isinstance(new, FakeTensor):
         data_of.__set__(tensor, new)
-    elif isinstance(tensor, FakeTensor) and tensor.device.type == new.device.type:
+    elif isinstance(tensor, FakeTensor) and _are_alike(tensor.device.type, new.device.type):
+        # What autograd knows of it stays: its gradient, and who is told of that.
         data_of.__set__(tensor, new)
         # The device is the fake tensor's own record.
         tensor.fake_device = new.fake_device
@@ -60,6 +61,14 @@ def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
         tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
         swap_contents(tensor, fresh)
     forget((tensor,))
+
+
+def _are_alike(one: str, other: str) -> bool:
+    """C++ lets a tensor of one kind of device have contents on the other.
+
+    Source: c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type`` (2.13).
+    """
+    return one == other or {one, other} == {"cpu", "cuda"}
 
 
 DATA = property(lambda tensor: data_of.__get__(tensor), set_data)
@@ -86,17 +95,21 @@ def apply_by_data(module: torch.nn.Module, fn: Any, recurse: bool = True) -> tor
             applied = fn(parameter)
         if _is_same(applied, parameter):
             continue
+        gradient = parameter.grad
         # C++ holds what is in a compiled module, and would go on holding what was there before.
         if _meets(parameter, applied) and not isinstance(module, torch.jit.ScriptModule):
             parameter.data = applied
         else:
-            module._parameters[name] = torch.nn.Parameter(applied, parameter.requires_grad)
-        if parameter.grad is not None:
+            parameter = torch.nn.Parameter(applied, parameter.requires_grad)
+            module._parameters[name] = parameter
+        if gradient is not None:
             with torch.no_grad():
-                moved = fn(parameter.grad)
-            gradient = parameter.grad
+                moved = fn(gradient)
             if moved is not gradient:
                 gradient.data = moved
+            if parameter.grad is None:
+                # It was left behind with what the parameter was.
+                parameter.grad = gradient
     for name, buffer in module._buffers.items():
         if buffer is None:
             continue

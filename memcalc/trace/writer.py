@@ -61,6 +61,7 @@ class Writer:
             call: what its kernel takes beside; ``None``: nothing.
         """
         if name == _ZEROS:
+            self.ledger.nowhere(out)
             return
         if name in PROBES:
             self._probe(name)

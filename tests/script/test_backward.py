@@ -77,3 +77,52 @@ else:
         gpu="t4",
     )
     assert found.ending.code == 0
+
+
+def test_what_a_transform_differentiates_is_gone_when_it_returns(run):
+    found = run(
+        """
+import torch
+from torch.func import grad, vmap
+x = torch.ones(8, 3, 32, 32, device="cuda")
+held = torch.cuda.memory_allocated()
+for of in [lambda x: torch.nn.functional.max_pool2d(x, 2), torch.relu, lambda x: x * x] * 4:
+    vmap(grad(lambda x: of(x).sum()))(x)
+    assert torch.cuda.memory_allocated() == held, torch.cuda.memory_allocated()
+""",
+        gpu="t4",
+    )
+    assert found.ending.code == 0
+
+
+def test_forward_derivatives_go_through_a_backward(run):
+    """Their formulas are TorchScript, and so are not called from Python either."""
+    found = run(
+        """
+import torch
+from torch.autograd import forward_ad
+from torch.nn import GELU, LayerNorm, Linear
+model = torch.nn.Sequential(Linear(16, 32), GELU(), LayerNorm(32), Linear(32, 2)).cuda()
+x = torch.ones(4, 16, device="cuda")
+with forward_ad.dual_level():
+    out = model(forward_ad.make_dual(x, torch.ones_like(x)))
+    forward_ad.unpack_dual(out).tangent.pow(2).mean().backward()
+assert model[0].weight.grad is not None
+""",
+        gpu="t4",
+    )
+    assert found.ending.code == 0
+
+
+def test_what_is_known_to_be_zero_has_no_memory(run):
+    found = run(
+        """
+import torch
+zero = torch._efficientzerotensor((256, 256), device="cuda")
+torch.nn.functional.linear(torch.ones(8, 256, device="cuda"), zero)
+torch._C._cuda_clearCublasWorkspaces()
+assert torch.cuda.memory_allocated() == 0, torch.cuda.memory_allocated()
+""",
+        gpu="t4",
+    )
+    assert found.ending.code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -116,15 +117,43 @@ HigherOrderOperator: Any = ask("torch._ops:HigherOrderOperator")
 """Operators that are given functions: flex attention, ``torch.cond``."""
 
 
+_ASKS_MODE = "_get_current_dispatch_mode"
+"""What eager code calls first that refuses to run where a dispatch mode sees what it does."""
+
+
 def eager_code(operator: Any) -> Callable[..., Any] | None:
     """What runs such an operator where nothing is compiled; ``None``: it has no such code."""
-    kernels: dict[Any, Callable[..., Any]] = operator.py_kernels
+    kernels: dict[Any, Any] = operator.py_kernels
     keys = (torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.CUDA)
-    return next((kernels[key] for key in keys if key in kernels), None)
+    found = next((kernels[key] for key in keys if key in kernels), None)
+    asks = found is not None and _ASKS_MODE in found.__code__.co_names
+    return functools.partial(_as_if_unseen, found) if asks else found
+
+
+def _as_if_unseen(eager: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run it; when it asks for a mode, there is none. What it is given may ask as well, later."""
+    homes = [sys.modules[_disable_current_modes.__module__].__dict__, eager.__globals__]
+    asked = [home for home in homes if _ASKS_MODE in home]
+    known = [home[_ASKS_MODE] for home in asked]
+
+    def none() -> None:
+        for home, function in zip(asked, known, strict=True):
+            home[_ASKS_MODE] = function
+
+    for home in asked:
+        home[_ASKS_MODE] = none
+    try:
+        return eager(*args, **kwargs)
+    finally:
+        none()
 
 
 transformed: Callable[[], Any] = ask("torch._C._functorch:peek_interpreter_stack")
 """The transform of ``torch.func`` at work, if one is."""
+untransformed: Callable[[], AbstractContextManager[Any]] = ask(
+    "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack"
+)
+"""A context in which none is."""
 OpOverload: Any = ask("torch._ops:OpOverload")
 """An operator with one of its signatures."""
 _rule: Any = ask("torch._library.simple_registry:find_torch_dispatch_rule")

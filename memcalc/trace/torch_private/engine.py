@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from memcalc.trace.torch_private.names import ask
 
@@ -55,7 +56,12 @@ _ENGINE = "_engine_run_backward"
 
 
 def called_from_engine(frame: FrameType | None) -> bool:
-    """Was this frame's dispatch mode called by the autograd engine, not by Python code?"""
+    """Was this frame's dispatch mode called by the autograd engine, not by Python code?
+
+    Formulas that run forward derivatives through a backward are TorchScript, and as frameless.
+    """
+    if forward_ad._current_level >= 0:
+        return False
     while frame is not None:
         mode = frame.f_code.co_name == "__torch_dispatch__"
         if not mode and not frame.f_code.co_filename.endswith(_WRAPPERS):
