@@ -33,3 +33,24 @@ LEAVES = rows, table, sound
 @pytest.mark.pinned
 def test_copies_and_gradients_take_what_they_take_on_a_gpu(peaks):
     assert peaks(SCRIPT, gpu="A100-80GB") == CASES
+
+
+ONE_CHANNEL = {"in two dimensions": 386560, "in three dimensions": 474112}
+"""The same, of images of one channel that cuDNN is not asked for."""
+OF_ONE_CHANNEL = """
+import torch
+import torch.nn.functional as F
+torch.backends.cudnn.enabled = False
+image, volume = (torch.ones(2, 1, *size, device="cuda") for size in ((64, 64), (16, 16, 16)))
+flat, deep = (torch.ones(8, 1, *[3] * n, device="cuda", requires_grad=True) for n in (2, 3))
+CASES = {
+    "in two dimensions": lambda: F.conv2d(image, flat).sum().backward(),
+    "in three dimensions": lambda: F.conv3d(volume, deep).sum().backward(),
+}
+LEAVES = flat, deep
+"""
+
+
+@pytest.mark.pinned
+def test_one_channel_is_unfolded_and_not_taken_for_depthwise(peaks):
+    assert peaks(OF_ONE_CHANNEL, gpu="A100-80GB") == ONE_CHANNEL
