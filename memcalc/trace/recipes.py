@@ -38,6 +38,15 @@ def _reshaped(tensor: torch.Tensor, size: Any, stride: Any) -> torch.Tensor:
 _INSTEAD = {_aten.multinomial.default: _drawn_first, _aten._reshape_alias.default: _reshaped}
 """What answers for an operator that refuses zeros, or that reads past its tensor's end."""
 
+_FACTORS = {
+    getattr(_aten, name).default
+    for name in (
+        *("linalg_cholesky_ex", "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_ldl_factor_ex"),
+        *("_linalg_solve_ex", "linalg_solve_ex"),
+    )
+}
+"""Operators that say at last whether they succeeded, as zeros do not: 0 where they did."""
+
 
 class Unknown:
     """A tensor of which nothing is remembered: zeros of this shape."""
@@ -197,9 +206,12 @@ def call(made: Recipe, known: dict[int, Any], number: Callable[[Any], int], turn
             kwargs["device"] = torch.device("cpu")
         if made.func in CHOOSES and not made.sure:
             return turns.of(made.func)(*args, **kwargs)
-        return _INSTEAD.get(made.func, made.func)(*args, **kwargs)
+        out = _INSTEAD.get(made.func, made.func)(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise UnansweredError from error
+    if made.func in _FACTORS and not made.sure:
+        return (*out[:-1], torch.zeros_like(out[-1]))
+    return out
 
 
 def _frozen(value: Any, number: Callable[[Any], int]) -> Any:

@@ -62,6 +62,23 @@ def test_what_two_ways_make_is_as_close_as_a_script_asserts(run):
     assert run(ASSERTS).ending.code == 0
 
 
+FACTORS = """
+import torch
+matrix = torch.randn(3, 4, 4, device="cuda")
+positive = matrix @ matrix.mT
+assert not torch.any(torch.linalg.cholesky_ex(positive).info)
+assert not torch.any(torch.linalg.lu_factor_ex(matrix).info)
+assert not torch.any(torch.linalg.inv_ex(matrix).info)
+known = torch.tensor([[1.0, 2.0], [2.0, 1.0]]).cuda()
+assert torch.linalg.cholesky_ex(known).info.item() and not torch.linalg.inv_ex(known).info.item()
+"""
+
+
+def test_factors_of_unknown_matrices_are_found(run):
+    """gpytorch adds more and more to the diagonal of a matrix that has none, and gives up."""
+    assert run(FACTORS).ending.code == 0
+
+
 ACTS = """
 import torch
 from torch.distributions import Categorical

@@ -169,7 +169,8 @@ def _none_like(tensor: torch.Tensor, **_: Any) -> torch.Tensor:
 
 def _dense(tensor: torch.Tensor, dtype: Any = None, *_: Any, **__: Any) -> torch.Tensor:
     kind = dtype or tensor.dtype
-    return torch.zeros(tensor.shape, dtype=kind, device=tensor.device)
+    dense = torch.zeros(tensor.shape, dtype=kind, device=tensor.device)
+    return _add_to(dense, tensor, dense)
 
 
 def _add(left: torch.Tensor, right: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
@@ -178,7 +179,7 @@ def _add(left: torch.Tensor, right: torch.Tensor, *, alpha: Any = 1) -> torch.Te
     if is_sparse(left):
         raise EstimateError("add of a sparse and a dense tensor: PyTorch takes the dense one first")
     out = torch.empty_like(left, dtype=torch.promote_types(left.dtype, right.dtype))
-    return _add_to(out, right)
+    return _add_to(out, right, left)
 
 
 def _subtract(left: torch.Tensor, right: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
@@ -188,21 +189,28 @@ def _subtract(left: torch.Tensor, right: torch.Tensor, *, alpha: Any = 1) -> tor
 def _add_in_place(left: torch.Tensor, right: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
     if is_sparse(left):
         return _become(left, _add(left, right, alpha=alpha))
-    return _add_to(left, right)
+    return _add_to(left, right, left)
 
 
 def _subtract_in_place(left: torch.Tensor, right: torch.Tensor, *, alpha: Any = 1) -> torch.Tensor:
     return _add_in_place(left, right, alpha=-alpha)
 
 
-def _add_to(dense: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Into a dense tensor; what has another type is cast first, and values lie in rows."""
+def _add_to(dense: torch.Tensor, tensor: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
+    """Into a dense tensor; what has another type is cast first, and values lie in rows.
+
+    Positions that may repeat become single numbers. ``first`` is what it is added to.
+    Source: SparseCUDATensorMath.cu, ``add_out_dense_sparse_cuda`` (2.13).
+    """
     common = torch.promote_types(dense.dtype, tensor.dtype)
     result = dense if dense.dtype == common else torch.empty_like(dense, dtype=common)
-    buffer = dense.to(common)
-    values = both_parts(tensor)[1].to(common)
-    rows = values.contiguous() if tensor.is_coalesced() else values
-    del result, buffer, values, rows
+    buffer = first.to(common)
+    indices, values = both_parts(tensor)
+    values = values.to(common)
+    unique = tensor.is_coalesced()
+    rows = values.contiguous() if unique else values
+    places = None if unique or len(indices) == 1 else flattened(indices)
+    del result, buffer, values, rows, places
     return dense
 
 

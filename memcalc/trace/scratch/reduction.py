@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from memcalc.kernels.formulas import KernelCall
-from memcalc.trace.scratch.shapes import bytes_of
+from memcalc.kernels.scratch import nested
+from memcalc.trace.scratch.shapes import bytes_of, fixed
 
 _PAIR = 16
 """Bytes of a value and its index, aligned."""
@@ -59,11 +60,17 @@ def _sum(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """
     tensor = args[0]
     widened = tensor.dtype.itemsize == 2 and out.dtype == torch.float32
-    if tensor.dim() == 0 or tensor.dtype == out.dtype or widened:
+    if tensor.dtype == out.dtype or widened:
         return _reduce(args, out)
     call = _reduce(args, out, _accumulator(out), out.element_size())
-    assert call is not None
+    if call is None:
+        return _copied(out.element_size())
     return KernelCall("reduction", (*call.args, tensor.numel() * out.element_size()))
+
+
+def _copied(nbytes: int) -> KernelCall:
+    """A single number in another type, which is all that there is to it."""
+    return fixed(after=nested(nbytes))
 
 
 def _extreme(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -115,6 +122,12 @@ def _dist(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 
 
 def _truth(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Of one number it is told whether that is zero.
+
+    Source: aten/src/ATen/native/ReduceOps.cpp, ``allany_impl`` (2.13).
+    """
+    if args[0].numel() == 1:
+        return None if args[0].dtype == torch.bool else _copied(1)
     return _reduce(args, out, 1)
 
 
