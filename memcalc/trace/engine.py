@@ -21,36 +21,31 @@ _aten = torch.ops.aten
 
 
 def accumulates(
-    node: Any, args: tuple[Any, ...], made_by: Callable[[torch.Tensor, Any], bool]
+    node: Any, args: tuple[Any, ...], was_made_in: Callable[[torch.Tensor, Any], bool]
 ) -> bool:
     """Would autograd sum these two gradients in place, were they not fake?
 
     Where gradients meet, the engine adds them in place unless they are tensor subclasses, as
-    fake tensors are. It calls from C++, so there is no Python frame above ours. So do formulas of
-    nodes, which add what they have just made, such as that of ``torch.var_mean``.
+    fake tensors are. It calls from C++, so there is no Python frame above ours; neither is there
+    where a node's own formula adds, to what it has made itself. Two gradients that a node has made
+    meet where it was given the same twice.
     Source: torch/csrc/autograd/input_buffer.cpp, ``accumulate``, ``can_accumulate_inplace``.
-
-    Args:
-        node: of autograd's graph; ``None`` outside of backward.
-        args: what is added.
-        made_by: tells whether a tensor's storage was made while a node ran.
     """
     if node is None or len(args) != 2 or torch.is_grad_enabled():
         return False
     if not isinstance(args[1], torch.Tensor) or not called_from_engine(sys._getframe(1)):
         return False
     old, new = args
-    if old.shape != new.shape or old.dtype is not new.dtype:
+    alike = old.shape == new.shape and old.dtype is new.dtype
+    if not (alike and is_owned_once(old) and is_held_by_engine_alone(old)):
         return False
-    if made_by(old, node) and made_by(new, node) and not _meet_again(node):
-        return False
-    return is_owned_once(old) and is_held_by_engine_alone(old)
+    return not was_made_in(old, node) or _is_given_twice(node)
 
 
-def _meet_again(node: Any) -> bool:
-    """Two gradients that a node makes meet in one place, as those of ``x * x`` do."""
-    places = [place for place in node.next_functions if place[0] is not None]
-    return len(set(places)) < len(places)
+def _is_given_twice(node: Any) -> bool:
+    """Some gradients of a node go to the same one."""
+    after = [one for one in node.next_functions if one[0] is not None]
+    return len(set(after)) < len(after)
 
 
 def taker(node: Any, args: tuple[Any, ...]) -> Any:

@@ -9,6 +9,7 @@ import torch
 from memcalc.records.trace import Component, Phase
 from memcalc.trace.folding.tagged import UNTAGGED
 from memcalc.trace.streams import POOLS
+from memcalc.trace.torch_private.engine import node_number
 
 _dtypes: dict[torch.dtype, str] = {}
 
@@ -19,6 +20,11 @@ def dtype_name(dtype: torch.dtype) -> str:
     if name is None:
         name = _dtypes[dtype] = str(dtype).removeprefix("torch.")
     return name
+
+
+def name_of_node(node: Any) -> tuple[int, int] | None:
+    """What tells a node of autograd's graph from others: the next may lie where it lay."""
+    return (id(node), node_number(node)) if node is not None else None
 
 
 class Entry:
@@ -51,7 +57,7 @@ class Entry:
         self.source = where.source
         self.phase = where.phase
         self.step = where.step
-        self.node = id(node) if node is not None else 0
+        self.node = name_of_node(node)
         self.grad = torch.is_grad_enabled()
         self.component: Component | None = None
         self.guessed = False

@@ -12,7 +12,7 @@ import torch
 from memcalc.kernels.scratch import Allocations
 from memcalc.records.trace import Aside, Component, Mark, Phase, Sent, Storage
 from memcalc.trace import device
-from memcalc.trace.entries import Entry, Position, dtype_name
+from memcalc.trace.entries import Entry, Position, dtype_name, name_of_node
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace
 from memcalc.trace.settling import BY_PARAMETER, settled
 from memcalc.trace.streams import BackwardStreams
@@ -100,10 +100,10 @@ class Ledger:
         number = self.number_of(tensor)
         return self.entries[number].op if number is not None else ""
 
-    def made_by(self, tensor: torch.Tensor, node: Any) -> bool:
-        """Whether a tensor's storage was made while this node of autograd's graph ran."""
+    def was_made_in(self, tensor: torch.Tensor, node: Any) -> bool:
+        """A tensor's storage was made while this node ran."""
         number = self.number_of(tensor)
-        return number is not None and self.entries[number].node == id(node)
+        return number is not None and self.entries[number].node == name_of_node(node)
 
     def follow(self, args: Any) -> None:
         """What happens now repeats with the first tensor on the device among arguments.
@@ -202,7 +202,7 @@ class Ledger:
             recomputed = entry.component is None and entry.phase is Phase.BACKWARD and entry.grad
             # Made under grad mode inside backward: a recomputed forward. What outlives the
             # node that was running then was saved by the recompute.
-            if recomputed and id(node) != entry.node:
+            if recomputed and name_of_node(node) != entry.node:
                 entry.component = Component.ACTIVATIONS
         self.log(~number)
 

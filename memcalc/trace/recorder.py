@@ -192,7 +192,7 @@ class TraceRecorder(Routes):
         if switched():
             self.ledger.handed_over(args, node)
         if operator.adds:
-            if accumulates(node, args, self.ledger.made_by):
+            if accumulates(node, args, self.ledger.was_made_in):
                 return args[0]
             if getattr(adds_bias, "inside", False):
                 return outcomes.alias(args[0])
@@ -227,7 +227,7 @@ class TraceRecorder(Routes):
             node = taker(node, args)
         if switched():
             self.ledger.handed_over(args, node)
-        if func in ADDS and accumulates(node, args, self.ledger.made_by):
+        if func in ADDS and accumulates(node, args, self.ledger.was_made_in):
             return args[0]
         if func in ADDS and getattr(adds_bias, "inside", False):
             return outcomes.alias(args[0])

@@ -111,14 +111,16 @@ def _sums_in_place(recorder: TraceRecorder) -> bool:
 
 
 class _Twice(torch.autograd.Function):
+    """Of the same tensor twice: gradients that it has made itself could meet."""
+
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, again: torch.Tensor) -> torch.Tensor:
         return tensor * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         once = grad * 1
-        return once + grad
+        return once + grad, None
 
 
 class _Keeping(torch.autograd.Function):
@@ -136,7 +138,7 @@ class _Keeping(torch.autograd.Function):
 def _sums_beside(recorder: TraceRecorder) -> bool:
     """Once the model's own code adds, then the gradient, its storage and again it are held."""
     own, shared, kept, held = (_leaf(4) for _ in range(4))
-    parts = _Twice.apply(own) + (shared + shared)  # type: ignore[no-untyped-call]
+    parts = _Twice.apply(own, own) + (shared + shared)  # type: ignore[no-untyped-call]
     loss = (parts + (kept.tanh() + _Keeping.apply(kept))).sum()  # type: ignore[no-untyped-call]
     tail = held - held.tanh()
     grad = torch.empty_like(tail)

@@ -81,3 +81,25 @@ OF_ALGEBRA = {
 def test_linear_algebra_takes_the_copies_that_pytorch_makes(run):
     text = TAKEN.replace("TAKEN", repr(OF_ALGEBRA))
     assert run(text, gpu="H100 SXM").ending.code == 0
+
+
+GRADIENTS = {"cholesky": 802304, "lu": 1122816, "svd": 1444352, "a product with itself": 481792}
+"""Bytes over the stand-in driver of an A100 (2.13)."""
+OF_FACTORS = """
+import torch
+from torch import linalg
+matrix = torch.ones(200, 200, device="cuda", requires_grad=True)
+CASES = {
+    "cholesky": lambda: linalg.cholesky_ex(matrix)[0].sum().backward(),
+    "lu": lambda: sum(part.sum() for part in linalg.lu(matrix)).backward(),
+    "svd": lambda: sum(part.sum() for part in linalg.svd(matrix)).backward(),
+    "a product with itself": lambda: (matrix @ matrix).sum().backward(),
+}
+LEAVES = (matrix,)
+"""
+
+
+@pytest.mark.pinned
+def test_formulas_of_gradients_add_to_new_memory(peaks):
+    """The engine alone adds in place, where gradients of several nodes meet."""
+    assert peaks(OF_FACTORS, gpu="A100-80GB") == GRADIENTS
