@@ -22,6 +22,7 @@ _ALBERT = {
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
 }
+_GPT2_LARGE = {"n_embd": 1280, "n_layer": 36, "n_head": 20}
 _OPT = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -42,10 +43,19 @@ _SUMMED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert_base": ("BertForMaskedLM", {}),
     "biogpt": ("BioGptForCausalLM", {}),
     "distilbert": ("DistilBertForMaskedLM", {}),
+    "gpt2_large": ("GPT2LMHeadModel", _GPT2_LARGE),
     "opt_350m": ("OPTForCausalLM", _OPT),
     "pythia_410m": ("GPTNeoXForCausalLM", _PYTHIA),
 }
 """Measured with the plain sum of their logits as a loss."""
+
+
+_RELATIVE = {"use_relative_position_bias": True, "use_mean_pooling": True}
+_OF_PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "beit_base": ("BeitForImageClassification", {**_RELATIVE, "num_labels": 1000}),
+    "data2vec_vision": ("Data2VecVisionForImageClassification", {**_RELATIVE, "num_labels": 2}),
+}
+"""The same of pictures that are larger than those the model was made for."""
 
 
 def _qwen(width: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
@@ -129,6 +139,20 @@ class LogitsSum(nn.Module):
     def forward(self, input_ids: torch.Tensor) -> Any:
         """(B, S) token numbers to the model's outputs, ``loss`` among them."""
         outputs = self.model(input_ids=input_ids)
+        outputs["loss"] = outputs.logits.sum()
+        return outputs
+
+
+class PicturesSum(nn.Module):
+    """A model of pictures of any size whose loss is the sum of its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """(B, 3, H, W) pictures to the model's outputs, ``loss`` among them."""
+        outputs = self.model(pixel_values=x, interpolate_pos_encoding=True)
         outputs["loss"] = outputs.logits.sum()
         return outputs
 
@@ -235,4 +259,6 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
     model, _, attention = name.rpartition("_")
     if model in _SUMMED:
         return lambda: LogitsSum(_config(*_SUMMED[model], attention))
+    if model in _OF_PICTURES:
+        return lambda: PicturesSum(_config(*_OF_PICTURES[model], attention))
     raise AttributeError(name)
