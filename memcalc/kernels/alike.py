@@ -7,7 +7,10 @@ recorded convolution held against all others but those of its own sizes, 95 % li
 (tests/kernels/test_alike.py).
 
 Another version of cuDNN may choose an engine that takes nothing (implicit GEMM, cuDNN's API
-reference, ``cudnnConvolutionFwdAlgo_t``): there the smallest is none.
+reference, ``cudnnConvolutionFwdAlgo_t``): there the smallest is none. cuDNN 8, which PyTorch before
+2.4 brings, took more than those of 9 do: of 656 that 8.5 was asked for on 6.1 and 7.5, 46 lay above
+their limits, by Winograd's transforms for the most part, and on 8.0 and 8.6 it took 128 MiB for
+small ones. There the largest is at least that (``_of_eight``).
 """
 
 from __future__ import annotations
@@ -37,6 +40,17 @@ _ALIGNED = 1 << 10
 """What aligns the copies to one another."""
 _ROW = (4, 8, 8)
 """Channels that engines lay out together, by type: 16 bytes."""
+
+
+_NINE = (2, 4)
+"""The first PyTorch whose cuDNN is 9, by its wheels' metadata."""
+_WINOGRAD = 36 / 16
+"""Numbers of a transformed tile of 6 x 6 for each of the 4 x 4 that it makes, which
+``CUDNN_CONVOLUTION_FWD_ALGO_WINOGRAD_NONFUSED`` holds in 32 bits. Source: Lavin and Gray, Fast
+Algorithms for Convolutional Neural Networks, section 4.1; asked of cuDNN 8.5, 576.56 MiB for
+operands of 256.14."""
+_WORKSPACE = 128 << 20
+"""What cuDNN 8.5 takes for matrix products on capabilities from 8.0 on, whatever their sizes."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,8 +139,21 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
         found = replace(found, least=min(tried), most=max(*tried, found.likely))
     elif version != target.torch or target.cudnn_deterministic:
         found = replace(found, least=0)
+    if target.torch < _NINE:
+        found = replace(found, most=max(found.most, _of_eight(problem, target)))
     # What takes a byte has a place in the trace.
     return replace(found, likely=max(found.likely, 1), most=max(found.most, 1))
+
+
+def _of_eight(problem: convolution.Problem, target: Target) -> int:
+    """The most that cuDNN 8 may take where 9 takes less."""
+    (batch, *image), weight, moves, groups, dtype = problem[:5]
+    fixed = _WORKSPACE if target.capability >= (8, 0) else 0
+    if max(weight[2:]) == 1 or max(moves[:2]) > 1:
+        return fixed
+    wide = 1 if dtype == 0 else 2
+    operands = _kind(image, weight, moves, groups, dtype).operands(batch)
+    return max(fixed, math.ceil(_WINOGRAD * wide * operands) + _ALIGNED)
 
 
 def _near(direction: int, problem: convolution.Problem, target: Target) -> Limits:

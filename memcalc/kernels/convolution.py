@@ -20,11 +20,8 @@ from typing import Any
 from memcalc.files import shipped
 from memcalc.kernels import cudnn
 from memcalc.kernels.target import Target
-from memcalc.version import OLDEST_TORCH
 
 UNKNOWN = "the workspaces of cuDNN convolutions in three dimensions"
-OLDEST = OLDEST_TORCH
-"""The cuDNN of earlier versions is another one, and chooses otherwise."""
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -55,7 +52,7 @@ def workspace(direction: int, problem: Problem | None, target: Target) -> int | 
     if problem is None:
         return None
     (batch, *image), *rest = problem
-    if target.torch < OLDEST or target.cudnn_benchmark:
+    if target.cudnn_benchmark:
         return None
     known = recorded(target.capability).get(target.torch, {})
     # What was recorded may choose any engine.

@@ -67,6 +67,23 @@ def test_an_older_cudnn_may_take_nothing_and_likely_takes_what_is_recorded():
     assert within.most >= known
 
 
+@pytest.mark.parametrize("dtype", [0, 1])
+def test_cudnn_8_may_take_winograds_transforms_and_a_workspace_of_its_own(dtype):
+    image, _, *rest = (*ODD[:4], dtype)
+    operands = alike._kind(image[1:], *(ODD[1], *rest)).operands(image[0])
+    old, later = (
+        alike.limits(0, (*ODD[:4], dtype), replace(A100, torch=torch)) for torch in ((2, 3), (2, 4))
+    )
+    assert old.least == later.least == 0
+    assert old.most >= 2.25 * operands * (1 + dtype) > later.most
+    small = ((1, 8, 8, 8), (8, 8, 1, 1), (1, 1, 0, 0, 1, 1), 1, dtype)
+    most = {
+        capability: alike.limits(0, small, replace(A100, capability=capability, torch=(2, 0))).most
+        for capability in ((7, 5), (8, 0))
+    }
+    assert most[8, 0] == 128 << 20 > most[7, 5]
+
+
 def test_a_benchmark_may_keep_any_engine_that_it_tries(monkeypatch):
     tried = replace(A100, cudnn_benchmark=True)
     monkeypatch.setattr(cudnn, "workspaces", lambda *_, **__: (500, 90_000_000, 0))

@@ -68,6 +68,27 @@ def test_the_library_of_another_pytorch_is_not_asked(monkeypatch):
     assert convolution.workspace(convolution.Direction.OUTPUT, PROBLEM, a100(other)) is None
 
 
+def test_a_library_that_takes_no_description_is_not_asked(monkeypatch, tmp_path):
+    class Library:
+        number = 90100
+
+        def __getattr__(self, name):
+            return type("Function", (), {"__call__": lambda _: self.number})()
+
+    monkeypatch.setattr(cudnn, "_load", lambda name: Library())
+    monkeypatch.setenv(cudnn.FOLDERS, str(tmp_path))
+    try:
+        for number, found, oldest in ((90100, None, ()), (91002, "9.10.2", ((2, 8), (2, 9)))):
+            cudnn._library.cache_clear()
+            Library.number = number
+            assert cudnn.version() == found
+            answered = [torch for minor in range(16) if cudnn.answers_for(torch := (2, minor))]
+            named = [(2, minor) for minor in range(11, 16)] if found else []
+            assert answered == [*oldest, *named]
+    finally:
+        cudnn._library.cache_clear()
+
+
 def test_without_the_library_a_size_that_nobody_recorded_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setattr(cudnn, "_load", lambda name: None)
     cudnn._library.cache_clear()
