@@ -2,6 +2,7 @@
 
     PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
     python benchmarks/judge_published.py --with 4.46=FOLDER --packages FOLDER ...
+    python benchmarks/judge_published.py --cudnn 2.5=FOLDER:FOLDER ...
     python benchmarks/judge_published.py --apart configs/transformers_apart.json
 
 A reading belongs to the PyTorch and the transformers it was made with, which its plan names.
@@ -9,6 +10,10 @@ A reading belongs to the PyTorch and the transformers it was made with, which it
 transformers==4.46.3``, and its tokenizers and huggingface_hub), whose own code runs then. Models of
 packages that are not there are left out, with their reason. A source that ``runs`` a script of
 benchmarks/published_scripts is judged by a run of it on a simulated GPU (``memcalc simulate``).
+Where a source does not say all that such a run depends on, it names ``limits``: words for the
+script that make it the least and the most that what is not said may be. Each is a run of its own,
+and the range is that of all. ``--cudnn`` names folders with the cuDNN and cuBLAS that came with a
+PyTorch, which are asked for the workspaces of convolutions of readings with it.
 ``--apart`` says how far readings that memcalc may be improved by (``tune``) lie from today's code,
 which is what an answer for another release allows for.
 """
@@ -16,6 +21,7 @@ which is what an answer for another release allows for.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -28,16 +34,19 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.accuracy.compare import Difference
 from memcalc.catalog.releases import Apart
+from memcalc.children.ask import Parent
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import trace_all
+from memcalc.kernels import cudnn
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.report.rows import process_ends
-from memcalc.script.simulate import simulate
+from memcalc.script.simulate import simulate, simulating_parent
 from memcalc.version import installed
 
 FOLDER = pathlib.Path(__file__).resolve().parent
@@ -78,6 +87,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """PyTorch that the plan named."""
     transformers: str | None = None
     """The same of transformers; ``None``: the installed one."""
+    cudnn: str | None = None
+    """The cuDNN that was asked for workspaces; ``None``: they are looked up, or known in limits."""
     own_code: bool = False
     """That release's own code ran; else today's, with what it did otherwise."""
     reason: str | None = None
@@ -119,11 +130,14 @@ def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
 def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
     """Estimates beside the readings of one source."""
     rows = list(rows_of(source))
+    asked = cudnn.version() if cudnn.FOLDERS in os.environ else None
     for (plan, read), answer in zip(rows, answers([plan for plan, _ in rows]), strict=True):
+        ends = at_limits(plan, source)
         for rung, published in read.items():
             told: dict[str, Any] = {}
             if isinstance(answer, Prediction):
-                told = said(answer, rung, steps=source.get("peak") == "steps")
+                steps = source.get("peak") == "steps"
+                told = within([said(one, rung, steps=steps) for one in (answer, *ends)])
             else:
                 told["reason"] = str(answer).splitlines()[0][:200]
             yield Judged(
@@ -132,6 +146,7 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
                 plan=label(plan),
                 half=source["half"],
                 torch=plan.torch,
+                cudnn=asked,
                 transformers=source.get("transformers"),
                 own_code=plan.transformers is None and "transformers" in source,
                 rung=rung,
@@ -141,6 +156,26 @@ def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
             )
 
 
+def at_limits(plan: Plan, source: dict[str, Any]) -> list[Prediction]:
+    """What is said where what the source leaves open is the least that it may be, and the most."""
+    words = source.get("limits", {})
+    runs = [f"{plan.command} {words[end]}" for end in ("least", "most") if end in words]
+    found = [_of_script(replace(plan, command=command)) for command in runs]
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+    return [one for one in found if isinstance(one, Prediction)]
+
+
+def within(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first answer, with a range that holds the others and theirs."""
+    likely, *others = told
+    if not others:
+        return likely
+    lows, highs = ([one.get(end, one["predicted"]) for one in told] for end in ("low", "high"))
+    return {**likely, "low": min(lows), "high": max(highs)}
+
+
 def answers(plans: list[Plan]) -> list[Prediction | Exception]:
     """What memcalc says of plans of one source, or why it says nothing."""
     if not any(plan.command for plan in plans):
@@ -148,9 +183,15 @@ def answers(plans: list[Plan]) -> list[Prediction | Exception]:
     return [_of_script(plan) for plan in plans]
 
 
+@functools.cache
+def _parent() -> Parent:
+    """One that has its packages imported, for all scripts."""
+    return simulating_parent()
+
+
 def _of_script(plan: Plan) -> Prediction | Exception:
     try:
-        found = simulate(plan)
+        found = simulate(plan, _parent())
     except MemcalcError as error:
         return error
     if found.traced is None or found.ending.code:
@@ -178,12 +219,14 @@ def apart() -> Iterator[Apart]:
             )
 
 
-def elsewhere(name: str, folders: list[str]) -> list[Judged]:
-    """The same by a process that finds its packages in other folders first."""
+def elsewhere(name: str, folders: list[str], libraries: str | None = None) -> list[Judged]:
+    """The same by a process that finds its packages, and cuDNN, in other folders first."""
     path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
     with tempfile.NamedTemporaryFile(suffix=".json") as output:
         command = [sys.executable, __file__, name, "-o", output.name]
         environment = {**os.environ, "PYTHONPATH": path}
+        if libraries is not None:
+            environment[cudnn.FOLDERS] = libraries
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         return msgspec.json.decode(pathlib.Path(output.name).read_bytes(), type=list[Judged])
 
@@ -280,6 +323,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="sources; all if none is named")
     parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
     parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
+    parser.add_argument("--cudnn", action="append", default=[], metavar="TORCH=FOLDERS")
     parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--apart", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -287,6 +331,7 @@ def main() -> None:
         arguments.apart.write_text(f'{{"readings": [\n{_lines(list(apart()))}\n]}}\n')
         return
     folders = dict(text.split("=", 1) for text in arguments.versions)
+    libraries = dict(text.split("=", 1) for text in arguments.cudnn)
     every: list[Judged] = []
     for path in sorted(PUBLISHED.glob("*.json")):
         if arguments.names and path.stem not in arguments.names:
@@ -294,8 +339,9 @@ def main() -> None:
         source = json.loads(path.read_text())
         others = [folders[v] for v in (source.get("transformers"),) if v in folders]
         others += arguments.packages
-        if others:
-            rows = elsewhere(path.stem, [*others, str(FOLDER)])
+        library = libraries.get(source.get("torch") or "")
+        if others or library:
+            rows = elsewhere(path.stem, [*others, str(FOLDER)], library)
         else:
             rows = list(judged(path.stem, source))
         every += rows

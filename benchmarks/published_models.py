@@ -195,6 +195,11 @@ def _config(class_name: str, settings: dict[str, Any], attention: str) -> nn.Mod
     return cls(config)  # type: ignore[no-any-return]
 
 
+def _pictures(name: str, attention: str) -> nn.Module:
+    with torch.device("cpu"):  # numbers are read as it is built
+        return PicturesSum(_config(*_OF_PICTURES[name], attention))
+
+
 def _image(module: str, name: str) -> nn.Module:
     import importlib
 
@@ -260,5 +265,5 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
     if model in _SUMMED:
         return lambda: LogitsSum(_config(*_SUMMED[model], attention))
     if model in _OF_PICTURES:
-        return lambda: PicturesSum(_config(*_OF_PICTURES[model], attention))
+        return functools.partial(_pictures, model, attention)
     raise AttributeError(name)

@@ -120,21 +120,24 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "`evidence/published`, judged by\n`benchmarks/judge_published.py`. Sources were split "
             "into two halves: one that may be looked at while\nmemcalc is improved (tune), one "
             "that is only reported. A third set was written down with\nits plans before any of it "
-            "was estimated, and judged once (held out). Four things were learnt from misses of\n"
+            "was estimated, and judged once (held out). Five things were learnt from misses of\n"
             "the latter two, so that they are no blind trial of these any more: "
             "a cache of tuples is held twice (Llama-2-13b\nin transformers 4.32), "
             "a range has to allow for the code of another release, by a width that is the tune "
             "half's,\n"
             "YOLO's search for a batch size is run as its code of that time ran it,\n"
-            "and peft's comparison reads other texts before it trains.\n"
+            "peft's comparison reads other texts before it trains,\n"
+            "and in what blocks the memory lay that YOLO's search found held is not known.\n"
             "Later sources, of software of 2024 to 2026, were written down before they were "
             "judged, their set drawn\nby the SHA-256 of their name (an even first digit: tune); "
             "what was mended after that, each says.\n"
             "The PyTorch is that of the reading,\n"
             "or 2.0 for older ones and those that do not say; before 2.11 workspaces of "
-            "convolutions are\nknown within limits only. transformers is the "
+            "convolutions are\nknown within limits only, but of 2.8, whose cuDNN was "
+            "asked. transformers is the "
             "version of the reading: its own code where that\nran, else today's with what that "
             "release did otherwise (`--transformers`).\n",
+            _limits(sources),
             table(f"set | {columns}", halves),
             _evened(rows),
             "By source, the largest error first:\n",
@@ -142,6 +145,20 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "Every reading, the largest error first, in MiB:\n",
             table("source | card | plan | read | =published | =said | =error | range", every),
         ]
+    )
+
+
+def _limits(sources: dict[str, dict]) -> str:
+    """What sources leave open, and which: there a range is of runs at both limits."""
+    found: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        if "limits" in source:
+            found.setdefault(source["limits"]["of"], []).append(name)
+    said = [f"{of} ({', '.join(names)})" for of, names in found.items()]
+    return (
+        "Where a source leaves open what its run depends on, the range is that of three runs: as "
+        "is likely,\nand at both limits of what it leaves open, each with its workspaces in "
+        f"limits. So it is with {'; '.join(said)}.\n"
     )
 
 

@@ -9,18 +9,21 @@ averaged copy of the model lies on the GPU (main.py and engine.py of DeiT: ``Mod
 
 import sys
 
-import timm
 import torch
-from timm.data import Mixup
-from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2
-from timm.utils import ModelEma, NativeScaler
+import torchvision_operators
 
 STEPS, SIDE = 3, 224
 
 
 def main(name: str, batch: str) -> None:
     """Train."""
+    torchvision_operators.define()
+    import timm
+    from timm.data import Mixup
+    from timm.loss import SoftTargetCrossEntropy
+    from timm.optim import create_optimizer_v2
+    from timm.utils import ModelEma, NativeScaler
+
     timm.layers.set_fused_attn(False)
     model = timm.create_model(name, num_classes=1000, drop_rate=0.0, drop_path_rate=0.1).to("cuda")
     averaged = ModelEma(model, decay=0.99996, device="", resume="")

@@ -6,8 +6,8 @@ Two samples of 8,192 tokens; weights, gradients and AdamW's states in bf16; tran
 checkpointing; the loss is a cross entropy over the logits but the last, made by the trainer itself
 in their type (src/models/llama3.py, ``forward``; src/trainer/trainer.py). Its test of a GPU puts
 random tokens in place of those of padded samples and keeps their mask. Deterministic algorithms are
-asked for, to warn only. LoRA has rank 8 on every projection; an update comes after 32 steps, of which
-two stand for all.
+asked for, to warn only. LoRA has rank 8 on every projection; an update comes after 32 steps, of
+which two stand for all.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 BATCH, LENGTH, WRITTEN, ACCUMULATED = 2, 8192, 200, 32
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "models"
@@ -33,7 +33,7 @@ NAMES = {
 """Bundled models; gemma-7b is what transformers has as its default."""
 
 
-def config_of(name: str):  # noqa: ANN201
+def config_of(name: str) -> PretrainedConfig:
     """The model's configuration."""
     if name == "gemma-7b":
         return AutoConfig.for_model("gemma")
@@ -49,7 +49,7 @@ def main(name: str, method: str = "full") -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
-        model = AutoModelForCausalLM.from_config(config_of(name), torch_dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(config_of(name), dtype=torch.bfloat16)
     torch.set_default_dtype(torch.float32)
     model.enable_input_require_grads()
     model.gradient_checkpointing_enable()

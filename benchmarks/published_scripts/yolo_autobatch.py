@@ -1,15 +1,18 @@
 """What YOLO's search for a batch size runs: every batch thrice, one after the other.
 
-    yolo_autobatch.py NAME CLASSES SIZE BATCH,BATCH,... [counted] [held=RESERVED,ALLOCATED]
+    yolo_autobatch.py NAME CLASSES SIZE BATCH,... [counted] [held=RESERVED,ALLOCATED] [END]
 
 The model is on the GPU twice (the trainer's, and the copy that is tried), one autocast holds its
 casts to the end, the cache is given back between batches, and outputs live, with the graph behind
 them, until the next ones are there (utils/torch_utils.py, ``profile``: ``y = m(x)``). ``counted``:
 operations were counted before (their figure is printed), without gradients, inside that autocast.
-``held``: what the search printed, in GiB, of the allocator once the copy was there. Not followed:
-the trainer asks for deterministic kernels before (``init_seeds``), for which PyTorch took cuDNN's
-default algorithms alone as long as it called them one by one (Conv_v7.cpp,
-``onlyDefaultAlgorithm``); their workspaces nobody recorded.
+``held``: what the search printed, in GiB, of the allocator once the copy was there. In what blocks,
+it did not print; it is taken that what was free lay in segments of its own. ``END`` is ``unused``,
+where none of it has room for what comes and none can be given back, as when a small block is in
+every segment, or ``returned``, where all of it went back; both with one block, and with as much
+more or less as the figures were rounded by. Not followed: the trainer asks for deterministic
+kernels before (``init_seeds``), for which PyTorch took cuDNN's default algorithms alone as long as
+it called them one by one (Conv_v7.cpp, ``onlyDefaultAlgorithm``); their workspaces nobody recorded.
 """
 
 import copy
@@ -101,6 +104,23 @@ def hold(reserved: float, allocated: float) -> list[torch.Tensor]:
     return kept
 
 
+def hold_of(text: str, more: list[str]) -> list[torch.Tensor]:
+    """What was printed as held, or the least or the most that it may stand for."""
+    reserved, allocated = text.split(",")
+    rounding = 10.0 ** -len(reserved.partition(".")[2]) / 2
+    if "returned" in more:
+        return block(float(allocated) - rounding)
+    if "unused" in more:
+        return block(float(reserved) + rounding)
+    return hold(float(reserved), float(allocated))
+
+
+def block(size: float) -> list[torch.Tensor]:
+    """Fill up to so many GiB by one block."""
+    left = int(size * GIB) - torch.cuda.memory_allocated()
+    return [torch.empty(left, dtype=torch.uint8, device="cuda")] if left > 0 else []
+
+
 def main() -> None:
     """Try every batch."""
     name, classes, size, batches, *more = sys.argv[1:]
@@ -112,7 +132,7 @@ def main() -> None:
         kept = []
         for text in more:
             if text.startswith("held="):
-                kept = hold(*map(float, text.removeprefix("held=").split(",")))
+                kept = hold_of(text.removeprefix("held="), more)
         outputs = None
         for batch in map(int, batches.split(",")):
             pictures = torch.empty(batch, 3, int(size), int(size))

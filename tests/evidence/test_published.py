@@ -33,6 +33,27 @@ def test_every_reading_says_where_it_is_from_and_is_a_plan(path, judge):
         assert all(size > 0 for size in read.values())
 
 
+def test_a_range_holds_the_runs_at_both_limits_of_what_a_source_leaves_open(judge):
+    likely, least, most = (
+        {"predicted": 100, "low": 95, "high": 102},
+        {"predicted": 90},
+        {"predicted": 130, "low": 120, "high": 150},
+    )
+    assert judge["within"]([likely]) is likely
+    found = judge["within"]([likely, least, most])
+    assert found == {"predicted": 100, "low": 90, "high": 150}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_limits_say_what_they_are_of_and_name_words_of_the_script(path):
+    source = json.loads(path.read_text())
+    if "limits" in source:
+        assert set(source["limits"]) == {"of", "least", "most"}
+        script = ROOT / "benchmarks" / "published_scripts" / source["runs"]
+        for end in ("least", "most"):
+            assert f'"{source["limits"][end]}"' in script.read_text()
+
+
 def test_there_are_many_readings_of_many_kinds_of_card():
     found = [json.loads(path.read_text()) for path in SOURCES]
     assert sum(len(source["rows"]) for source in found) >= 150
