@@ -54,6 +54,8 @@ def build(
     finally:
         torch.set_default_dtype(default)
     _settle(model)
+    if torch.get_default_device().type == "meta":
+        _join(model)
     return model if as_loaded else model.to(dtype)
 
 
@@ -75,6 +77,18 @@ def _of_text(config: Any, cls: Any) -> Any:
     if parts.get("text_config") == cls.config_class and type(config) is not cls.config_class:
         return config.get_text_config()
     return config
+
+
+def _join(model: torch.nn.Module) -> None:
+    """Take parameters along that were made by ``torch.Tensor(n)``, which no default device moves.
+
+    Speech models mask frames by one (``masked_spec_embed``).
+    """
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                meta = parameter.detach().to("meta")
+                module._parameters[name] = torch.nn.Parameter(meta, parameter.requires_grad)
 
 
 def _settle(model: torch.nn.Module) -> None:
