@@ -9,8 +9,9 @@ recorded convolution held against all others but those of its own sizes, 95 % li
 Another version of cuDNN may choose an engine that takes nothing (implicit GEMM, cuDNN's API
 reference, ``cudnnConvolutionFwdAlgo_t``): there the smallest is none. cuDNN 8, which PyTorch before
 2.4 brings, took more than those of 9 do: of 656 that 8.5 was asked for on 6.1 and 7.5, 46 lay above
-their limits, by Winograd's transforms for the most part, and on 8.0 and 8.6 it took 128 MiB for
-small ones. There the largest is at least that (``_of_eight``).
+their limits, the largest by Winograd's transforms, and on 8.0 and 8.6 it took 128 MiB for some
+small ones. There the largest is at least that (``_of_eight``); how many lie inside then was not
+counted.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _WINOGRAD = 36 / 16
 Algorithms for Convolutional Neural Networks, section 4.1; asked of cuDNN 8.5, 576.56 MiB for
 operands of 256.14."""
 _WORKSPACE = 128 << 20
-"""What cuDNN 8.5 takes for matrix products on capabilities from 8.0 on, whatever their sizes."""
+"""What cuDNN 8.5 took for some convolutions on 8.0 and 8.6 whose operands are less: 134,217,728."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
