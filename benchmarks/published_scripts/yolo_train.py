@@ -65,7 +65,7 @@ def counts(drawn: random.Random, batch: int, boxes: float, spread: str) -> list[
     """How many objects each picture of the epoch has; any batch of them has a fullest one."""
     if spread == "even":
         return [max(round(boxes), 1)] * (STEPS * batch)
-    if spread == "":
+    if spread != "full":
         return [poisson(drawn, boxes) for _ in range(STEPS * batch)]
     found = [geometric(drawn.random(), boxes) for _ in range(STEPS * batch)]
     most = geometric(1 - 1 / (4 * len(found)), boxes) + round(3 * boxes)
