@@ -29,8 +29,15 @@ from memcalc.version import OLDEST_TORCH
 
 FOLDERS = "MEMCALC_CUDNN"
 """Environment variable: folders with libcudnn.so.9 and libcublasLt, searched first."""
-_OLDER = {(2, 8): 10, (2, 9): 10}
-_BROUGHT = {(2, 11): 20, (2, 12): 20, (2, 13): 20, (2, 14): 24, (2, 15): 26} | _OLDER
+_BROUGHT = {
+    (2, 8): 10,
+    (2, 9): 10,
+    (2, 11): 20,
+    (2, 12): 20,
+    (2, 13): 20,
+    (2, 14): 24,
+    (2, 15): 26,
+}
 """Which cuDNN 9 comes with a PyTorch, by its wheels' metadata. 2.11 has 9.19, which planned as 9.20
 does in all 3,435 cases compared; 9.24 and 9.26 plan most others."""
 _LIBRARIES = (("libcublasLt.so.13", "libcublasLt.so.12"), ("libcudnn.so.9",))

@@ -1,6 +1,6 @@
 """Descriptors of cuDNN's backend API: what it is told and what it answers, by number.
 
-Numbers of attributes and types: cudnn_graph.h of 9.20; those used here are the same since 9.1.
+Numbers of attributes and types: cudnn_graph.h of 9.20.
 """
 
 from __future__ import annotations

@@ -59,11 +59,11 @@ def planned(library: ctypes.CDLL, direction: int, problem: Any, target: Target) 
         yield from _plans(made, graph, device, fixed=target.cudnn_deterministic)
 
 
-def _numbers(target: Target) -> dict[str, Any]:
-    """Limits of the device's capability."""
+def _described(made: Maker, target: Target) -> Descriptor:
+    """A device with the limits of its capability."""
     major, minor = target.capability
     clock, memory_clock = _CLOCKS.get(target.multiprocessors, _H100_SXM)
-    return {
+    words = {
         "maxGridSize": [2147483647, 65535, 65535],
         "maxBlockSize": [1024, 1024, 64],
         "regsPerBlock": 65536,
@@ -86,12 +86,9 @@ def _numbers(target: Target) -> dict[str, Any]:
         "cudaDeviceId": 0,
         "deviceVer": major * 100 + minor * 10,
         "driverVer": 13000,
+        "deviceName": "GPU",
     }
-
-
-def _described(made: Maker, target: Target) -> Descriptor:
-    words = json.dumps({**_numbers(target), "deviceName": "GPU"})
-    return made(Kind.DEVICE).text(2702, words).done()
+    return made(Kind.DEVICE).text(2702, json.dumps(words)).done()
 
 
 def _graph(
@@ -151,8 +148,7 @@ def _plans(made: Maker, graph: Descriptor, device: Descriptor, *, fixed: bool) -
                 if fixed and _NONDETERMINISTIC in _notes(made, config):
                     continue
                 plan = made(Kind.PLAN).set(401, Type.DESCRIPTOR, config)
-                size = plan.set(407, Type.DESCRIPTOR, device).done().number(402)
-                yield size
+                yield plan.set(407, Type.DESCRIPTOR, device).done().number(402)
 
 
 def _notes(made: Maker, config: Descriptor) -> list[int]:

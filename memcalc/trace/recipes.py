@@ -205,7 +205,7 @@ def call(made: Recipe, known: dict[int, Any], number: Callable[[Any], int], turn
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         if made.func in CHOOSES and not made.sure:
-            return turns.of(made.func)(*args, **kwargs)
+            return turns.choose(made.func, *args, **kwargs)
         out = _INSTEAD.get(made.func, made.func)(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise UnansweredError from error

@@ -8,7 +8,6 @@ rows than scores (the next token out of a vocabulary) the first of them stands f
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,26 +32,18 @@ class Turns:
         self.taken = False
         """Scores have taken turns."""
 
-    def of(self, func: Any) -> Callable[..., Any]:
-        """What runs an operator that chooses, given what it is given."""
-
-        def choose(scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            chosen = self._chosen(func, scores, *args, **kwargs)
-            return func(scores, *args, **kwargs) if chosen is None else chosen
-
-        return choose
-
-    def _chosen(self, func: Any, scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def choose(self, func: Any, scores: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """What an operator that chooses makes of what it is given."""
         several = func is _aten.topk.default
         names = ("k", "dim", "largest") if several else ("dim", "keepdim")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        dim = given.get("dim", -1 if several else None)
-        if dim is None or not scores.dim():
-            return None
-        largest = given.get("largest", True) if several else _LARGEST[func]
-        found = _in_turns(scores, given.get("k", 1), dim, largest=largest)
+        dim: Any = given.get("dim", -1 if several else None)
+        found = None
+        if dim is not None and scores.dim():
+            largest = given.get("largest", _LARGEST[func])
+            found = _in_turns(scores, given.get("k", 1), dim, largest=largest)
         if found is None:
-            return None
+            return func(scores, *args, **kwargs)
         self.taken = True
         best = scores.gather(dim, found)
         if not several and not given.get("keepdim"):

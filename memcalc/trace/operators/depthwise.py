@@ -77,38 +77,50 @@ def _faster_by_cudnn(inputs: torch.Tensor, weight: torch.Tensor, stride: Any) ->
 
 
 def forward(inputs: torch.Tensor, weight: torch.Tensor, window: Window) -> torch.Tensor:
-    """Shape (N, M * groups, ...), made of the input and the weights in rows."""
+    """Shape (N, M * groups, ...), made of the input and the weights in rows.
+
+    Source: aten/src/ATen/native/cuda/ DepthwiseConv2d.cu and DepthwiseConv3d.cu (2.13), here and in
+    ``backward``: in three dimensions a result comes before the copies, in two behind them.
+    """
     size = (inputs.shape[0], weight.shape[0], *window.out(tuple(inputs.shape[2:])))
     rows = inputs.contiguous()
-    filters = weight.contiguous() if weight.dim() == 4 else None
-    out = rows.new_empty(size)
-    if filters is None:
+    if weight.dim() == 5:
+        out = rows.new_empty(size)
         filters = weight.contiguous()
+    else:
+        filters = weight.contiguous()
+        out = rows.new_empty(size)
     del filters, rows
     return out
 
 
 def backward(grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: Any) -> Any:
-    """Gradients of input, weight and bias, ``None`` where not wanted.
-
-    In three dimensions the results come before the copies in rows, in two behind those that each
-    takes. Source: aten/src/ATen/native/cuda/ DepthwiseConv2d.cu and DepthwiseConv3d.cu (2.13).
-    """
+    """Gradients of input, weight and bias, ``None`` where not wanted."""
+    if weight.dim() == 5:
+        return _deep_backward(grad, inputs, weight, wanted)
     found: list[torch.Tensor | None] = [None] * 3
-    deep = weight.dim() == 5
-    for which in (0, 1) if deep else ():
-        if wanted[which]:
-            found[which] = grad.new_empty((inputs, weight)[which].shape)
-    rows: torch.Tensor | None = grad.contiguous()
-    for which in (0, 1) if deep else (1, 0):
+    rows = grad.contiguous()
+    for which in (1, 0):
         if wanted[which]:
             other = (weight, inputs)[which].contiguous()
-            if not deep:
-                found[which] = grad.new_empty((inputs, weight)[which].shape)
+            found[which] = grad.new_empty((inputs, weight)[which].shape)
             del other
-    if not deep:
-        rows = None
+    del rows
     if wanted[2]:
         found[2] = bias_of(grad)
-    del rows
     return tuple(found)
+
+
+def _deep_backward(
+    grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, wanted: Any
+) -> Any:
+    """The same of volumes."""
+    both = zip(wanted, (inputs, weight), strict=False)
+    found = [grad.new_empty(of.shape) if asked else None for asked, of in both]
+    rows = grad.contiguous()
+    for which in (0, 1):
+        if wanted[which]:
+            (weight, inputs)[which].contiguous()
+    bias = bias_of(grad) if wanted[2] else None
+    del rows
+    return (*found, bias)
