@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
-from memcalc.trace.subclasses import apply_by_data, made_of, materialize, set_data
-from memcalc.trace.torch_private.dispatch import FakeTensor, FakeTensorMode, without_dispatch
-from memcalc.trace.torch_private.tensors import data_of
+from memcalc.trace.subclasses import apply_by_data, made_of, materialize, on_host
+from memcalc.trace.torch_private.dispatch import FakeTensor, FakeTensorMode
 
 _Parameter = torch.nn.Parameter
 _Lazy = torch.nn.UninitializedParameter
@@ -55,17 +54,9 @@ def install(patches: Patches, mode: FakeTensorMode, *, real_on_host: bool) -> No
         "_make_subclass",
         staticmethod(lambda *args, **kw: subclass(made, *args, **kw)),
     )
-    patches.set(torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), _set))
     patches.wrap(torch.Tensor, "__deepcopy__", _deepcopy)
     patches.set(torch.nn.Module, "_apply", apply_by_data)
     patches.wrap(_NoShapeYet, "materialize", materialize)
-
-
-def _set(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """``tensor.data = new``: what is fake stays so when its content comes from the host."""
-    if isinstance(tensor, FakeTensor) and not isinstance(new, FakeTensor):
-        new = on_host(new, tensor.fake_mode)
-    set_data(tensor, new)
 
 
 def _ours(data: Any) -> bool:
@@ -82,13 +73,6 @@ def _fake(data: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     if isinstance(data, FakeTensor):
         return data.detach()
     return on_host(data, mode)
-
-
-def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    """A fake tensor of the host, seen by no recorder."""
-    with without_dispatch():
-        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
-        return FakeTensor(mode, empty, torch.device("cpu"))
 
 
 def _deepcopy(original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from memcalc.script import parameters, place
+from memcalc.script import place
 from memcalc.script.patches import Patches
+from memcalc.trace.subclasses import on_host
 from memcalc.trace.torch_private.dispatch import FakeTensor, FakeTensorMode
 
 _SAID = "what is pickled holds no numbers of weights and of the GPU"
@@ -65,7 +66,7 @@ def _described(shape: Any, strides: Any, dtype: torch.dtype, device: str) -> _He
     if device != "cpu":
         return _Held(torch.empty_strided(shape, strides, dtype=dtype, device=device))
     like = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
-    return _Held(parameters.on_host(like, _Run.mode))
+    return _Held(on_host(like, _Run.mode))
 
 
 def _again(held: _Held, is_parameter: bool, requires_grad: bool) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 
 from memcalc.script import place
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
-from memcalc.script.parameters import on_host
 from memcalc.script.patches import Patches
+from memcalc.trace.subclasses import on_host
 from memcalc.trace.torch_private.dispatch import (
     FakeTensor,
     without_dispatch,

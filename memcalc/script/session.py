@@ -47,9 +47,10 @@ from memcalc.script.patches import Patches
 from memcalc.script.phases import Phases
 from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
-from memcalc.trace import device, memo
+from memcalc.trace import device
 from memcalc.trace.operators import attention, deterministic, gradients, overrides
 from memcalc.trace.properties import Properties
+from memcalc.trace.subclasses import data_watched
 from memcalc.trace.torch_private import python_kernels
 from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
 
@@ -120,7 +121,7 @@ class Session:
         patches = Patches()
         opened.callback(self._leave_ground)
         self._ground.enter_context(torch_private.one_device())
-        opened.enter_context(memo.forms_watched())
+        opened.enter_context(data_watched())
         opened.enter_context(no_rules())
         opened.enter_context(device.use_cuda())
         opened.callback(patches.undo)

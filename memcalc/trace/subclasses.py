@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from memcalc.trace.memo import forget
+from memcalc.trace.memo import forget, forms_watched
 from memcalc.trace.torch_private.choices import foreach_takes
-from memcalc.trace.torch_private.dispatch import FakeTensor
+from memcalc.trace.torch_private.devices import registered_device
+from memcalc.trace.torch_private.dispatch import (
+    FakeTensor,
+    FakeTensorMode,
+    as_meta,
+    without_dispatch,
+)
 from memcalc.trace.torch_private.names import replaced
 from memcalc.trace.torch_private.tensors import (
     data_of,
@@ -45,34 +51,54 @@ def made_of(cls: type, data: torch.Tensor, requires_grad: bool) -> Any:
     return data
 
 
+def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A fake tensor of the host, seen by no recorder."""
+    with without_dispatch():
+        empty = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="meta")
+        return FakeTensor(mode, empty, torch.device("cpu"))
+
+
 def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """``tensor.data = new``, where either may be fake."""
-    if not isinstance(new, FakeTensor):
-        data_of.__set__(tensor, new)
-    elif isinstance(tensor, FakeTensor) and _are_alike(tensor.device.type, new.device.type):
-        # What autograd knows of it stays: its gradient, and who is told of that.
-        data_of.__set__(tensor, new)
-        # The device is the fake tensor's own record.
-        tensor.fake_device = new.fake_device
-        tensor.constant = None
-    else:
+    """``tensor.data = new``, where either may be fake; what is fake stays so."""
+    if isinstance(tensor, FakeTensor):
+        _give(tensor, new if isinstance(new, FakeTensor) else on_host(new, tensor.fake_mode))
+    elif isinstance(new, FakeTensor):
         fresh = made_of(type(tensor), new.detach(), tensor.requires_grad)
         tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
         tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
         swap_contents(tensor, fresh)
+    else:
+        data_of.__set__(tensor, new)
     forget((tensor,))
 
 
-def _are_alike(one: str, other: str) -> bool:
-    """C++ lets a tensor of one kind of device have contents on the other.
+def _give(tensor: FakeTensor, new: Any) -> None:
+    """What autograd knows of the tensor stays: its gradient, and who is told of that.
 
-    Source: c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type`` (2.13).
+    PyTorch lets tensors of its own devices take each other's data, and not those of others
+    (c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type``, 2.13): such data comes under the
+    old device's keys. The device is the fake tensor's own record.
     """
-    return one == other or {one, other} == {"cpu", "cuda"}
+    try:
+        data_of.__set__(tensor, new)
+    except RuntimeError:
+        with torch.no_grad(), as_meta(new.fake_mode):
+            plain = new.detach()
+        keys = "cpu" if new.device.type != "cpu" else registered_device()
+        data_of.__set__(tensor, FakeTensor(new.fake_mode, plain, torch.device(keys)))
+    tensor.fake_device = new.fake_device
+    tensor.constant = None
 
 
-DATA = property(lambda tensor: data_of.__get__(tensor), set_data)
+DATA = property(data_of.__get__, set_data)
 """``Tensor.data``, where tensors may be fake."""
+
+
+@contextmanager
+def data_watched() -> Iterator[None]:
+    """Tensors are given other ``data`` by ``set_data`` inside, so their forms stay on them."""
+    with replaced(torch.Tensor, "data", DATA), forms_watched():
+        yield
 
 
 def pointer(tensor: torch.Tensor) -> int:

@@ -24,6 +24,7 @@ from memcalc.trace.packages import bitsandbytes, flash_attn, liger, quanto, tran
 from memcalc.trace.placing import fold_length, placed
 from memcalc.trace.recorder import TraceRecorder
 from memcalc.trace.scratch.kernels import KernelMemory, TargetKernelMemory
+from memcalc.trace.subclasses import data_watched
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.choices import is_compiled, let_compiled_run_eagerly
 from memcalc.trace.torch_private.dispatch import no_rules
@@ -83,6 +84,7 @@ def tracer(
         shapes = None if symbols is None else symbols.env
         with (
             no_rules(),
+            data_watched(),
             _liger(program, target, recorder),
             transformers.experts_of(target),
             stood_for(program.plan),

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from memcalc.script import parameters
 from memcalc.script.packages.checkpoints import NOT_HERE
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
+from memcalc.trace.subclasses import on_host
 from memcalc.trace.torch_private.dispatch import mode_in_use
 
 
@@ -83,10 +83,7 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     """Tensors of a checkpoint without numbers, in fp32: loading casts them to what is asked for."""
     with torch.device("meta"):
         made = cls.from_config(config)
-    return {
-        name: parameters.on_host(tensor, mode_in_use())
-        for name, tensor in made.state_dict().items()
-    }
+    return {name: on_host(tensor, mode_in_use()) for name, tensor in made.state_dict().items()}
 
 
 @contextmanager

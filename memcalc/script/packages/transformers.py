@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from memcalc.catalog.quantised import settings_in
-from memcalc.script import parameters
 from memcalc.script.packages.checkpoints import NOT_HERE, SavedFolders
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
+from memcalc.trace.subclasses import on_host
 from memcalc.trace.torch_private.dispatch import mode_in_use
 from memcalc.workload.prequantised import held_once, quantise
 
@@ -143,6 +143,6 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
         quantise(made, told, kept if isinstance(kept, torch.dtype) else torch.float32)
     return {
         # What says how a weight was quantised has its numbers.
-        name: parameters.on_host(tensor, mode_in_use()) if tensor.is_meta else tensor
+        name: on_host(tensor, mode_in_use()) if tensor.is_meta else tensor
         for name, tensor in held_once(made).items()
     }

@@ -20,7 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from memcalc.trace import device
 from memcalc.trace.operators import recurrent_weights, release
 from memcalc.trace.operators.autocast import HALVES
-from memcalc.trace.subclasses import DATA, apply_by_data
+from memcalc.trace.subclasses import apply_by_data
 from memcalc.trace.torch_private.choices import default_place, script_with, wrap_module_apply
 from memcalc.trace.torch_private.dispatch import FakeTensor, below_autograd, transformed
 from memcalc.trace.torch_private.names import replaced
@@ -184,8 +184,7 @@ def _cast_by_data(original: Callable[..., torch.nn.Module]) -> Callable[..., tor
         there = all(isinstance(t, FakeTensor) and t.device.type == device.NAME for t in tensors)
         if not there:
             return original(module, fn, recurse)
-        with replaced(torch.Tensor, "data", DATA):
-            return apply_by_data(module, fn, recurse)
+        return apply_by_data(module, fn, recurse)
 
     return apply
 

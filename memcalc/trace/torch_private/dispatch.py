@@ -38,6 +38,10 @@ _exclude = ask("torch._C:_ExcludeDispatchKeyGuard")
 _registered = ask("torch._C:_dispatch_get_registrations_for_dispatch_key")
 _dump: Callable[[str], str] = ask("torch._C:_dispatch_dump")
 _AUTOCAST = "AutocastCUDA"
+as_meta: Callable[[FakeTensorMode], AbstractContextManager[None]] = ask(
+    "torch._subclasses.fake_tensor:in_kernel_invocation_manager"
+)
+"""Inside, fake tensors are the meta tensors that they hold."""
 has_kernel: Callable[[str, str], bool] = ask("torch._C:_dispatch_has_kernel_for_dispatch_key")
 """Does an operator, such as ``aten::linear``, have a kernel of its own under a dispatch key?"""
 without_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes

@@ -10,37 +10,24 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.torch_private.devices import registered_device
 from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.trace.torch_private.names import ask, replaced
 from memcalc.trace.torch_private.tensors import data_of, storage_key
 
-_as_meta = ask("torch._subclasses.fake_tensor:in_kernel_invocation_manager")
+_Set = Callable[[torch.Tensor, torch.Tensor], None]
 
 
-def _set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
-    """``tensor.data = new``, also from the simulated device to the host and back.
+def _set_in_views(set_data: _Set) -> _Set:
+    """``tensor.data = new``, which the pieces that a view was made of show as well."""
 
-    PyTorch lets tensors of its own devices take each other's data, and not those of others
-    (c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type``, 2.13): the new data comes under
-    the old device's keys, and the fake tensor is told where it is.
-    """
-    between = _between(tensor)
-    try:
-        data_of.__set__(tensor, new)
-    except RuntimeError:
-        if not isinstance(tensor, FakeTensor):
-            raise
-        fake = new if isinstance(new, FakeTensor) else tensor.fake_mode.from_tensor(new)
-        with torch.no_grad(), _as_meta(fake.fake_mode):
-            plain = fake.detach()
-        keys = "cpu" if fake.device.type != "cpu" else registered_device()
-        data_of.__set__(tensor, FakeTensor(fake.fake_mode, plain, torch.device(keys)))
-    if isinstance(tensor, FakeTensor):
-        tensor.fake_device = getattr(new, "fake_device", new.device)
-    with torch.no_grad():
-        for part in between:
-            data_of.__set__(part, new.view(part.shape))
+    def set_it(tensor: torch.Tensor, new: torch.Tensor) -> None:
+        between = _between(tensor)
+        set_data(tensor, new)
+        with torch.no_grad():
+            for part in between:
+                set_data(part, new.view(part.shape))
+
+    return set_it
 
 
 _PARTS = "_memcalc_parts"
@@ -66,7 +53,9 @@ def _between(tensor: torch.Tensor) -> list[torch.Tensor]:
     A view of a fake tensor holds what it was made of, to be replayed (torch/csrc/autograd,
     ``ADInplaceOrViewType``, 2.13); one of a real tensor does not, and lets old data go.
     """
-    pieces = (one() for one in getattr(tensor._base, _PARTS, ()))
+    pieces = [one() for one in getattr(tensor._base, _PARTS, ())]
+    if not pieces:
+        return []
     place = storage_key(tensor), tensor.storage_offset(), tensor.numel()
     return [
         one
@@ -92,8 +81,8 @@ def ddp_asks_no_timer() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
-    """DDP takes it that ranks agree, and FSDP1 records streams by this function.
+def ranks_trusted(record_stream: Callable[..., None], set_data: _Set) -> Iterator[None]:
+    """DDP takes it that ranks agree; FSDP1 records streams and sets data by these functions.
 
     DDP compares shapes by values that are read back (torch/nn/parallel/distributed.py); FSDP1
     calls ``record_stream`` past all modes (torch/distributed/fsdp/_common_utils.py), and knows
@@ -124,7 +113,7 @@ def ranks_trusted(record_stream: Callable[..., None]) -> Iterator[None]:
         for owner, name, value in (
             (flat, "_data_ptr_allocated", lambda tensor: tensor.untyped_storage().nbytes() > 0),
             (flat, "_same_storage", lambda one, two: storage_key(one) == storage_key(two)),
-            (torch.Tensor, "data", property(lambda tensor: data_of.__get__(tensor), _set_data)),
+            (torch.Tensor, "data", property(data_of.__get__, _set_in_views(set_data))),
             (torch, "split", _split(torch.split)),
             (torch.Tensor, "pin_memory", lambda tensor, device=None: tensor),
             (torch.Tensor, "is_pinned", lambda tensor, device=None: tensor.device.type == "cpu"),
