@@ -137,13 +137,13 @@ def test_adamwbf16_is_much_nearer_to_float64_than_bf16_adamw_without_correction(
 
 def test_updates_too_small_for_bf16_are_not_lost():
     # 1e-6 per step is 1/3900 of the distance from 1 to the next bf16 below it.
-    value, grads = torch.ones(4096, dtype=torch.bfloat16), [torch.ones(4096).bfloat16()] * 4000
+    value, grads = torch.ones(4096, dtype=torch.bfloat16), [torch.ones(4096).bfloat16()] * 1000
     setting = {"lr": 1e-6, "betas": (0.9, 0.99), "weight_decay": 0.0}
     plain, _ = train(torch.optim.AdamW, value, grads, **setting)
     ours, optimizer = train(AdamWBF16, value, grads, **setting)
     (state,) = optimizer.state.values()
     assert torch.equal(plain, value)
-    assert (ours.double() + state["shift"].double()).mean().item() == pytest.approx(0.996, abs=2e-4)
+    assert (ours.double() + state["shift"].double()).mean().item() == pytest.approx(0.999, abs=5e-5)
 
 
 def test_decay_too_small_for_bf16_is_not_lost():
@@ -157,8 +157,8 @@ def test_decay_too_small_for_bf16_is_not_lost():
 
 
 def test_the_second_moment_does_not_freeze_on_the_way_up_or_down():
-    up = [torch.ones(4096).bfloat16()] * 4000
-    down = [torch.zeros(4096).bfloat16()] * 2000
+    up = [torch.ones(4096).bfloat16()] * 1200
+    down = [torch.zeros(4096).bfloat16()] * 600
     value = torch.zeros(4096, dtype=torch.bfloat16)
     for make, follows in ((AdamWBF16, True), (torch.optim.AdamW, False)):
         parameter = nn.Parameter(value.clone())
@@ -169,9 +169,9 @@ def test_the_second_moment_does_not_freeze_on_the_way_up_or_down():
                 parameter.grad = grad
                 optimizer.step()
             means.append(optimizer.state[parameter]["exp_avg_sq"].double().mean().item())
-        limit = 1 - 0.999**4000
+        limit = 1 - 0.999**1200
         assert (means[0] == pytest.approx(limit, rel=0.01)) is follows
-        assert (means[1] == pytest.approx(limit * 0.999**2000, rel=0.03)) is follows
+        assert (means[1] == pytest.approx(limit * 0.999**600, rel=0.03)) is follows
 
 
 def test_a_coordinate_whose_second_moment_is_tiny_beside_its_block_does_not_jump():
