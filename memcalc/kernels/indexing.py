@@ -162,10 +162,11 @@ _NARROW = 32
 def randperm(count: int, element_bytes: int, target: Target) -> Allocations:
     """Scratch of ``randperm``: the numbers in order are sorted by random keys.
 
-    Source: Randperm.cu (2.13): keys have as many bits as make two alike unlikely.
+    Source: Randperm.cu (2.13): keys have as many bits as make two alike unlikely. First a number
+    tells whether the result's type holds as many, also where there are none.
     """
     if not count:
-        return ()
+        return (element_bytes, ~0)
     bits = min(64, math.ceil(math.log2(count - (6 * count**2 + 1) / _LIKELIHOOD)))
     key = 4 if bits <= _NARROW else 8
     keys, temporary = count * key, cub.sort_pairs(count, key, element_bytes, bits, target)

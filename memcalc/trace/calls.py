@@ -15,6 +15,7 @@ from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.trace.written_views import UNDO_VIEWS
 
 ADDS = {torch.ops.aten.add.Tensor}
+RESIZES = {torch.ops.aten.resize_.default, torch.ops.aten.resize_as_.default}
 _names: dict[Any, str] = {}
 _holding: dict[Any, bool] = {}
 

@@ -97,7 +97,7 @@ _FORMULAS = {
 _NEVER = {"ScatterReduceBackward0", "IndexReduceBackward0"}
 """Nodes whose formula never writes into what it has made."""
 _BEGINS = {
-    "BinaryCrossEntropyWithLogitsBackward0": ("sigmoid",),
+    "BinaryCrossEntropyWithLogitsBackward0": ("sigmoid", "add"),
     "ClampBackward0": ("lt", "gt", "ge"),
     **dict.fromkeys(_SPREAD, ("isnan",)),
 }

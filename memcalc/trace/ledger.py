@@ -145,7 +145,9 @@ class Ledger:
         self._nowhere[key] = weakref.ref(storage, lambda _: self._nowhere.pop(key))
 
     def resized(self, storage: Any, before: int, after: int) -> None:
-        """A storage gave its memory back, or took memory, and lives on.
+        """A storage gave its memory back, or took other memory, and lives on.
+
+        It takes the new before it lets go of the old: aten/src/ATen/native/cuda/Resize.cpp (2.13).
 
         Args:
             storage: a ``torch.UntypedStorage``.
@@ -157,11 +159,10 @@ class Ledger:
             return
         number, reference = self._live[key]
         old = self.entries[number]
-        if before:
-            self.log(~number)
         old.resized = True
-        self._empty.add(key)
         if not after:
+            self.log(~number)
+            self._empty.add(key)
             return
         self._empty.discard(key)
         entry = Entry(self._size(after), old.op, self.position, None)
@@ -170,6 +171,8 @@ class Ledger:
         self._live[key] = (len(self.entries), reference)
         self.entries.append(entry)
         self.log(len(self.entries) - 1)
+        if before:
+            self.log(~number)
 
     def used_by(self, tensor: torch.Tensor, stream: int) -> None:
         """Another stream uses a storage: what ``Tensor.record_stream`` says."""

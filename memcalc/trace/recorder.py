@@ -13,7 +13,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import Target
 from memcalc.trace import device, memo, outcomes
-from memcalc.trace.calls import ADDS, Operator, name_of
+from memcalc.trace.calls import ADDS, RESIZES, Operator, name_of
 from memcalc.trace.engine import (
     IN_PLACE,
     accumulates,
@@ -50,6 +50,7 @@ from memcalc.trace.torch_private.dispatch import (
 )
 from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.torch_private.python_kernels import is_brought
+from memcalc.trace.torch_private.tensors import storage_of
 from memcalc.trace.traffic import Traffic, is_sent
 from memcalc.trace.values import decides
 from memcalc.trace.writer import Writer
@@ -171,6 +172,7 @@ class TraceRecorder(Routes):
             or func in SPLIT
             or func in OVERRIDES
             or func in IN_PLACE
+            or func in RESIZES
             or func in deterministic.INSTEAD
             or is_sent(func)
             or self._symbols is not None
@@ -250,7 +252,7 @@ class TraceRecorder(Routes):
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, name)
         try:
-            out = self._instead.get(func, func)(*args, **kwargs)
+            out = self._ran(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._by_values(func, args, kwargs)
         self._values.remember(func, args, kwargs, out)
@@ -270,6 +272,18 @@ class TraceRecorder(Routes):
                 known.noted = self._values.may_note(func, args, out)
                 self._outcomes[key] = known
         self._write_down(name, args, out, node, call)
+        return out
+
+    def _ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What fake tensors make of an operator; one that is written to may take other memory."""
+        run = self._instead.get(func, func)
+        written = kwargs.get("out", args[0] if func in RESIZES else None)
+        if not isinstance(written, torch.Tensor):
+            return run(*args, **kwargs)
+        storage = storage_of(written)
+        before = storage.nbytes()
+        out = run(*args, **kwargs)
+        self.ledger.resized(storage, before, storage.nbytes())
         return out
 
     def _write_down(

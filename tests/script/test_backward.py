@@ -126,3 +126,16 @@ assert torch.cuda.memory_allocated() == 0, torch.cuda.memory_allocated()
         gpu="t4",
     )
     assert found.ending.code == 0
+
+
+def test_a_loss_with_weights_of_what_is_true_goes_on_in_place(peaks):
+    """Logits, targets and weights of labels; as PyTorch's CUDA code over the stand-in driver."""
+    script = """
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits as loss
+x = torch.randn(256, 200, device="cuda", requires_grad=True)
+true, weight = torch.ones(256, 200, device="cuda"), torch.ones(200, device="cuda")
+LEAVES = [x]
+CASES = {"weighted": lambda: loss(x, true, pos_weight=weight).backward()}
+"""
+    assert peaks(script, gpu="t4") == {"weighted": 615_424}

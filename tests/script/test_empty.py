@@ -25,3 +25,12 @@ def test_of_nothing_no_kernel_runs_and_no_library_is_asked(run):
     for name, code in OPERATORS.items():
         found = run(SCRIPT.format(code=code), gpu="t4")
         assert found.ending.code == 0, (name, found.ending)
+
+
+def test_an_order_of_none_takes_a_number_in_passing(peaks):
+    """It tells whether the type holds as many; a detector draws among the boxes that it found."""
+    script = """
+import torch
+CASES, LEAVES = {"none": lambda: torch.randperm(0, device="cuda")}, []
+"""
+    assert peaks(script, gpu="t4") == {"none": 512}
