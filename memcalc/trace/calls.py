@@ -33,16 +33,19 @@ class Operator:
         "name",
         "number",
         "undoes_views",
+        "ways",
         "writes",
         "writes_lists",
         "written",
     )
 
-    def __init__(self, func: Any, special: bool) -> None:
+    def __init__(self, func: Any, ways: tuple[Any, ...], special: bool) -> None:
         self.func = func
+        self.ways = ways
+        """What may run it instead of a kernel of its own, with some arguments."""
         self.number = memo.number_of(func)
         self.name = name_of(func)
-        self.kept = not special and memo.can_be_kept(func)
+        self.kept = not special and not ways and memo.can_be_kept(func)
         """What it makes is kept, by what it is given."""
         self.by_value = self.kept and memo.numbers_decide(func)
         self.composed = is_composed(func)

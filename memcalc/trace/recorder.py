@@ -13,7 +13,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import Target
 from memcalc.trace import device, memo, outcomes
-from memcalc.trace.calls import ADDS, RESIZES, Operator, name_of
+from memcalc.trace.calls import RESIZES, Operator, name_of
 from memcalc.trace.engine import (
     IN_PLACE,
     accumulates,
@@ -26,17 +26,13 @@ from memcalc.trace.engine import (
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.operators import deterministic
 from memcalc.trace.operators.convolution import PLANNED, TRIED
-from memcalc.trace.operators.counted import COUNTED, NONZERO
 from memcalc.trace.operators.overrides import (
     FAKE_KERNELS,
-    OVERRIDES,
-    SPLIT,
-    WITHOUT_CUDNN,
 )
 from memcalc.trace.operators.patches import adds_bias
-from memcalc.trace.operators.placed import PLACED, PUTS, put_by
+from memcalc.trace.operators.placed import PUTS, put_by
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
-from memcalc.trace.routes import ITSELF, SCALARS, Routes
+from memcalc.trace.routes import ITSELF, Routes
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import READERS
 from memcalc.trace.scratch.shapes import is_empty
@@ -156,27 +152,38 @@ class TraceRecorder(Routes):
     def _meet(self, func: Any) -> Operator:
         """Know an operator from now on."""
         self.bring(func)
-        operator = self._operators[id(func)] = Operator(func, self._special(func))
+        operator = Operator(func, self.ways_of(func), self._special(func))
+        self._operators[id(func)] = operator
         return operator
 
     def _special(self, func: Any) -> bool:
-        """Something other than the operator itself may run, so what it makes is not kept."""
+        """What it makes is not kept, though it may be a kernel of its own."""
         return (
-            func in SCALARS
-            or func in self.in_python
-            or func in self.brought
-            or func in PLACED
-            or func in COUNTED
-            or func is NONZERO
-            or func in WITHOUT_CUDNN
-            or func in SPLIT
-            or func in OVERRIDES
+            func in PUTS
             or func in IN_PLACE
             or func in RESIZES
             or func in deterministic.INSTEAD
             or is_sent(func)
             or self._symbols is not None
         )
+
+    def _arrived(self, operator: Operator, args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Whose call it is, and its result where it takes nothing (``ITSELF``: it runs)."""
+        node = self.modules.locate()
+        if self.ledger.by_parameter:
+            self.ledger.follow(args)
+        if not operator.adds:
+            if switched():
+                self.ledger.handed_over(args, node)
+            return node, ITSELF
+        node = taker(node, args)
+        if switched():
+            self.ledger.handed_over(args, node)
+        if accumulates(node, args, self.ledger.was_made_in):
+            return node, args[0]
+        if getattr(adds_bias, "inside", False):
+            return node, outcomes.alias(args[0])
+        return node, ITSELF
 
     def _again(
         self,
@@ -186,18 +193,9 @@ class TraceRecorder(Routes):
         kwargs: dict[str, Any],
     ) -> Any:
         """A call whose like was seen before."""
-        node = self.modules.locate()
-        if self.ledger.by_parameter:
-            self.ledger.follow(args)
-        if operator.adds:
-            node = taker(node, args)
-        if switched():
-            self.ledger.handed_over(args, node)
-        if operator.adds:
-            if accumulates(node, args, self.ledger.was_made_in):
-                return args[0]
-            if getattr(adds_bias, "inside", False):
-                return outcomes.alias(args[0])
+        node, out = self._arrived(operator, args)
+        if out is not ITSELF:
+            return out
         if self._breadcrumbs is not None:
             self._breadcrumbs.drop(self.position.module, operator.name)
         out = known.again(args, mode_in_use())
@@ -221,31 +219,16 @@ class TraceRecorder(Routes):
         out = self.by_others(operator, types, args, kwargs)
         if out is not ITSELF:
             return out
+        node, out = self._arrived(operator, args)
+        if out is not ITSELF:
+            return out
         func = operator.func
-        node = self.modules.locate()
-        if self.ledger.by_parameter:
-            self.ledger.follow(args)
-        if func in ADDS:
-            node = taker(node, args)
-        if switched():
-            self.ledger.handed_over(args, node)
-        if func in ADDS and accumulates(node, args, self.ledger.was_made_in):
-            return args[0]
-        if func in ADDS and getattr(adds_bias, "inside", False):
-            return outcomes.alias(args[0])
         instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
         if instead is not None and writes_in_place(node, args):
             func = instead
-        if func in PUTS:
-            with self:
-                out = put_by(self._take, func, args)
-            if out is not NotImplemented:
-                return out
-        if func in deterministic.INSTEAD:
-            with self:
-                out = deterministic.INSTEAD[func](*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+        out = self._put(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
         if kwargs and sums_wider(node, args, kwargs):
             key, kwargs = None, {**kwargs, "dtype": torch.float32}
         name = name_of(func)
@@ -255,24 +238,45 @@ class TraceRecorder(Routes):
             out = self._ran(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._by_values(func, args, kwargs)
+        kept = key if func is operator.func else None
+        self._write_down(name, args, out, node, self._counted_up(kept, func, args, kwargs, out))
+        return out
+
+    def _put(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what puts values into places, where that is more than a kernel."""
+        if func in PUTS:
+            with self:
+                return put_by(self._take, func, args)
+        if func in deterministic.INSTEAD:
+            with self:
+                return deterministic.INSTEAD[func](*args, **kwargs)
+        return NotImplemented
+
+    def _counted_up(
+        self, key: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> KernelCall | None:
+        """Count what was done, and keep the outcome by this key; returns what the kernel takes."""
         self._values.remember(func, args, kwargs, out)
         operations = self.operations.count(self.position.step, func, args, kwargs, out)
         self.traffic.count(self.position.step, func, args)
-        reader = READERS.get(name)
-        call = None
-        if reader is not None and self._kernel_memory is not None and not is_empty(args[:1]):
-            placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
-            call = reader(placed, kwargs.get("out", out))
-        elif is_brought(func):
-            call = KernelCall("untold", (func.namespace,))
-        if key is not None and func is operator.func and len(self._outcomes) < outcomes.MOST:
+        call = self._call_of(func, args, kwargs, out)
+        if key is not None and len(self._outcomes) < outcomes.MOST:
             known = outcomes.outcome_of(args, kwargs, out, operations, call)
             if known is not None:
                 known.decides = decides(func, out)
                 known.noted = self._values.may_note(func, args, out)
                 self._outcomes[key] = known
-        self._write_down(name, args, out, node, call)
-        return out
+        return call
+
+    def _call_of(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> KernelCall | None:
+        """The kernel's call, where it takes more than what it makes."""
+        reader = READERS.get(name_of(func))
+        if reader is not None and self._kernel_memory is not None and not is_empty(args[:1]):
+            placed = (*args, kwargs["dim"]) if "dim" in kwargs else args
+            return reader(placed, kwargs.get("out", out))
+        return KernelCall("untold", (func.namespace,)) if is_brought(func) else None
 
     def _ran(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What fake tensors make of an operator; one that is written to may take other memory."""

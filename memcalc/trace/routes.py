@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from memcalc.errors import EstimateError
-from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import cudnn_enabled
 from memcalc.trace import device
 from memcalc.trace.calls import Operator, holds_others, is_numbers, on_device
-from memcalc.trace.engine import (
-    keeps_sparse_gradient,
-)
+from memcalc.trace.engine import keeps_sparse_gradient
 from memcalc.trace.flops import Operations
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.modules import Modules
-from memcalc.trace.operators import counted
-from memcalc.trace.operators.counted import ALL_NONZERO, COUNTED, NONZERO, every_position
+from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.operators.counted import COUNTED, NONZERO
 from memcalc.trace.operators.overrides import (
     OVERRIDES,
     SPLIT,
@@ -31,19 +26,18 @@ from memcalc.trace.operators.overrides import (
 from memcalc.trace.operators.placed import PLACED, needs_places
 from memcalc.trace.operators.sparse import AS_THEY_ARE, SparseKernels
 from memcalc.trace.operators.sparse_parts import CLONE, DETACH, MAKES, any_sparse
-from memcalc.trace.reads import compared_with_zeros, read_as_zero
+from memcalc.trace.reading import Reading
+from memcalc.trace.reads import compared_with_zeros
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.dispatch import (
     FakeTensor,
-    TorchDispatchMode,
     eager_code,
     without_modes,
 )
 from memcalc.trace.torch_private.python_kernels import has_fake, is_brought, python_kernel
 from memcalc.trace.torch_private.tensors import storage_key
-from memcalc.trace.values import Values
 
 _EAGER_FLEX = (
     "flex_attention runs its eager code, which holds every score; what it is compiled to holds "
@@ -60,7 +54,11 @@ ITSELF = object()
 SCALARS = {torch.ops.aten._local_scalar_dense.default}
 
 
-class Routes(TorchDispatchMode):
+Way = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs an operator with these arguments; it may say ``ITSELF``."""
+
+
+class Routes(Reading):
     """A dispatch mode that knows who runs an operator: the host, a package, or other operators.
 
     Those that an operator is made of come back to the mode one by one.
@@ -72,10 +70,7 @@ class Routes(TorchDispatchMode):
         self, ledger: Ledger, kernel_memory: KernelMemory | None, symbols: Symbols | None
     ) -> None:
         """Know of no package yet; arguments as for a recorder."""
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._symbols = symbols
-        self.ledger = ledger
-        self.position = ledger.position
+        super().__init__(ledger, kernel_memory, symbols)
         self.modules = Modules(ledger)
         self.numbers_on_host = False
         """On the CPU: whole numbers of 32 bits are read by C++ that runs now, and so are real."""
@@ -83,23 +78,32 @@ class Routes(TorchDispatchMode):
         """By namespace of packages with CUDA kernels of their own: what runs an operator."""
         self._pinned: set[int] = set()
         """Keys of storages of the host that were asked for as pinned ones."""
-        self.assumptions: dict[str, None] = {}
         self.in_python: dict[Any, Callable[..., None]] = {}
         """Operators that are Python on the device: run step by step."""
         self.brought: dict[Any, Callable[..., Any]] = {}
         """The same of programs and packages."""
-        self._kernel_memory = kernel_memory
         self.cudnn = cudnn_enabled()
         """Convolutions are cuDNN's."""
         self.operations = Operations()
         """Floating-point ones."""
-        self._values = Values()
         self._sparse: SparseKernels | None = None
         """What runs on sparse tensors, once there are any."""
 
-    def _take(self, call: KernelCall) -> None:
-        """Write down what a kernel takes by itself."""
-        raise NotImplementedError
+    def ways_of(self, func: Any) -> tuple[Way, ...]:
+        """What else than a kernel of its own may run an operator, in the order they are asked."""
+        ways: tuple[tuple[bool, Way], ...] = (
+            (func in SCALARS, self._scalar),
+            (func in self.in_python, self._run_in_python),
+            (func in self.brought, self._run_brought),
+            (func in PLACED, self._placed),
+            (func in WITHOUT_CUDNN, self._native),
+            (func in SPLIT, self._split),
+            (func is NONZERO, self._positions),
+            (func in COUNTED and self._symbols is None, self._counted),
+            (func in OVERRIDES, self._replaced),
+            (is_composed(func), self._composed),
+        )
+        return tuple(way for may, way in ways if may)
 
     def bring(self, func: Any) -> None:
         """Find out what runs an operator that is none of PyTorch's own."""
@@ -110,6 +114,8 @@ class Routes(TorchDispatchMode):
 
     def _run_brought(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a kernel in Python as it is; where it cannot, its fake one makes the results."""
+        if func not in self.brought:
+            return ITSELF
         try:
             with self:
                 return self.brought[func](*args, **kwargs)
@@ -149,40 +155,57 @@ class Routes(TorchDispatchMode):
         # A copy to the host that comes whole is a call of the device, though it names the host.
         if not on_device(args, kwargs) and not (operator.composed and on_device(args, {})):
             return self._on_host(func, args, kwargs)
-        if func in SCALARS:
-            return self._read(args[0])
         if func is MAKES or (self._sparse is not None and any_sparse(args)):
             kept = func is CLONE and keeps_sparse_gradient(self.modules.locate(), args[0])
             return self._on_sparse(DETACH if kept else func, args, kwargs)
-        if func in self.in_python:
-            with self:
-                return self.in_python[func](*args, **kwargs)
-        if func in self.brought:
-            return self._run_brought(func, args, kwargs)
-        if func in PLACED and needs_places(func, *args):
-            with self:
-                return PLACED[func](self._take, *args, **kwargs)
-        if self._native(func, args):
-            with self:
-                out = WITHOUT_CUDNN[func](*args, **kwargs)
-            if out is not NotImplemented:
+        for way in operator.ways:
+            out = way(func, args, kwargs)
+            if out is not ITSELF:
                 return out
-        if self._split(func, args):
-            with self:
-                return SPLIT[func][1](*args, **kwargs)
-        if func is NONZERO:
-            return self._positions(args[0])
-        if func in COUNTED and self._symbols is None:
-            with contextlib.suppress(UnansweredError):
-                return self._by_values(func, args, kwargs)
-        if func in OVERRIDES:
-            out = self._replaced(func, args, kwargs)
-            if out is not NotImplemented:
-                return out
-        if operator.composed:
-            with self:
-                return func.decompose(*args, **kwargs)
         return ITSELF
+
+    def _scalar(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._read(args[0])
+
+    def _run_in_python(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self:
+            return self.in_python[func](*args, **kwargs)
+
+    def _placed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not needs_places(func, *args):
+            return ITSELF
+        with self:
+            return PLACED[func](self._take, *args, **kwargs)
+
+    def _native(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """PyTorch runs it by itself, where it could have asked cuDNN."""
+        if self._kernel_memory is None or (self.cudnn and not without_cudnn(func, args)):
+            return ITSELF
+        with self:
+            out = WITHOUT_CUDNN[func](*args, **kwargs)
+        return ITSELF if out is NotImplemented else out
+
+    def _split(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """CUDA runs it, with these arguments, in several steps."""
+        several, run = SPLIT[func]
+        if self._kernel_memory is None or not self.cudnn or not several(args):
+            return ITSELF
+        with self:
+            return run(*args, **kwargs)
+
+    def _positions(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._places_of(args[0])
+
+    def _counted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As many as values say, where they are known."""
+        try:
+            return self._by_values(func, args, kwargs)
+        except UnansweredError:
+            return ITSELF
+
+    def _composed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self:
+            return func.decompose(*args, **kwargs)
 
     def _on_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that has to do with sparse tensors, part by part."""
@@ -192,14 +215,6 @@ class Routes(TorchDispatchMode):
             return func(*args, **kwargs)
         with self:
             return self._sparse(func, args, kwargs)
-
-    def said_of_values(self) -> tuple[str, ...]:
-        """What was assumed of values, beside where they were read."""
-        return self._values.said()
-
-    def assume(self, said: str) -> None:
-        """Add to what was assumed."""
-        self.assumptions[said] = None
 
     def _on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in SCALARS and isinstance(args[0], FakeTensor):
@@ -237,34 +252,11 @@ class Routes(TorchDispatchMode):
         with self:
             out = instead(*args, **kwargs)
         if out is NotImplemented:
-            return out
+            return ITSELF
         if assumed:
             self.assumptions[f"in {self._place()} {assumed}"] = None
         self.operations.count(self.position.step, func, args, kwargs, out)
         return out
-
-    def _positions(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where a tensor is not zero: as far as the program says it, else everywhere."""
-        chosen = self._chosen(tensor)
-        out = self._found(tensor, tensor.numel() if chosen is None else chosen)
-        if chosen is None:
-            self.assumptions[f"in {self._place()} {ALL_NONZERO}"] = None
-        self._values.remember(every_position if chosen is None else NONZERO, (tensor,), {}, out)
-        return out
-
-    def _found(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
-        """So many positions, as the device makes them."""
-        with self:
-            if self._kernel_memory is not None:
-                return counted.nonzero(self._take, tensor, count)
-            shape = count, tensor.dim()
-            return torch.empty(shape, dtype=torch.long, device=device.NAME)
-
-    def _chosen(self, mask: torch.Tensor) -> int | None:
-        """How many entries of a mask are not zero, where the program itself says it."""
-        if self._symbols is not None:
-            return None
-        return 0 if compared_with_zeros() else self._values.chosen(mask)
 
     def _by_package(
         self, kernel: Callable[..., Any], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -277,72 +269,3 @@ class Routes(TorchDispatchMode):
             # It called no product of PyTorch's: its own kernel multiplies.
             self.operations.count(self.position.step, func, args, kwargs, out)
         return out
-
-    def _native(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """PyTorch runs this operator by itself, where it could have asked cuDNN."""
-        if func not in WITHOUT_CUDNN or self._kernel_memory is None:
-            return False
-        return not self.cudnn or without_cudnn(func, args)
-
-    def _split(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """CUDA runs this operator, with these arguments, in several steps."""
-        if func not in SPLIT or self._kernel_memory is None or not self.cudnn:
-            return False
-        return SPLIT[func][0](args)
-
-    def _read(self, tensor: torch.Tensor) -> bool | int | float:
-        """A value that the program reads from the device."""
-        try:
-            if compared_with_zeros():
-                raise UnansweredError
-            value = self._value(tensor)
-            if device.NAME == "cpu" and tensor.dtype.is_floating_point:
-                value = value or read_as_zero(tensor.dtype)
-        except UnansweredError:
-            value = read_as_zero(tensor.dtype)
-        self._note_read()
-        return value
-
-    def _note_read(self) -> None:
-        said = f"values read from the device in {self._place()} are taken to be those of zeros"
-        self.assumptions[said] = None
-
-    def _value(self, tensor: torch.Tensor) -> bool | int | float:
-        """The value, the same wherever symbols stand for."""
-        if self._symbols is None:
-            return self._values.read(tensor)
-        first, *others = (
-            self._values.read(tensor, at, which) for which, at in enumerate(self._symbols.numbers)
-        )
-        if any(other != first for other in others):
-            raise EstimateError("the program decides by a value that depends on its sizes")
-        return first
-
-    def _by_values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator whose result, or its size, depends on values: as it is with those known.
-
-        Raises:
-            UnansweredError: it cannot be worked out.
-        """
-        self._note_read()
-        made = self._values.run(func, args, kwargs)
-        out = NotImplemented
-        if func in COUNTED and self._kernel_memory is not None:
-            with self:
-                out = COUNTED[func](self._take, made, *args, **kwargs)
-        if out is NotImplemented:
-            with self:
-                out = _like(made)
-        self._values.remember(func, args, kwargs, out)
-        return out
-
-    def _place(self) -> str:
-        """The module at work, all of its like in one; outside of all, the phase."""
-        return re.sub(r"\.\d+", ".*", self.position.module) or self.position.phase.value
-
-
-def _like(made: Any) -> Any:
-    """The same on the device."""
-    if isinstance(made, torch.Tensor):
-        return torch.empty(made.shape, dtype=made.dtype, device=device.NAME)
-    return tuple(map(_like, made)) if isinstance(made, list | tuple) else made

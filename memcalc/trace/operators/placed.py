@@ -16,6 +16,7 @@ import torch
 
 from memcalc.kernels.formulas import KernelCall
 from memcalc.trace.operators.counted import Take
+from memcalc.trace.operators.deterministic import is_wanted
 
 _aten = torch.ops.aten
 _INDEX, _PUT = _aten.index.Tensor, _aten.index_put_.default
@@ -57,7 +58,7 @@ def sorts(args: Sequence[Any]) -> bool:
     Source: TensorAdvancedIndexing.cpp, ``_index_put_impl_`` (2.13).
     """
     adds = len(args) > 3 and bool(args[3])
-    return adds or torch.are_deterministic_algorithms_enabled()
+    return adds or is_wanted()
 
 
 def _is_host_number(tensor: torch.Tensor, values: torch.Tensor) -> bool:
