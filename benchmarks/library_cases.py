@@ -551,6 +551,7 @@ def _losses() -> Iterator[Case]:
         whole=(2,),
     )
     yield from _each("focal", _focal, *pair)
+    yield from _one("entropy of shares", lambda x, y: F.binary_cross_entropy(x, y), *pair)
     yield from _each("contrastive", _contrastive, (64, 32), (64, 32))
     yield from _one("ctc summed", _ctc, (50, 4, 20), (4, 10), whole=(1,))
 

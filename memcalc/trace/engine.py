@@ -82,6 +82,7 @@ IN_PLACE = {
 _SPREAD = "MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"
 """Nodes whose formula spreads a gradient over all that equals one value."""
 _FORMULAS = {
+    "BinaryCrossEntropyBackward0": {_aten.mul.Tensor: _aten.mul_.Tensor},
     "BinaryCrossEntropyWithLogitsBackward0": {
         _aten.sub.Tensor: _aten.sub_.Tensor,
         _aten.mul.Tensor: _aten.mul_.Tensor,
@@ -97,6 +98,7 @@ _FORMULAS = {
 _NEVER = {"ScatterReduceBackward0", "IndexReduceBackward0"}
 """Nodes whose formula never writes into what it has made."""
 _BEGINS = {
+    "BinaryCrossEntropyBackward0": ("logit",),
     "BinaryCrossEntropyWithLogitsBackward0": ("sigmoid", "add"),
     "ClampBackward0": ("lt", "gt", "ge"),
     **dict.fromkeys(_SPREAD, ("isnan",)),
