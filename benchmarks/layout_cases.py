@@ -111,6 +111,7 @@ OF_IMAGES: dict[str, Callable[..., torch.Tensor]] = {
     "pixel_unshuffle": lambda x, make: F.pixel_unshuffle(x, 2),
     "reflect": lambda x, make: F.pad(x, (1, 1, 1, 1), mode="reflect"),
     "unfold": lambda x, make: F.unfold(x, 3),
+    "patches": lambda x, make: F.unfold(x, 2, stride=2),
     "log_softmax": lambda x, make: F.log_softmax(x, 1),
     "softmax": lambda x, make: F.softmax(x, 1),
     "glu": lambda x, make: F.glu(x, 1),

@@ -92,29 +92,24 @@ def pack_padded_sequence(
 
 
 def im2col(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
-    """The output is made like the input, then again in its own size.
-
-    Source: aten/src/ATen/native/cuda/Im2Col.cu, ``im2col_cuda`` (2.13).
-    """
-    tensor = tensor.contiguous()
-    room = torch.empty_like(tensor)
-    out: torch.Tensor = torch.empty(
-        _aten.im2col(tensor.to("meta"), *window).shape, dtype=tensor.dtype, device=tensor.device
-    )
-    del room
-    return out
+    """Source: aten/src/ATen/native/cuda/Im2Col.cu, ``im2col_cuda`` (2.13)."""
+    return _columns(tensor, _aten.im2col(tensor.to("meta"), *window).shape)
 
 
 def col2im(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
-    """The output is made like the input, and keeps that room: Col2Im.cu, ``col2im_cuda``.
+    """Source: aten/src/ATen/native/cuda/Col2Im.cu, ``col2im_cuda`` (2.13)."""
+    return _columns(tensor, _aten.col2im(tensor.to("meta"), *window).shape)
 
-    What does not lie in rows is copied then.
+
+def _columns(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The output is made like the input, which is copied if not in rows, then in its own size.
+
+    Memory is kept where it is large enough, and taken before that of old is let go of.
     """
-    shape = _aten.col2im(tensor.to("meta"), *window).shape
-    room = torch.empty_like(tensor)
+    room = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     copied = tensor.contiguous()
-    if room.numel() < math.prod(shape):
-        room = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    if room.numel() < shape.numel():
+        room = torch.empty(shape, dtype=room.dtype, device=room.device)
     strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
     del copied
     return torch.as_strided(room, shape, strides)
