@@ -48,5 +48,6 @@ def _places(model: torch.nn.Module) -> Iterator[tuple[Any, str, float]]:
                 continue
             seen.add(id(holder))
             for name, value in list(getattr(holder, "__dict__", {}).items()):
-                if _NAME.search(name) and type(value) in (int, float) and value > 0:
+                # Few attributes are numbers above zero: their names are looked at last.
+                if type(value) in (int, float) and value > 0 and _NAME.search(name):
                     yield holder, name, float(value)
