@@ -99,6 +99,9 @@ OF_IMAGES: dict[str, Callable[..., torch.Tensor]] = {
         x.permute(0, 2, 3, 1), (16,), make(16), make(16)
     ).permute(0, 3, 1, 2),
     "group_norm": lambda x, make: F.group_norm(x, 4, make(16), make(16)),
+    "batch_norm frozen": lambda x, make: F.batch_norm(
+        x, make(16).detach(), make(16).detach(), make(16), make(16)
+    ),
     "max_pool2d": lambda x, make: F.max_pool2d(x, 3, 2, 1),
     "avg_pool2d": lambda x, make: F.avg_pool2d(x, 2),
     "adaptive_avg_pool2d": lambda x, make: F.adaptive_avg_pool2d(x, 3),

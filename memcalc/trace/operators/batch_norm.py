@@ -14,7 +14,7 @@ import torch
 
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import Allocations, ceil_div
-from memcalc.trace.torch_private.tensors import suggest_memory_format
+from memcalc.trace.torch_private.tensors import storage_key, suggest_memory_format
 
 _TILE, _BLOCK, _PER_THREAD, _MOST_ROWS, _FEWEST_ROWS = 32, 512, 16, 128, 8
 _INT = _FLOAT = 4
@@ -57,18 +57,54 @@ def backward(*args: Any) -> Any:
 
 def own_backward(*args: Any) -> Any:
     """PyTorch's own, whatever cuDNN could do."""
-    inputs, weight, wanted = args[1], args[2], args[9]
-    if not _channels_last(inputs) or not wanted[0] or not args[7]:
+    inputs, training, wanted = args[1], args[7], args[9]
+    if not (training or wanted[1] or wanted[2]):
         return NotImplemented
-    channels, sums = inputs.shape[1], moments(inputs, 2)
-    grads = [
-        torch.empty(channels, dtype=weight.dtype, device=inputs.device) if want else None
-        for want in wanted[1:]
+    return _of_last(*args) if _channels_last(inputs) else _of_rows(*args)
+
+
+def _of_last(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """Where channels come last there are sums first.
+
+    Where they do so in the gradient too, those of weight and bias are made together.
+    """
+    grad, inputs, weight, training, wanted = *args[:3], args[7], args[9]
+    sums, together = moments(inputs, 2), _channels_last(grad)
+    made = [
+        _like(weight) if weight is not None and (together or want) else None for want in wanted[1:]
     ]
-    staged(inputs, 2)
-    result = torch.empty_like(inputs)
+    if together:
+        staged(inputs, 2)
+    result = None
+    if wanted[0]:
+        result = torch.empty_like(inputs) if training else _like(inputs)
     del sums
-    return result, *grads
+    of_weight, of_bias = (one if want else None for one, want in zip(made, wanted[1:], strict=True))
+    return result, of_weight, of_bias
+
+
+def _of_rows(*args: Any) -> Any:
+    """What cannot be seen as (N, C, *) is copied, held to the end."""
+    grad, inputs, weight, wanted = *args[:3], args[9]
+    if not wanted[0] or not inputs.numel():
+        return NotImplemented
+    shape = (*inputs.shape[:2], inputs[0, 0].numel())
+    seen = [tensor.reshape(shape) for tensor in (inputs, grad)]
+    if all(map(_shares, seen, (inputs, grad))):
+        return NotImplemented
+    made = (inputs, weight, weight)
+    out = [_like(one) if want else None for one, want in zip(made, wanted, strict=True)]
+    del seen
+    return tuple(out)
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return storage_key(one) == storage_key(other)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Of its size, in rows."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
 def moments(inputs: torch.Tensor, count: int) -> list[torch.Tensor]:
