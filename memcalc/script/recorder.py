@@ -50,6 +50,11 @@ _NESTED = (
     "nn.TransformerEncoder evaluates with its padding: nested tensors, which leave it out and take "
     "less, are not simulated (enable_nested_tensor=False keeps it on a GPU too)"
 )
+_NO_FLOAT8 = (
+    "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
+    "ROCm MI300+"
+)
+_FLOAT8_SINCE = 8, 9
 _PINNED = "_simulated_as_pinned"
 """Attribute of tensors that were asked for in pinned host memory: DDP's reducer insists on it."""
 _SHOWN = 6
@@ -91,6 +96,7 @@ class ScriptRecorder(TraceRecorder):
             _aten.nonzero.default: self._nonzero,
             _aten._nested_tensor_from_mask_left_aligned.default: self._not_nested,
             _aten.is_pinned.default: lambda tensor, *_, **__: hasattr(tensor, _PINNED),
+            _aten._scaled_mm.default: self._scaled_mm,
             _aten._pin_memory.default: lambda tensor, *_, **__: tensor,
         }
 
@@ -300,6 +306,12 @@ class ScriptRecorder(TraceRecorder):
         """``nn.TransformerEncoder`` asks whether padding may be left out by nested tensors."""
         self.assume(_NESTED)
         return False
+
+    def _scaled_mm(self, *_: Any, **__: Any) -> Any:
+        """Source: native/cuda/ScaledBlas.cpp, ``_scaled_mm_allowed_device`` (2.13)."""
+        if self.target is not None and self.target.capability < _FLOAT8_SINCE:
+            raise RuntimeError(_NO_FLOAT8)
+        return NotImplemented
 
     def said_of_reads(self) -> tuple[str, ...]:
         """By which rule values were read, and where."""

@@ -20,3 +20,17 @@ assert peak == {given_back}, peak
 def test_the_workspace_of_a_product_with_a_bias_goes_back_before_2_7(run, torch, kept):
     text = WITH_A_BIAS.format(kept=kept, given_back=(1 << 20) - kept)
     assert run(text, gpu="a100-80gb", torch=torch).ending.code == 0
+
+
+FLOAT8 = """
+import torch
+x = torch.ones(32, 64, device="cuda").to(torch.float8_e4m3fn)
+one = torch.ones((), device="cuda")
+torch._scaled_mm(x, x.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+"""
+
+
+def test_a_product_in_8_bit_ends_as_on_a_gpu_that_has_none(run, capfd):
+    assert run(FLOAT8, gpu="RTX 4090").ending.code == 0
+    assert run(FLOAT8, gpu="a100-80gb").ending.code == 1
+    assert "only supported on CUDA devices with compute capability >= 9.0" in capfd.readouterr().err
