@@ -124,7 +124,7 @@ def in_place(func: Any, node: Any, made_by: Callable[[], str]) -> Any:
     Args:
         func: an operator.
         node: of autograd's graph; ``None`` outside of backward.
-        made_by: tells the operator that made the storage of the first argument.
+        made_by: tells the operator by which this node made the storage of the first argument.
     """
     if node is not None and node.name() in _NEVER:
         return None

@@ -95,10 +95,12 @@ class Ledger:
         found = self._live.get(storage_key(tensor))
         return found[0] if found is not None else None
 
-    def maker_of(self, tensor: torch.Tensor) -> str:
-        """The operator that made a tensor's storage; empty if it was not seen."""
+    def maker_of(self, tensor: torch.Tensor, node: Any) -> str:
+        """The operator that made a tensor's storage while this node ran; empty if none did."""
         number = self.number_of(tensor)
-        return self.entries[number].op if number is not None else ""
+        if number is None or self.entries[number].node != name_of_node(node):
+            return ""
+        return self.entries[number].op
 
     def was_made_in(self, tensor: torch.Tensor, node: Any) -> bool:
         """A tensor's storage was made while this node ran."""

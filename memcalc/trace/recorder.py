@@ -223,7 +223,7 @@ class TraceRecorder(Routes):
         if out is not ITSELF:
             return out
         func = operator.func
-        instead = in_place(func, node, lambda: self.ledger.maker_of(args[0]))
+        instead = in_place(func, node, lambda: self.ledger.maker_of(args[0], node))
         if instead is not None and writes_in_place(node, args):
             func = instead
         out = self._put(func, args, kwargs)

@@ -134,7 +134,7 @@ def test_a_loss_with_weights_of_what_is_true_goes_on_in_place(peaks):
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits as loss
 x = torch.randn(256, 200, device="cuda", requires_grad=True)
-true, weight = torch.ones(256, 200, device="cuda"), torch.ones(200, device="cuda")
+true, weight = torch.ones(256, 200, device="cuda"), torch.ones(200, device="cuda") + 1
 LEAVES = [x]
 CASES = {"weighted": lambda: loss(x, true, pos_weight=weight).backward()}
 """
