@@ -60,34 +60,56 @@ def on_host(like: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
 
 def set_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
     """``tensor.data = new``, where either may be fake; what is fake stays so."""
-    if isinstance(tensor, FakeTensor):
-        _give(tensor, new if isinstance(new, FakeTensor) else on_host(new, tensor.fake_mode))
-    elif isinstance(new, FakeTensor):
+    if isinstance(tensor, FakeTensor) and not isinstance(new, FakeTensor):
+        new = on_host(new, tensor.fake_mode)
+    if not isinstance(new, FakeTensor):
+        data_of.__set__(tensor, new)
+    elif isinstance(tensor, FakeTensor) and _are_alike(tensor.device.type, new.device.type):
+        # What autograd knows of it stays: its gradient, and who is told of that.
+        data_of.__set__(tensor, new)
+        _is_where(tensor, new)
+    else:
         fresh = made_of(type(tensor), new.detach(), tensor.requires_grad)
         tensor.__class__, fresh.__class__ = fresh.__class__, tensor.__class__
         tensor.__dict__, fresh.__dict__ = {**tensor.__dict__, **fresh.__dict__}, {}
         swap_contents(tensor, fresh)
-    else:
-        data_of.__set__(tensor, new)
     forget((tensor,))
 
 
-def _give(tensor: FakeTensor, new: Any) -> None:
-    """What autograd knows of the tensor stays: its gradient, and who is told of that.
+def set_known_data(tensor: torch.Tensor, new: torch.Tensor) -> None:
+    """The same, where autograd goes on knowing the tensor on whichever device, as FSDP1 has it.
 
-    PyTorch lets tensors of its own devices take each other's data, and not those of others
-    (c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type``, 2.13): such data comes under the
-    old device's keys. The device is the fake tensor's own record.
+    C++ does not let a fake tensor have what is on another kind of device: that comes under the old
+    device's keys. DeepSpeed's stage 3 wants the other way: with this one its parameters' gradients
+    arrived twice.
     """
+    if not isinstance(tensor, FakeTensor):
+        set_data(tensor, new)
+        return
+    fake: Any = new if isinstance(new, FakeTensor) else on_host(new, tensor.fake_mode)
     try:
-        data_of.__set__(tensor, new)
+        data_of.__set__(tensor, fake)
     except RuntimeError:
-        with torch.no_grad(), as_meta(new.fake_mode):
-            plain = new.detach()
-        keys = "cpu" if new.device.type != "cpu" else registered_device()
-        data_of.__set__(tensor, FakeTensor(new.fake_mode, plain, torch.device(keys)))
+        with torch.no_grad(), as_meta(fake.fake_mode):
+            plain = fake.detach()
+        keys = "cpu" if fake.device.type != "cpu" else registered_device()
+        data_of.__set__(tensor, FakeTensor(fake.fake_mode, plain, torch.device(keys)))
+    _is_where(tensor, fake)
+    forget((tensor,))
+
+
+def _is_where(tensor: FakeTensor, new: Any) -> None:
+    """The device is the fake tensor's own record."""
     tensor.fake_device = new.fake_device
     tensor.constant = None
+
+
+def _are_alike(one: str, other: str) -> bool:
+    """C++ lets a tensor of one kind of device have contents on the other.
+
+    Source: c10/core/TensorImpl.h, ``has_compatible_shallow_copy_type`` (2.13).
+    """
+    return one == other or {one, other} == {"cpu", "cuda"}
 
 
 DATA = property(data_of.__get__, set_data)

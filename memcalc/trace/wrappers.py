@@ -16,7 +16,7 @@ import torch.distributed as dist
 from memcalc.trace import comm_hooks, device
 from memcalc.trace.packages import dtensor
 from memcalc.trace.recorder import TraceRecorder
-from memcalc.trace.subclasses import set_data
+from memcalc.trace.subclasses import set_known_data
 from memcalc.trace.torch_private.dispatch import without_modes
 from memcalc.trace.torch_private.names import replaced
 from memcalc.trace.torch_private.ranks import (
@@ -73,7 +73,7 @@ def seen_by(recorder: TraceRecorder) -> Iterator[None]:
         stack.enter_context(replaced(torch.Tensor, "record_stream", record))
         stack.enter_context(planning_wrapped(_for_real))
         stack.enter_context(dtensor.alike_planned_once())
-        stack.enter_context(ranks_trusted(record, set_data))
+        stack.enter_context(ranks_trusted(record, set_known_data))
         stack.enter_context(shards_padded_once())
         stack.enter_context(_averaged(recorder))
         if device.NAME == "cpu":
