@@ -8,7 +8,6 @@ context of its own. Whoever asks holds one end of a control socket: closed, its 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -25,8 +24,8 @@ import msgspec
 from memcalc.children import child, scratch
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.ending import ending, noise_of, oom_kills
+from memcalc.children.fork import die_with
 
-_PR_SET_PDEATHSIG = 1
 _LONGEST = 1 << 16
 
 
@@ -232,14 +231,6 @@ class _Family:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def die_with(parent: int, number: int) -> None:
-    """Have the kernel send a signal when the parent dies (Linux; elsewhere the sockets tell)."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 if __name__ == "__main__":

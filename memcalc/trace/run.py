@@ -84,7 +84,8 @@ def _of_rank(
         symbols=symbols,
         rank=rank,
     )
-    tagged = folded(program, once, said)
+    # What symbols learn on the way is to be learnt here.
+    tagged = folded(program, once, said, breadcrumbs if symbols is None else None)
     if tagged.inventory is not None:
         said[described(tagged.inventory)] = None
     assumptions = dict.fromkeys((*notes, *program.assumptions, *said))

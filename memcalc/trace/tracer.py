@@ -173,17 +173,20 @@ def _of_another_torch(target: Target) -> Iterator[str]:
         yield f"what runs is PyTorch {here}'s code; its kernels and allocator are those of {there}"
 
 
-def folded(program: Program, once: Run, said: dict[str, None]) -> TaggedTrace:
+def folded(
+    program: Program, once: Run, said: dict[str, None], breadcrumbs: Breadcrumbs | None = None
+) -> TaggedTrace:
     """A trace continued from a few repetitions of layers, where they are alike.
 
     Args:
         program: what is run.
         once: traces it as it is when called.
         said: grows by what was assumed.
+        breadcrumbs: this process is memcalc's own, may be copied, and leaves its place there.
     """
     if not layouts.of(program.plan).folds or names_layers(program.plan):
         return once([], 0)
-    tagged, continued = trace_folded(program.model, once, fold_length(program))
+    tagged, continued = trace_folded(program.model, once, fold_length(program), breadcrumbs)
     if continued:
         said[_CONTINUED] = None
     return tagged

@@ -30,6 +30,7 @@ def folded_and_whole(settings):
     """Are the two traces equal, and was the first one folded?"""
     from memcalc import registry
     from memcalc.catalog.plan import make
+    from memcalc.children.breadcrumbs import Breadcrumbs
     from memcalc.estimation.question import resolve
     from memcalc.trace.folding import fold
     from memcalc.trace.folding.tagged import TaggedTrace, canonical
@@ -39,7 +40,8 @@ def folded_and_whole(settings):
     def form(least):
         fold.LEAST_REPEATS = least
         plan = make(settings)
-        traced = trace(prepare(plan, registry.find(plan.optim, {})), resolve(plan, None)[0])
+        program, target = prepare(plan, registry.find(plan.optim, {})), resolve(plan, None)[0]
+        traced = trace(program, target, breadcrumbs=Breadcrumbs())
         raw = TaggedTrace(
             storages=list(traced.storages),
             storage_tags=[],
@@ -157,3 +159,51 @@ def test_a_model_that_does_not_run_bare_is_traced_whole():
     model = torch.nn.Module()
     model.layers = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(16))
     assert trace_folded(model, run) == (whole, False)
+
+
+def proofs():
+    """What comes of work in a copy of this process: done, failed, the copy died, no copy."""
+    import os
+
+    from memcalc.children.breadcrumbs import Breadcrumbs
+    from memcalc.trace.folding.fold import CannotUnfoldError, _beside
+
+    here, crumbs = os.getpid(), Breadcrumbs()
+
+    def done():
+        crumbs.drop("of the copy", "add")
+        return str(os.getpid() != here)
+
+    def failed():
+        raise ValueError("no such layer")
+
+    def dies():
+        if os.getpid() != here:
+            os.abort()
+        return "here"
+
+    with _beside(done, crumbs) as found:
+        answers = [found(), crumbs.where()]
+    with _beside(failed, crumbs) as found:
+        try:
+            found()
+        except CannotUnfoldError as error:
+            answers.append(str(error))
+    with _beside(dies, crumbs) as found:
+        answers.append(found())
+    with _beside(dies, None) as found:
+        answers.append(found())
+    with pytest.raises(KeyError), _beside(done, crumbs):
+        raise KeyError
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, 0)
+    return answers
+
+
+def test_a_proof_is_made_in_a_copy_which_leaves_nothing_behind(forked):
+    from memcalc.children.fork import can_go_beside
+
+    apart = can_go_beside()
+    answers = forked(proofs)
+    assert answers == [str(apart), "" if apart else " in of the copy, at add", *answers[2:]]
+    assert answers[2:] == ["ValueError: no such layer", "here", "here"]

@@ -13,7 +13,7 @@ import sys
 
 from memcalc.children import child
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.parent import die_with
+from memcalc.children.fork import die_with
 from memcalc.measure.ranks import rank
 
 

@@ -4,29 +4,37 @@ Three repetitions of the layers are traced; continued to four, the result must e
 four, event by event. Where only sizes differ (a list with one entry a tensor grows), what each
 repetition adds is learnt from the pair, and the proof is made on five. Only then it is continued
 to the full depth. What a model does at one of its middle layers alone (a loss there, features that
-are added) is in none of these, so one forward of the whole model is traced as well, and must be
-what one of a few layers foretells. Otherwise the model is traced whole.
+are added) is in none of these, so one forward of the whole model is traced as well, in a process
+beside this one where that can be, and must be what one of a few layers foretells. Otherwise the
+model is traced whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from msgspec.structs import replace
 
-from memcalc.errors import MemcalcError
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.fork import CodeError, Copy, can_go_beside
+from memcalc.errors import EstimateError, MemcalcError
 from memcalc.records.trace import Phase
 from memcalc.symbolic.records import SYMBOLIC
 from memcalc.trace import traffic
 from memcalc.trace.folding.layers import Stack, cut, find
-from memcalc.trace.folding.tagged import TaggedTrace, canonical
+from memcalc.trace.folding.tagged import TaggedTrace, canonical, fingerprint
 from memcalc.trace.folding.tensors import continued
 from memcalc.trace.folding.unfold import BASE, CannotUnfoldError, unfold
 
 LEAST_REPEATS = 13
 """Below this, three traces of three, four and five repetitions cost as much as a whole one."""
+
+_PATIENCE = 4
+"""A forward of the whole model takes about as long as all else; so many times as long at most."""
 
 _AFTER_FORWARD = Phase.BACKWARD, Phase.DECODE
 
@@ -41,13 +49,16 @@ class Run(Protocol):
         ...
 
 
-def trace_folded(model: torch.nn.Module, run: Run, length: int = BASE) -> tuple[TaggedTrace, bool]:
+def trace_folded(
+    model: torch.nn.Module, run: Run, length: int = BASE, breadcrumbs: Breadcrumbs | None = None
+) -> tuple[TaggedTrace, bool]:
     """Trace a model, folding its repeated layers where that is proven.
 
     Args:
         model: on the meta device.
         run: traces it as it is at that moment.
         length: repetitions in the trace that is continued; an odd number.
+        breadcrumbs: this process may be copied, and leaves its place there.
 
     Returns:
         The trace of the whole model, and whether it was folded.
@@ -55,7 +66,10 @@ def trace_folded(model: torch.nn.Module, run: Run, length: int = BASE) -> tuple[
     stacks = find(model, LEAST_REPEATS)
     if stacks:
         try:
-            return _folded(model, stacks, run, length), True
+            with _beside(lambda: fingerprint(run([], 0, _AFTER_FORWARD)), breadcrumbs) as forward:
+                found = _folded(model, stacks, run, length)
+                _prove_forward(model, stacks, run, forward)
+            return found, True
         except MemcalcError:
             raise
         except Exception:
@@ -70,7 +84,6 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: i
         with cut(model, stacks, repeats):
             return run(stacks, repeats)
 
-    _prove_forward(model, stacks, run)
     base, one_more = cut_to(length), cut_to(length + 1)
     foretold = unfold(base, stacks, length + 1, {}, length)
     increments: dict[int, int] = {}
@@ -90,8 +103,50 @@ def _folded(model: torch.nn.Module, stacks: Sequence[Stack], run: Run, length: i
     return replace(whole, flops=base.flops + (one_more.flops - base.flops) * times)
 
 
-def _prove_forward(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) -> None:
+@contextlib.contextmanager
+def _beside(
+    work: Callable[[], str], breadcrumbs: Breadcrumbs | None
+) -> Iterator[Callable[[], str]]:
+    """Begin work in a copy of this process, if that is possible; else it is done when asked for.
+
+    Yields:
+        What waits for its result, or raises as it did.
+    """
+    if breadcrumbs is None or not can_go_beside():
+        yield work
+        return
+
+    def apart() -> dict[str, Any]:
+        breadcrumbs.part()
+        # Threads of the pool for operators on the CPU are not in the copy.
+        torch.set_num_threads(1)
+        return {"found": work()}
+
+    with Copy(apart, "proof") as copy:
+        begun = time.monotonic()
+
+        def found() -> str:
+            try:
+                return str(copy.answer(_PATIENCE * max(1.0, time.monotonic() - begun))["found"])
+            except (EstimateError, TimeoutError) as error:
+                if isinstance(error, CodeError):
+                    raise CannotUnfoldError(str(error)) from error
+                # Nothing is known of a copy that died; here it is as it always was.
+                return work()
+
+        yield found
+
+
+def _prove_forward(
+    model: torch.nn.Module, stacks: Sequence[Stack], run: Run, whole: Callable[[], str]
+) -> None:
     """See that a forward of the whole model is what one through a few layers foretells.
+
+    Args:
+        model: on the meta device.
+        stacks: its repeated layers.
+        run: traces it.
+        whole: the fingerprint of a forward of the whole model.
 
     Raises:
         CannotUnfoldError: it is not.
@@ -101,16 +156,16 @@ def _prove_forward(model: torch.nn.Module, stacks: Sequence[Stack], run: Run) ->
         with cut(model, stacks, repeats):
             return run(stacks, repeats, _AFTER_FORWARD)
 
+    depth = stacks[0].repeats
     try:
-        few, whole = begun(BASE), run([], 0, _AFTER_FORWARD)
+        few = begun(BASE)
+        if fingerprint(unfold(few, stacks, depth, {})) == (known := whole()):
+            return
     except MemcalcError as error:
         # The bare model may not run where the one that was asked for does; that one decides.
         raise CannotUnfoldError("the bare model does not run") from error
-    depth = stacks[0].repeats
-    if canonical(unfold(few, stacks, depth, {})) == canonical(whole):
-        return
     increments = _increments(unfold(few, stacks, BASE + 1, {}), begun(BASE + 1))
-    if canonical(unfold(few, stacks, depth, increments)) != canonical(whole):
+    if fingerprint(unfold(few, stacks, depth, increments)) != known:
         raise CannotUnfoldError("the whole model does not run as a few of its layers foretell")
 
 

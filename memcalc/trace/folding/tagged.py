@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from memcalc.records.model import Inventory
@@ -62,6 +64,11 @@ def canonical(trace: TaggedTrace) -> list[object]:
     form.append(tuple(sorted(deaths)))
     form.extend((mark.phase, mark.step) for mark in trace.marks)
     return form
+
+
+def fingerprint(trace: TaggedTrace) -> str:
+    """What two traces have in common if, and only if, they are equal in canonical form."""
+    return hashlib.sha256(msgspec.msgpack.encode(canonical(trace))).hexdigest()
 
 
 def same(one: Trace, other: Trace) -> bool:
