@@ -91,7 +91,7 @@ def outcome_of(
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor that shows the same; what ``aten.alias`` makes of a fake tensor."""
-    if not isinstance(tensor, FakeTensor):
+    if not isinstance(tensor, FakeTensor) or _is_strange(tensor):
         same: torch.Tensor = _aten.alias.default(tensor)
         return same
     with without_dispatch():
@@ -136,8 +136,9 @@ def _output(
     place = _identical(one, args)
     if place is not None:
         return _given(*place)
-    strange = one.layout is not torch.strided or one.is_conj() or one.is_neg()
-    if strange or type(one) is not FakeTensor or one.constant is not None or one.requires_grad:
+    if _is_strange(one) or type(one) is not FakeTensor or one.constant is not None:
+        return None
+    if one.requires_grad:
         return None
     storage = one.untyped_storage()
     dress = _dress(one)
@@ -150,6 +151,13 @@ def _output(
     if one.storage_offset() or storage.nbytes() != own:
         return None
     return _fresh(*form, one.dtype, dress)
+
+
+def _is_strange(tensor: torch.Tensor) -> bool:
+    """It has keys of dispatch that what is made again would not have."""
+    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+        return True
+    return tensor._is_zerotensor()
 
 
 def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:

@@ -27,9 +27,6 @@ from memcalc.trace.scratch.readers import (
 from memcalc.trace.scratch.shapes import is_empty
 from memcalc.trace.scratch.step import PROBES
 
-_ZEROS = "_efficientzerotensor"
-"""Makes tensors that have no memory: what forward-mode differentiation knows to be zero."""
-
 
 class Writer:
     """Enters outputs, scratch and workspaces in a ledger, in the order CUDA takes them."""
@@ -60,7 +57,8 @@ class Writer:
             node: of the graph that runs; ``None``: outside of backward.
             call: what its kernel takes beside; ``None``: nothing.
         """
-        if name == _ZEROS:
+        if isinstance(out, torch.Tensor) and out._is_zerotensor():
+            # What forward-mode differentiation knows to be zero has no memory, nor have its views.
             self.ledger.nowhere(out)
             return
         if name in PROBES:

@@ -139,3 +139,26 @@ LEAVES = [x]
 CASES = {"weighted": lambda: loss(x, true, pos_weight=weight).backward()}
 """
     assert peaks(script, gpu="t4") == {"weighted": 615_424}
+
+
+def test_what_is_known_to_be_zero_is_so_each_time(run):
+    """A product of it takes a single zero, which is spread and copied, and a sum takes nothing."""
+    found = run(
+        """
+import torch
+from torch.autograd import forward_ad
+from torch.func import jacfwd, jacrev, vmap
+x, weight = torch.ones(8, 512, device="cuda"), torch.ones(512, 512, device="cuda")
+def peak():
+    torch.cuda.reset_peak_memory_stats()
+    with forward_ad.dual_level():
+        forward_ad.make_dual(x, torch.ones_like(x)) @ weight
+    return torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
+# As PyTorch's CUDA code over the stand-in driver: a weight of zeros, and three of 8 x 512.
+assert [peak() for _ in range(3)] == [4 * 512 * 512 + 3 * 4 * 8 * 512 + 512] * 3
+slopes = vmap(jacfwd(jacrev(lambda row: (weight[:4] @ row).sin().sum())))(x)
+assert slopes.shape == (8, 512, 512)
+""",
+        gpu="t4",
+    )
+    assert found.ending.code == 0
