@@ -120,7 +120,7 @@ def test_narrow_layers_run_another_algorithm_forward_than_backward():
 
 
 def test_where_cudnn_is_off_pytorchs_own_batch_norm_takes_its_sums():
-    call = KernelCall("batch_norm", ((1024, 64, ~1, ~0), (4096, 64, True)))
+    call = KernelCall("batch_norm", (((1024, 64), 0, (), ()), (4096, 64, True)))
     on, off = (
         Target(capability=(9, 0), multiprocessors=132, torch=(2, 13), cudnn=cudnn)
         for cudnn in (True, False)

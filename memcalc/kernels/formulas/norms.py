@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from memcalc.kernels import norms, reduction
 from memcalc.kernels.scratch import Allocations, Formula, Scratch, behind, ceil_div, later, nested
@@ -13,6 +14,8 @@ _RAGGED_SINCE, _PLACE = (2, 15), 8
 _IN_TWO_STEPS_SINCE, _MANY_ROWS = (2, 8), 65536
 """PyTorch that sums gradients of a layer norm's weights in two steps, above so many rows."""
 _MOST_BLOCKS, _WARP = 32768, 32
+_Reduced = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int, int]
+"""What ``reduction.taken`` is told, but for the target."""
 
 
 def _group_norm(target: Target, moments: int, scale: int, point: bool, copied: int) -> Scratch:
@@ -43,12 +46,31 @@ def _group_norm_backward(
 
 
 def _batch_norm(
-    target: Target, own: Allocations, last: tuple[int, int, bool] | tuple[()] = ()
+    target: Target, own: tuple[Any, ...], last: tuple[int, int, bool] | tuple[()] = ()
 ) -> Scratch:
     """``own``: of PyTorch's kernel; ``last``: rows, channels, fp16, where channels lie last."""
     if not target.cudnn:
-        return Scratch(after=own)
+        return _own_batch_norm(target, *own)
     return Scratch(after=_norm(target, norms.forward(*last[:2], half=last[2])) if last else ())
+
+
+def _own_batch_norm(
+    target: Target,
+    staged: tuple[int, ...],
+    copied: int,
+    spread: _Reduced | tuple[()],
+    ones: tuple[int, ...],
+) -> Scratch:
+    """``staged``: bytes that blocks hand on; ``spread``: a reduction, of ``copied`` bytes if any.
+
+    ``ones``: bytes of the numbers that stand for a weight and a bias.
+    """
+    sums = nested(*staged)
+    if spread:
+        taken = reduction.taken(*spread, target)
+        sums = (copied, *later(taken, 1), ~0) if copied else taken
+    first = sum(word > 0 for word in sums)
+    return Scratch(after=(*sums, *later(nested(*ones), first)))
 
 
 def _batch_norm_backward(
@@ -117,6 +139,7 @@ FORMULAS: Mapping[str, Formula] = {
     "group_norm_backward": _group_norm_backward,
     "layer_norm_backward": _layer_norm_backward,
     "batch_norm": _batch_norm,
+    "own_batch_norm": _own_batch_norm,
     "batch_norm_backward": _batch_norm_backward,
     "foreach_norm": _foreach_norm,
 }
