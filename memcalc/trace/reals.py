@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.recipes import host_value
+from memcalc.trace.recipes import Recipe, host_value
 from memcalc.trace.torch_private.dispatch import without_dispatch
 from memcalc.trace.values import FILLS, Values
 
@@ -49,16 +49,14 @@ class RealValues(Values):
             first = first[0] if first else None
         return id(first) in self._made or type(first) is torch.Tensor
 
-    def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
-        """A tensor now holds what this one of the host holds, where it is not large."""
-        super().know(tensor, host)
+    def arrived(self, tensor: torch.Tensor, host: torch.Tensor) -> Recipe | None:
+        """What is remembered of a copy of the host's; real numbers too, where they are few."""
         # Copies of weights are fake on the host as well.
         real = type(host) is torch.Tensor and host.dtype.is_floating_point
         if real and 1 < host.numel() <= MOST:
             with without_dispatch():
-                made = host_value(host.to(tensor.dtype))
-            if made is not None:
-                self.keep(tensor, made)
+                return host_value(host.to(tensor.dtype))
+        return super().arrived(tensor, host)
 
     def counts(self, func: Any, args: Any) -> bool:
         """Numbers are filled in or put in known places, or all that goes in is known."""

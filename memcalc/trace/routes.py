@@ -255,6 +255,9 @@ class Routes(Reading):
             return ITSELF
         if assumed:
             self.assumptions[f"in {self._place()} {assumed}"] = None
+        if not func._schema.is_mutable:
+            # What stands for it makes room, and no numbers.
+            self._values.remember(func, args, kwargs, out)
         self.operations.count(self.position.step, func, args, kwargs, out)
         return out
 

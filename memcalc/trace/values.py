@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.overlaps import written_over
 from memcalc.trace.recipes import Recipe, UnansweredError, Unknown, Worked, alone, call, host_value
 from memcalc.trace.ties import SAID
 from memcalc.trace.torch_private.tensors import storage_key
@@ -25,7 +26,10 @@ LONGEST = 4096
 
 
 _aten = torch.ops.aten
-FILLS = {_aten.full.default, _aten.ones.default, _aten.arange.default, _aten.eye.default}
+FILLS = {
+    *(_aten.full.default, _aten.ones.default, _aten.eye.default),
+    *(_aten.arange.default, _aten.linspace.default, _aten.logspace.default),
+}
 """Operators that make tensors of known numbers, beside zeros."""
 _RAISES = _aten._foreach_add_.Scalar
 
@@ -67,34 +71,55 @@ class Values:
         known = deciding or (self.counts(func, args) and not _unwritten(func))
         given = self._described(args, kwargs) if known else None
         raised = self._raised(args) if func is _RAISES else []
-        for tensor in _written(func, args):
-            # What else shows this memory no longer holds what its recipe says.
-            for key in self._sharing.pop(storage_key(tensor), ()):
-                self._made.pop(key, None)
+        written = [(tensor, self._forget(tensor)) for tensor in _written(func, args)]
         for tensor, made in raised:
             self.keep(tensor, made)
-        if given is None:
-            return
-        described, depth = given
-        for index, item in enumerate(outputs):
-            whole = isinstance(item, torch.Tensor) and item.layout is torch.strided
-            if whole and depth < LONGEST:
-                at = index if isinstance(out, list | tuple) else None
-                sure = self.sure(func, described)
-                self.keep(item, Recipe(func, *described, at, depth + 1, sure=sure))
+        if given is not None:
+            described, depth = given
+            for index, item in enumerate(outputs):
+                whole = isinstance(item, torch.Tensor) and item.layout is torch.strided
+                if whole and depth < LONGEST:
+                    at = index if isinstance(out, list | tuple) else None
+                    sure = self.sure(func, described)
+                    self.keep(item, Recipe(func, *described, at, depth + 1, sure=sure))
+        for tensor, others in written:
+            self._spread(tensor, others)
+
+    def _forget(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, Recipe]]:
+        """Forget what shows the memory of a tensor; returns what others there held."""
+        others = []
+        for key in self._sharing.pop(storage_key(tensor), ()):
+            found = self._made.pop(key, None)
+            other = found[0]() if found is not None else None
+            if found is not None and other is not None and other is not tensor:
+                others.append((other, found[1]))
+        return others
+
+    def _spread(self, tensor: torch.Tensor, others: list[tuple[torch.Tensor, Recipe]]) -> None:
+        """What was written to a tensor stands in others that show its memory."""
+        made = self.recipe_of(tensor)
+        for other, before in others:
+            now = written_over(other, before, tensor, made)
+            if now is not None and now.depth < LONGEST and id(other) not in self._made:
+                self.keep(other, now)
 
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
-        """A tensor now holds what this one of the host holds.
+        """A tensor now holds what this one of the host holds."""
+        others = self._forget(tensor)
+        made = self.arrived(tensor, host)
+        if made is not None:
+            self.keep(tensor, made)
+        self._spread(tensor, others)
 
-        Whole numbers are remembered, and single ones: optimizers read how many steps they made.
+    def arrived(self, tensor: torch.Tensor, host: torch.Tensor) -> Recipe | None:
+        """What is remembered of a copy of the host's.
+
+        Whole numbers are, and single ones: optimizers read how many steps they made.
         """
-        for key in self._sharing.pop(storage_key(tensor), ()):
-            self._made.pop(key, None)
-        if host.numel() == 1 or not host.dtype.is_floating_point:
-            known = host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
-            made = known or host_value(host)
-            if made is not None:
-                self.keep(tensor, made)
+        if host.numel() != 1 and host.dtype.is_floating_point:
+            return None
+        known = host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
+        return known or host_value(host)
 
     def _raised(self, args: Any) -> list[tuple[torch.Tensor, Recipe]]:
         """Known numbers among a list that all become larger by one number, such as steps made."""

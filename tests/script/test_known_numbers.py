@@ -68,3 +68,39 @@ assert math.isinf(torch.zeros(1, device="cuda").log().item())
 def test_zeros_in_place_of_unknown_numbers_make_no_loss_that_is_not_finite(run):
     """As of masked autoencoders, which end the run where their loss is not finite."""
     assert run(FINITE).ending.code == 0
+
+
+BY_PARTS = """
+import torch
+labels = torch.tensor([0, 1, 1, 2, 0], device="cuda")
+same = (labels[:, None] == labels[None]).fill_diagonal_(False)
+assert same.nonzero().shape == (4, 2)
+others = torch.ones_like(same).fill_diagonal_(False)
+assert torch.rand(5, 5, device="cuda")[others].view(5, 4).shape == (5, 4)
+rows = torch.zeros(2, 6, dtype=torch.bool, device="cuda")
+for row, length in enumerate((3, 5)):
+    rows[row, :length] = True
+assert torch.rand(2, 6, 4, device="cuda")[rows].shape == (8, 4)
+boxes = torch.zeros(2, 3, device="cuda")
+boxes[1:].copy_(torch.tensor([[1.0, 2.0, 3.0]]))
+assert boxes.sum().item() == 6.0
+numbers = torch.arange(6, device="cuda")
+pair, last = numbers.view(3, 2)[1], numbers[5:]
+numbers.mul_(2)
+assert pair.sum().item() == 10
+pair += 1
+assert numbers.sum().item() == 32 and last.item() == 10
+assert torch.isin(labels, torch.tensor([2], device="cuda")).nonzero().shape == (1, 1)
+assert labels.median().item() == 1
+"""
+UNKNOWN_PARTS = """
+import torch
+half = torch.ones(8, device="cuda")
+half[:4] = torch.rand(4, device="cuda")
+assert half.sum().item() == 0.0
+"""
+
+
+def test_what_is_written_to_a_view_stands_in_the_mask_that_it_shows(run):
+    assert run(BY_PARTS).ending.code == 0
+    assert run(UNKNOWN_PARTS).ending.code == 0
