@@ -89,26 +89,6 @@ def on_device(args: Any, kwargs: dict[str, Any]) -> bool:
     return any(map(_is_simulated, args)) or any(map(_is_simulated, kwargs.values()))
 
 
-def with_zeros(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments where views of what is known to be zero are fake tensors again.
-
-    ``as_strided`` and ``view`` have kernels for such tensors, ahead of Python's: what these make of
-    a fake tensor is on its device and no fake tensor (native_functions.yaml, 2.13).
-    """
-    if not any(map(_is_bare_zero, args)):
-        return args
-    return tuple(
-        torch._efficientzerotensor(arg.shape, dtype=arg.dtype, device=device.NAME)
-        if _is_bare_zero(arg)
-        else arg
-        for arg in args
-    )
-
-
-def _is_bare_zero(arg: Any) -> bool:
-    return type(arg) is torch.Tensor and arg.is_meta and arg._is_zerotensor()
-
-
 def _is_simulated(arg: Any) -> bool:
     if isinstance(arg, torch.Tensor):
         return arg.device.type == device.NAME

@@ -13,7 +13,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import Target
 from memcalc.trace import device, memo, outcomes
-from memcalc.trace.calls import RESIZES, Operator, name_of, with_zeros
+from memcalc.trace.calls import RESIZES, Operator, name_of
 from memcalc.trace.engine import (
     IN_PLACE,
     accumulates,
@@ -216,7 +216,6 @@ class TraceRecorder(Routes):
         self, operator: Operator, key: Any, types: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """A call whose like was not seen."""
-        args = with_zeros(args)
         out = self.by_others(operator, types, args, kwargs)
         if out is not ITSELF:
             return out

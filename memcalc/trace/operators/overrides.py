@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -223,7 +224,20 @@ def install(version: tuple[int, int] = NEWEST_TORCH) -> None:
         # Inside autocast it is asked first, and in inference mode autograd is not asked at all.
         library.impl(name, kernel, device.keys()[0])
         library.impl(name, kernel, cudnn_recurrent.autocast_key())
+    _views_of_zeros(library)
     _libraries.append(library)
+
+
+def _views_of_zeros(library: torch.library.Library) -> None:
+    """Let views of what is known to be zero come to Python, as all others do.
+
+    They have kernels of their own ahead of it, which do the same as those of any other tensor: what
+    they make of a fake tensor is none (native_functions.yaml, 2.13).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("view", "as_strided", "_reshape_alias"):
+            library.impl(name, torch.library.fallthrough_kernel, "ZeroTensor", allow_override=True)
 
 
 def uninstall() -> None:
