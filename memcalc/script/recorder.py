@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,6 +18,7 @@ from memcalc.script.draws import Draws, is_random
 from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
+from memcalc.script.refused import REFUSED
 from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
@@ -50,11 +52,6 @@ _NESTED = (
     "nn.TransformerEncoder evaluates with its padding: nested tensors, which leave it out and take "
     "less, are not simulated (enable_nested_tensor=False keeps it on a GPU too)"
 )
-_NO_FLOAT8 = (
-    "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or "
-    "ROCm MI300+"
-)
-_FLOAT8_SINCE = 8, 9
 _PINNED = "_simulated_as_pinned"
 """Attribute of tensors that were asked for in pinned host memory: DDP's reducer insists on it."""
 _SHOWN = 6
@@ -96,7 +93,7 @@ class ScriptRecorder(TraceRecorder):
             _aten.nonzero.default: self._nonzero,
             _aten._nested_tensor_from_mask_left_aligned.default: self._not_nested,
             _aten.is_pinned.default: lambda tensor, *_, **__: hasattr(tensor, _PINNED),
-            _aten._scaled_mm.default: self._scaled_mm,
+            **{func: functools.partial(self._refuse, func) for func in REFUSED},
             _aten._pin_memory.default: lambda tensor, *_, **__: tensor,
         }
 
@@ -307,10 +304,10 @@ class ScriptRecorder(TraceRecorder):
         self.assume(_NESTED)
         return False
 
-    def _scaled_mm(self, *_: Any, **__: Any) -> Any:
-        """Source: native/cuda/ScaledBlas.cpp, ``_scaled_mm_allowed_device`` (2.13)."""
-        if self.target is not None and self.target.capability < _FLOAT8_SINCE:
-            raise RuntimeError(_NO_FLOAT8)
+    def _refuse(self, func: Any, *args: Any, **_: Any) -> Any:
+        refusal = "" if self.target is None else REFUSED[func](self.target.capability, *args)
+        if refusal:
+            raise RuntimeError(refusal)
         return NotImplemented
 
     def said_of_reads(self) -> tuple[str, ...]:

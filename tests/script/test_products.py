@@ -34,3 +34,26 @@ def test_a_product_in_8_bit_ends_as_on_a_gpu_that_has_none(run, capfd):
     assert run(FLOAT8, gpu="RTX 4090").ending.code == 0
     assert run(FLOAT8, gpu="a100-80gb").ending.code == 1
     assert "only supported on CUDA devices with compute capability >= 9.0" in capfd.readouterr().err
+
+
+WIDER = """
+import torch
+a, b = (torch.ones(2, 32, 32, device="cuda", dtype={dtype}) for _ in range(2))
+wide = torch.zeros(2, 32, 32, device="cuda")
+for out in (
+    torch.mm(a[0], b[0], out_dtype=torch.float32),
+    torch.bmm(a, b, out_dtype=torch.float32),
+    torch.addmm(wide[0], a[0], b[0], out_dtype=torch.float32),
+    torch.baddbmm(wide, a, b, out_dtype=torch.float32),
+):
+    assert out.dtype is torch.float32 and out.shape[-2:] == (32, 32)
+"""
+
+
+def test_products_of_16_bits_come_out_in_32_where_the_gpu_has_them(run, capfd):
+    """``out_dtype``: trl's chunked losses ask for it."""
+    assert run(WIDER.format(dtype="torch.float16"), gpu="t4").ending.code == 0
+    assert run(WIDER.format(dtype="torch.bfloat16"), gpu="a100-80gb").ending.code == 0
+    assert run(WIDER.format(dtype="torch.bfloat16"), gpu="t4").ending.code == 1
+    said = "gemm input type at::BFloat16 and output type float is only supported for CUDA devices"
+    assert said in capfd.readouterr().err

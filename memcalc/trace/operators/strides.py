@@ -51,6 +51,12 @@ def _group_norm_backward(*args: Any) -> Any:
     return _first(out, lambda tensor: torch.empty_like(tensor, memory_format=layout))
 
 
+def _added_to_products(added: Any, left: Any, right: Any, dtype: torch.dtype, **_: Any) -> Any:
+    """PyTorch has another overload's decomposition for this one (2.13)."""
+    shape = left.shape[0], left.shape[1], right.shape[2]
+    return torch.empty(shape, dtype=dtype, device=left.device)
+
+
 def _like_gradient(grad: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(grad)
 
@@ -93,5 +99,6 @@ FAKE_KERNELS: dict[Any, Kernel] = {
     _aten.log_sigmoid_backward.default: _like_gradient,
     _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.native_group_norm_backward.default: _group_norm_backward,
+    **({_aten.baddbmm.dtype: _added_to_products} if hasattr(_aten.baddbmm, "dtype") else {}),
 }
 """What runs in place of an operator's fake kernel."""

@@ -18,10 +18,16 @@ from memcalc.trace.scratch.shapes import bytes_of, fixed, is_dense
 
 
 def _product(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    left, right = args[-2:] if len(args) < 3 else args[1:3]
+    left, right = _factors(args)
     turned = _in_rows(out)
     first, second = (right, left) if turned else (left, right)
     return _call(_copied(first, turned), _copied(second, turned))
+
+
+def _factors(args: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is added to a product comes first, and the type of the result (``out_dtype``) last."""
+    left, right = [arg for arg in args if isinstance(arg, torch.Tensor)][-2:]
+    return left, right
 
 
 def _copied(tensor: torch.Tensor, turned: bool) -> int:
@@ -47,7 +53,7 @@ def _in_rows(out: torch.Tensor) -> bool:
 
 
 def _batched(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    left, right = args[-2:] if len(args) < 3 else args[1:3]
+    left, right = _factors(args)
     by_columns = out.stride(1) == 1 and (out.shape[2] == 1 or out.stride(2) >= max(1, out.shape[1]))
     turned = not by_columns
     first, second = (right, left) if turned else (left, right)
