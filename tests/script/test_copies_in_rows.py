@@ -54,3 +54,28 @@ LEAVES = flat, deep
 @pytest.mark.pinned
 def test_one_channel_is_unfolded_and_not_taken_for_depthwise(peaks):
     assert peaks(OF_ONE_CHANNEL, gpu="A100-80GB") == ONE_CHANNEL
+
+
+SPREAD_PLACES = """
+import torch
+x = torch.zeros(64, 64, device="cuda")
+rows, columns = torch.arange(48, device="cuda")[:, None], torch.arange(48, device="cuda")
+number = torch.ones((), device="cuda")
+def peak(step):
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+places = 48 * 48
+assert peak(lambda: x.index_put_((rows, columns), number)) == 2 * 8 * places
+narrow = rows.int(), columns.int()
+assert peak(lambda: x.index_put_(narrow, number)) == 2 * 8 * places
+# Positions, the same sorted, their order and that of the places; the number in each place.
+added = peak(lambda: x.index_put_((rows, columns), number, accumulate=True))
+assert added == 4 * 8 * places + 4 * places + 512
+"""
+
+
+def test_places_of_rows_and_columns_are_copied_to_lie_alike_where_values_are_put(run):
+    """As PyTorch's CUDA code takes them over the stand-in driver."""
+    assert run(SPREAD_PLACES, gpu="t4").ending.code == 0

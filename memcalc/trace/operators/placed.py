@@ -91,11 +91,22 @@ def _expanded(indices: Indices) -> list[torch.Tensor | None]:
 
 
 def _places(tensor: torch.Tensor, indices: Indices) -> list[torch.Tensor | None]:
-    """Masks become positions, on the mask's device; those of the host are copied."""
+    """Masks become positions, on the mask's device; those of the host are copied.
+
+    Whole numbers of 32 bits are spread over all places before they are widened.
+    """
+    places = [None if index is None else index.to(tensor.device) for index in _expanded(indices)]
+    shape = _spread_shape(places)
     return [
-        index if index is None else index.to(device=tensor.device, dtype=torch.long)
-        for index in _expanded(indices)
+        index.expand(shape).long() if index is not None and index.dtype is torch.int else index
+        for index in places
     ]
+
+
+def _spread_shape(indices: Indices) -> torch.Size:
+    return torch.Size(
+        torch.broadcast_shapes(*(index.shape for index in indices if index is not None))
+    )
 
 
 def _let_go(places: list[torch.Tensor | None]) -> None:
@@ -142,15 +153,13 @@ def _add(
 ) -> torch.Tensor:
     """Places become single numbers, by which all is sorted."""
     expanded = _expanded(indices)
-    given = [index for index in expanded if index is not None]
-    shape = torch.broadcast_shapes(*(index.shape for index in given))
+    shape, sizes = _spread_shape(expanded), sizes_put(tensor, expanded, values)
+    given = [index.long() for index in expanded if index is not None]
     numbers = None
-    while given:
-        place = given.pop(0)
+    for place in given:
         one: torch.Tensor | None = _number(place, shape, tensor.device, looks=looks)
         numbers, one = (numbers if numbers is not None else one), None
-    sizes = sizes_put(tensor, expanded, values)
-    del place, expanded
+    del place, expanded, given
     with _kernel_runs():
         _PUT(tensor, indices, values, accumulate)
     take(KernelCall("put_sorted", sizes))
@@ -181,12 +190,14 @@ def _look_at(index: torch.Tensor) -> None:
 def sizes_put(tensor: torch.Tensor, indices: Indices, values: torch.Tensor) -> tuple[int, int, int]:
     """Positions that are written to, rows that there are of them, bytes of values not in a row."""
     given = [index for index in indices if index is not None]
-    count = math.prod(torch.broadcast_shapes(*(index.shape for index in given)))
+    count = math.prod(_spread_shape(given))
     rows = math.prod(
         size for size, index in zip(tensor.shape, indices, strict=False) if index is not None
     )
-    copied = 0 if values.is_contiguous() else values.numel() * values.element_size()
-    return count, rows, copied
+    # Fewer values than places are spread: cuda/Indexing.cu, ``index_put_with_sort_kernel``.
+    placed = max(count * (tensor.numel() // max(rows, 1)), values.numel())
+    in_a_row = values.is_contiguous() and values.numel() == placed
+    return count, rows, 0 if in_a_row else placed * values.element_size()
 
 
 def is_numbered() -> bool:

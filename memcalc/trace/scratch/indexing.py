@@ -20,7 +20,9 @@ def _masked_scatter(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 
 
 def _index_put(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    if not placed.sorts(args) or placed.is_numbered():
+    if not placed.sorts(args):
+        return _index(args, out)
+    if placed.is_numbered():
         return None
     count, rows, copied = placed.sizes_put(*args[:3])
     given = [index for index in args[1] if index is not None]
