@@ -31,6 +31,7 @@ FILLS = {
     *(_aten.arange.default, _aten.linspace.default, _aten.logspace.default),
 }
 """Operators that make tensors of known numbers, beside zeros."""
+_SHOWS = {getattr(_aten.set_, name) for name in _aten.set_.overloads() if name.startswith("source")}
 _RAISES = _aten._foreach_add_.Scalar
 
 
@@ -67,6 +68,10 @@ class Values:
     def note(self, func: Any, args: Any, kwargs: Any, out: Any, *, deciding: bool) -> None:
         """The same, where it is known whether a program could decide by these results."""
         outputs = out if isinstance(out, list | tuple) else (out,)
+        if func in _SHOWS:
+            # Nothing is written: it shows other memory, of which nobody knows what it holds so.
+            self._made.pop(id(args[0]), None)
+            return
         # What nobody has written holds no numbers, whatever it was made like.
         known = deciding or (self.counts(func, args) and not _unwritten(func))
         given = self._described(args, kwargs) if known else None
@@ -120,6 +125,12 @@ class Values:
             return None
         known = host_value(host.to(tensor.dtype)) if host.dtype != tensor.dtype else None
         return known or host_value(host)
+
+    def copied(self, tensor: torch.Tensor, source: torch.Tensor) -> None:
+        """A tensor that is new holds what another does, byte by byte (``copy.deepcopy``)."""
+        made = self.recipe_of(source)
+        if made is not None:
+            self.keep(tensor, made)
 
     def _raised(self, args: Any) -> list[tuple[torch.Tensor, Recipe]]:
         """Known numbers among a list that all become larger by one number, such as steps made."""

@@ -78,6 +78,7 @@ class Known:
         arrivals.install(patches)
         backward.install(patches)
         without_kernels(patches, self.say)
+        patches.wrap(torch.Tensor, "__deepcopy__", self._deepcopy)
         self._patches = patches
         decisions.install(patches, self._values.know, self.say)
         untouched.install(patches, self.say, simulated=False)
@@ -141,6 +142,13 @@ class Known:
             if func in arrivals.GATHERS:
                 arrivals.arrived(self._values, func, args)
         return out
+
+    def _deepcopy(self, original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+        """Storages are copied as bytes; what is known of a tensor goes along."""
+        copy = original(tensor, memo)
+        if type(copy) is type(tensor):
+            self._values.copied(copy, tensor)
+        return copy
 
     def _composed(self, func: Any) -> bool:
         known = self._apart.get(func)
