@@ -48,8 +48,8 @@ from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.torch_private.python_kernels import is_brought
 from memcalc.trace.torch_private.tensors import storage_of
 from memcalc.trace.traffic import Traffic, is_sent
-from memcalc.trace.values import decides
 from memcalc.trace.writer import Writer
+from memcalc.trace.writes import decides
 from memcalc.trace.written_views import WrittenViews
 
 _ASKS_DEVICE = torch.ops.prim.device.default

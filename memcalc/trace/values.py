@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from memcalc.trace.overlaps import written_over
 from memcalc.trace.recipes import Recipe, UnansweredError, Unknown, Worked, alone, call, host_value
 from memcalc.trace.ties import SAID
 from memcalc.trace.torch_private.tensors import storage_key
+from memcalc.trace.writes import decides, unwritten, written
 
 LONGEST = 4096
 """Steps of a recipe that are run; a longer one is answered by zero."""
@@ -58,7 +59,7 @@ class Values:
             func in FILLS
             or decides(func, out)
             or any(isinstance(a, torch.Tensor) and not a.dtype.is_floating_point for a in args)
-            or any(True for _ in _written(func, args))
+            or any(True for _ in written(func, args))
         )
 
     def follows(self, args: Any) -> bool:
@@ -73,10 +74,15 @@ class Values:
             self._made.pop(id(args[0]), None)
             return
         # What nobody has written holds no numbers, whatever it was made like.
-        known = deciding or (self.counts(func, args) and not _unwritten(func))
+        known = deciding or (self.counts(func, args) and not unwritten(func))
         given = self._described(args, kwargs) if known else None
         raised = self._raised(args) if func is _RAISES else []
-        written = [(tensor, self._forget(tensor)) for tensor in _written(func, args)]
+        given_out = kwargs.get("out") if kwargs else None
+        places = [
+            *written(func, args),
+            *([given_out] if isinstance(given_out, torch.Tensor) else []),
+        ]
+        others = [(tensor, self._forget(tensor)) for tensor in places]
         for tensor, made in raised:
             self.keep(tensor, made)
         if given is not None:
@@ -87,8 +93,8 @@ class Values:
                     at = index if isinstance(out, list | tuple) else None
                     sure = self.sure(func, described)
                     self.keep(item, Recipe(func, *described, at, depth + 1, sure=sure))
-        for tensor, others in written:
-            self._spread(tensor, others)
+        for tensor, around in others:
+            self._spread(tensor, around)
 
     def _forget(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, Recipe]]:
         """Forget what shows the memory of a tensor; returns what others there held."""
@@ -269,41 +275,3 @@ class Values:
             if isinstance(value, list | tuple):
                 pending.extend(value)
         return True
-
-
-def decides(func: Any, out: Any) -> bool:
-    """Whether a program could decide by what this operator makes."""
-    outputs = out if isinstance(out, list | tuple) else (out,)
-    return any(map(_decides, outputs)) and not _unwritten(func)
-
-
-def _decides(item: Any) -> bool:
-    if not isinstance(item, torch.Tensor):
-        return False
-    return item.dim() == 0 or not item.dtype.is_floating_point
-
-
-_writes: dict[Any, tuple[int, ...]] = {}
-
-
-def _written(func: Any, args: Any) -> Iterator[torch.Tensor]:
-    """The tensors an operator writes into."""
-    places = _writes.get(func)
-    if places is None:
-        schema = getattr(func, "_schema", None)
-        arguments = schema.arguments if schema is not None else ()
-        places = _writes[func] = tuple(
-            index
-            for index, argument in enumerate(arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        )
-    for place in places:
-        value = args[place] if place < len(args) else None
-        for item in value if isinstance(value, list | tuple) else (value,):
-            if isinstance(item, torch.Tensor):
-                yield item
-
-
-def _unwritten(func: Any) -> bool:
-    """It makes memory that nobody has written: zeros, as far as anyone can say."""
-    return "empty" in getattr(func, "__name__", "")

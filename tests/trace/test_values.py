@@ -38,7 +38,7 @@ def reads():
         other = torch.empty(0, dtype=torch.long, device=on)
         other.set_(ids.untyped_storage(), 0, (2, 3), (3, 1))
         # Of other memory nobody knows anything, until it is written to.
-        assert other.sum().item() == 0 and ids.sum().item() == 4
+        assert [other.sum().item(), ids.sum().item()] == [0, 4]
         assert other.fill_(2).sum().item() == 12
         some = torch.arange(12, device=on).view(2, 2, 3)[:, :1]
         rows = torch.ops.aten._reshape_alias(some, [2, 3], [6, 1])

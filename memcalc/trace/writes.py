@@ -1,0 +1,46 @@
+"""What operators write to, and whether a program could decide by what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def decides(func: Any, out: Any) -> bool:
+    """Whether a program could decide by what this operator makes."""
+    outputs = out if isinstance(out, list | tuple) else (out,)
+    return any(map(_decides, outputs)) and not unwritten(func)
+
+
+def _decides(item: Any) -> bool:
+    if not isinstance(item, torch.Tensor):
+        return False
+    return item.dim() == 0 or not item.dtype.is_floating_point
+
+
+_writes: dict[Any, tuple[int, ...]] = {}
+
+
+def written(func: Any, args: Any) -> Iterator[torch.Tensor]:
+    """The tensors an operator writes into."""
+    places = _writes.get(func)
+    if places is None:
+        schema = getattr(func, "_schema", None)
+        arguments = schema.arguments if schema is not None else ()
+        places = _writes[func] = tuple(
+            index
+            for index, argument in enumerate(arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+    for place in places:
+        value = args[place] if place < len(args) else None
+        for item in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield item
+
+
+def unwritten(func: Any) -> bool:
+    """It makes memory that nobody has written: zeros, as far as anyone can say."""
+    return "empty" in getattr(func, "__name__", "")
