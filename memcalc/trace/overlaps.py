@@ -24,10 +24,9 @@ def written_over(
         part: what was written to.
         made: what that holds now; ``None``: that is not known.
     """
-    symbolic = any(type(size) is not int for size in (*tensor.shape, *part.shape))
-    if symbolic or tensor.dtype != part.dtype:
+    if _is_symbolic(tensor) or _is_symbolic(part) or tensor.dtype != part.dtype:
         return None
-    offset = int(part.storage_offset()) - int(tensor.storage_offset())
+    offset = part.storage_offset() - tensor.storage_offset()
     if offset >= _span(tensor) or -offset >= _span(part):
         return before
     if made is None:
@@ -38,6 +37,11 @@ def written_over(
     if part.is_contiguous() and offset <= 0 and _span(tensor) - offset <= _span(part):
         return _of(_part_of, [made, tensor.shape, tensor.stride(), -offset], made)
     return None
+
+
+def _is_symbolic(tensor: torch.Tensor) -> bool:
+    sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return any(type(size) is not int for size in sizes)
 
 
 def _of(func: Any, args: list[Any], *parts: Recipe) -> Recipe:
