@@ -56,6 +56,24 @@ def test_one_channel_is_unfolded_and_not_taken_for_depthwise(peaks):
     assert peaks(OF_ONE_CHANNEL, gpu="A100-80GB") == ONE_CHANNEL
 
 
+ONE_HEAD = {"one head": 792064, "two heads": 927232}
+"""The same, of attention on a T4: sums of one head lie as wanted."""
+OF_ONE_HEAD = """
+import torch
+import torch.nn.functional as F
+one = torch.ones(2, 256, 64, device="cuda", requires_grad=True)
+heads = lambda count: one.view(2, 256, count, -1).transpose(1, 2)
+attention = lambda many: F.scaled_dot_product_attention(many, many, many).sum().backward()
+CASES = {"one head": lambda: attention(heads(1)), "two heads": lambda: attention(heads(2))}
+LEAVES = (one,)
+"""
+
+
+@pytest.mark.pinned
+def test_row_sums_of_one_head_are_not_copied(peaks):
+    assert peaks(OF_ONE_HEAD, gpu="t4") == ONE_HEAD
+
+
 SPREAD_PLACES = """
 import torch
 x = torch.zeros(64, 64, device="cuda")

@@ -157,20 +157,15 @@ def _efficient_backward(
         return (_FLOAT * rows, *((workspace, ~0, ~1) if workspace else (~0,)))
     product = _FLOAT * rows * value_dim
     casts = (product, product) if element == 2 else ()
-    # The product and its sum are freed before the workspace is taken.
+    # The product and its sum are freed before the workspace is taken. The sums of one head, or of
+    # one row, lie as they are wanted; else they are copied.
     at = len(casts)
-    frees = (~at, *(~i for i in range(at)))
-    last = at + 3
+    copies = () if 1 in (heads, q_len) else (_FLOAT * rows,)
+    sums, last = at + 1 + len(copies), at + 2 + len(copies)
     return (
-        *casts,
-        product,
-        _FLOAT * rows,
-        _FLOAT * rows,
-        ~(at + 1),
-        *frees,
-        workspace,
-        ~(at + 2),
-        ~last,
+        *(*casts, product, _FLOAT * rows, *copies),
+        *((~(at + 1),) if copies else ()),
+        *(~at, *(~i for i in range(at)), workspace, ~sums, ~last),
     )
 
 
