@@ -48,6 +48,7 @@ from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.torch_private.python_kernels import is_brought
 from memcalc.trace.torch_private.tensors import storage_of
 from memcalc.trace.traffic import Traffic, is_sent
+from memcalc.trace.unruled import without_rule
 from memcalc.trace.writer import Writer
 from memcalc.trace.writes import decides
 from memcalc.trace.written_views import WrittenViews
@@ -238,6 +239,8 @@ class TraceRecorder(Routes):
             out = self._ran(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self._by_values(func, args, kwargs)
+        except NotImplementedError as error:
+            raise without_rule(func, error) from None
         kept = key if func is operator.func else None
         self._write_down(name, args, out, node, self._counted_up(kept, func, args, kwargs, out))
         return out

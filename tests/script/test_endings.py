@@ -60,3 +60,22 @@ def test_an_error_of_a_number_that_was_read_says_where(run, capfd, number, expla
     shown = capfd.readouterr().err
     assert "ZeroDivisionError" in shown
     assert ("train.py:4), which are zeros" in shown) == explained
+
+
+NO_RULE = {
+    "rows that are compressed": ("torch.rand(8, 8).cuda().to_sparse_csr()", "_to_sparse_csr"),
+    "made of parts": (
+        "n = torch.arange(3).cuda(); torch.sparse_csr_tensor(n, n[:2], n[:2], (2, 3))",
+        "sparse_compressed_tensor",
+    ),
+    "two of four": ("torch._cslt_compress(torch.rand(128, 128).half().cuda())", "_cslt_compress"),
+}
+
+
+@pytest.mark.parametrize(("text", "name"), NO_RULE.values(), ids=NO_RULE)
+def test_what_pytorch_knows_no_shape_of_is_named_with_what_to_do(run, capfd, text, name):
+    assert run(f"import torch\n{text}").ending.code == 1
+    said = capfd.readouterr().err
+    assert f"aten::{name} is not simulated: PyTorch has no rule" in said
+    assert "--backend driver" in said
+    assert "registered at" not in said
