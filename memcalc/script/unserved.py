@@ -11,11 +11,18 @@ from memcalc.errors import EstimateError
 from memcalc.script.patches import Patches
 
 _BEGINNINGS = ("_cuda_", "_nccl_")
+_ON_A_GPU = (
+    *("_cuda_cudaCachingAllocator_raw_alloc", "_cuda_cudaCachingAllocator_raw_delete"),
+    *("_cuda_changeCurrentAllocator", "_cuda_jiterator_compile_and_launch_kernel"),
+)
+"""What a build with CUDA has, and runs on a GPU alone."""
 
 
 def install(patches: Patches) -> None:
     """Say which function of PyTorch's a script has called in vain, and what to do."""
     patches.set(torch._C, "__getattr__", _of_a_build_with_cuda)
+    for name in _ON_A_GPU:
+        patches.set(torch._C, name, _refused)
     patches.set(torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True)
     patches.set(torch._C, "_cuda_cudaCachingAllocator_enable", _enable_cache)
 

@@ -8,6 +8,8 @@ import torch
 
 from memcalc.errors import UsageError
 
+NAMES = "past_key_values", "cache"
+"""What models call it where they are given it and return it; the second from transformers 5.24."""
 _WINDOWED = "sliding_attention"
 _WHOLE = "full_attention"
 _INDEXED = ("index_head_dim", "index_topk")

@@ -17,12 +17,12 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.imports import line
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import cache_packages
+from memcalc.workload import cache_layers, cache_packages
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Turns, Watch, as_found
 from memcalc.workload.precision import Precision
 
-_CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "state")
+_CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
 """Names under which models return what they keep of past tokens."""
 _KINDS = ("static", "offloaded", "quantized")
 """Caches that ``generate`` is asked for; the others it has by itself."""

@@ -15,6 +15,7 @@ from memcalc.catalog import releases
 from memcalc.catalog.releases import Loss, Release
 from memcalc.records.plan import Plan
 from memcalc.version import installed
+from memcalc.workload import cache_layers
 
 
 def release(plan: Plan, model_type: str | None) -> Release:
@@ -53,7 +54,7 @@ def keep_past(model: torch.nn.Module, then: Release) -> None:
 
     def hold(_: torch.nn.Module, __: object, options: dict[str, Any]) -> None:
         held.clear()
-        past = options.get("past_key_values")
+        past = next(filter(None, map(options.get, cache_layers.NAMES)), None)
         # What is kept of an encoder's outputs stays as it is.
         past = getattr(past, "self_attention_cache", past)
         for layer in getattr(past, "layers", ()):
