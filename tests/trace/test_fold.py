@@ -88,7 +88,7 @@ def test_a_folded_trace_of_a_whole_model_equals_the_whole_one(forked, model, set
 def test_what_a_model_does_at_some_layers_alone_is_not_overlooked(forked, tmp_path):
     # Behind its first two layers there are half as many frames, which no layer itself knows.
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16}
-    part = {"num_hidden_layers": 16, "num_key_value_heads": 2, "vocab_size": 99}
+    part = {"num_hidden_layers": 8, "num_key_value_heads": 2, "vocab_size": 99}
     config = {"model_type": "granite_speech5_ctc", "vocab_size": 99, "encoder_config": sizes | part}
     (tmp_path / "config.json").write_text(json.dumps(config))
     plan = {"model": str(tmp_path), "task": "ctc", "batch": 2, "precision": "bf16"}
