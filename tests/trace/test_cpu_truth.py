@@ -72,9 +72,7 @@ def plan_of(folder, model, settings, *, narrow):
     return make({"model": str(path), "batch": 2, "seq": 32, "target": "cpu", **settings})
 
 
-_NUMBERS = [
-    n if n == 0 else pytest.param(n, marks=pytest.mark.nightly) for n in range(len(CASES))
-]
+_NUMBERS = [n if n == 0 else pytest.param(n, marks=pytest.mark.nightly) for n in range(len(CASES))]
 
 
 @pytest.mark.parametrize("number", _NUMBERS, ids=lambda n: f"{CASES[n][0]}-{n}")
