@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from memcalc.trace.memo import FORM, Form, form_of, watched
+from memcalc.trace.overlaps import span
 from memcalc.trace.torch_private.dispatch import FakeTensor, FakeTensorMode, without_dispatch
 from memcalc.trace.torch_private.tensors import make_subclass, pointers_are_null, storage_key
 
@@ -147,7 +148,7 @@ def _output(
         return None
     if storage._cdata in given:
         return _view(*given[storage._cdata], int(one.storage_offset()), *form, one.dtype, dress)
-    own = _span(*form) * one.element_size()
+    own = span(*form) * one.element_size()
     if one.storage_offset() or storage.nbytes() != own:
         return None
     return _fresh(*form, one.dtype, dress)
@@ -158,13 +159,6 @@ def _is_strange(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
         return True
     return tensor._is_zerotensor()
-
-
-def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Elements from the first to the last."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def _at(args: tuple[Any, ...], place: int, index: int | None) -> Any:

@@ -6,6 +6,7 @@ too, and in every other tensor that shows this memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,12 +50,15 @@ def _of(func: Any, args: list[Any], *parts: Recipe) -> Recipe:
     return Recipe(func, args, {}, None, depth, sure=all(part.sure for part in parts))
 
 
-def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last; none of an empty one."""
-    if not tensor.numel():
+def span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to the last; none where a size is 0."""
+    if 0 in shape:
         return 0
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in pairs)
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _span(tensor: torch.Tensor) -> int:
+    return span(tensor.shape, tensor.stride())
 
 
 def _with_part(whole: torch.Tensor, part: torch.Tensor, size: Any, stride: Any, at: int) -> Any:

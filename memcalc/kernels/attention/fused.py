@@ -160,13 +160,11 @@ def _efficient_backward(
     # The product and its sum are freed before the workspace is taken. The sums of one head, or of
     # one row, lie as they are wanted; else they are copied.
     at = len(casts)
-    copies = () if 1 in (heads, q_len) else (_FLOAT * rows,)
-    sums, last = at + 1 + len(copies), at + 2 + len(copies)
-    return (
-        *(*casts, product, _FLOAT * rows, *copies),
-        *((~(at + 1),) if copies else ()),
-        *(~at, *(~i for i in range(at)), workspace, ~sums, ~last),
-    )
+    copied = 1 not in (heads, q_len)
+    sums = (_FLOAT * rows, _FLOAT * rows, ~(at + 1)) if copied else (_FLOAT * rows,)
+    last = at + 3 if copied else at + 2
+    frees = (~at, *(~i for i in range(at)))
+    return (*casts, product, *sums, *frees, workspace, ~(last - 1), ~last)
 
 
 def _efficient_workspace(

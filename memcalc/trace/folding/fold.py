@@ -128,9 +128,9 @@ def _beside(
         def found() -> str:
             try:
                 return str(copy.answer(_PATIENCE * max(1.0, time.monotonic() - begun))["found"])
-            except (EstimateError, TimeoutError) as error:
-                if isinstance(error, CodeError):
-                    raise CannotUnfoldError(str(error)) from error
+            except CodeError as error:
+                raise CannotUnfoldError(str(error)) from error
+            except (EstimateError, TimeoutError):
                 # Nothing is known of a copy that died; here it is as it always was.
                 return work()
 
