@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 MAX_GRAD_NORM = 1.0
 """Default of ``TrainingArguments.max_grad_norm``."""
 _WRAPPED = "transformer_layer_cls_to_wrap"
+_PREPARES = "_prepare_for_training"
+"""Wraps the model and the optimizer."""
+_PREPARED = "_load_optimizer_and_scheduler"
+"""What comes last of that where ``_inner_training_loop`` does it in place, as before 5.0."""
 _METHODS = (
     "get_train_dataloader",
     "get_eval_dataloader",
-    "_prepare_for_training",
     "get_batch_samples",
     "training_step",
     "floating_point_ops",
@@ -137,6 +140,8 @@ class _Followed:
         self._number = 0
         self._batch: Any = None
         self._predicted: Any = None
+        self._in_place = contextlib.ExitStack()
+        """The preparation that an earlier release is in."""
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -145,8 +150,10 @@ class _Followed:
         for callback in [*trainer.callback_handler.callbacks]:
             if type(callback).__name__ == "PrinterCallback":
                 trainer.remove_callback(callback)
+        prepares = _PREPARES if hasattr(trainer, _PREPARES) else _PREPARED
+        followed = (*_METHODS, prepares)
         for owner, names in (
-            (trainer, _METHODS),
+            (trainer, [name for name in followed if hasattr(trainer, name)]),
             (trainer.accelerator, ("backward", "pad_across_processes")),
             (trainer.callback_handler, ("on_optimizer_step", "on_step_end")),
         ):
@@ -161,22 +168,33 @@ class _Followed:
         self.turns.to(phase, min(self.trainer.state.global_step, self.trainer.args.max_steps - 1))
 
     def get_train_dataloader(self, original: Any) -> Any:
+        if not hasattr(self.trainer, _PREPARES):
+            self._in_place.enter_context(self._preparing())
         count = self.trainer.args.max_steps * self.job.grad_accum
         return Loader(lambda _: self.job.batch(), count)
 
     def get_eval_dataloader(self, original: Any, dataset: Any = None) -> Any:
         return Loader(self._batch_to_evaluate, self.job.eval_batches)
 
-    def _prepare_for_training(self, original: Any, *args: Any) -> Any:
+    @contextlib.contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """The model is wrapped, and the optimizer."""
         from memcalc.workload import huggingface
 
         check = self.job.checked()
         with self.job.loading(self.watch):
-            prepared = original(*args)
+            yield
         check(self.trainer.model_wrapped)
         huggingface.follow_engine(self.trainer.accelerator, lambda: self._to(Phase.STEP))
         self.job.resume(self.watch)
-        return prepared
+
+    def _prepare_for_training(self, original: Any, *args: Any) -> Any:
+        with self._preparing():
+            return original(*args)
+
+    def _load_optimizer_and_scheduler(self, original: Any, *args: Any) -> None:
+        original(*args)
+        self._in_place.close()
 
     def get_batch_samples(self, original: Any, *args: Any) -> Any:
         self._to(Phase.FORWARD)
