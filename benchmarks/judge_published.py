@@ -344,6 +344,9 @@ def main() -> None:
             rows = elsewhere(path.stem, [*others, str(FOLDER)], library)
         else:
             rows = list(judged(path.stem, source))
+        if any(row.reason and row.own_code for row in rows):
+            today = judged(path.stem, source)
+            rows = [now if own.reason else own for own, now in zip(rows, today, strict=True)]
         every += rows
         if arguments.output:
             write(every, arguments.output)

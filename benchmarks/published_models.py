@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 _ALBERT = {
@@ -21,6 +22,12 @@ _ALBERT = {
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
+}
+_BERT_LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
 }
 _GPT2_LARGE = {"n_embd": 1280, "n_layer": 36, "n_head": 20}
 _OPT = {
@@ -184,6 +191,53 @@ class OutputsSum(nn.Module):
         return sum(part.sum() for part in parts if torch.is_tensor(part))  # type: ignore[return-value]
 
 
+class _SoftmaxOfBefore(torch.autograd.Function):
+    """Softmax as PyTorch before 1.11 differentiates it: what went in is kept for backward too.
+
+    Source: tools/autograd/derivatives.yaml (1.10), ``_softmax: _softmax_backward_data(grad, result,
+    dim, self)``; from 1.11 on the last is the type alone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
+        out = scores.softmax(dim=-1)
+        ctx.save_for_backward(scores, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        scores, out = ctx.saved_tensors
+        return torch._softmax_backward_data(gradient, out, -1, scores.dtype)
+
+
+def _attention_of_before(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eager attention over that softmax: (B, heads, S, width) each to (B, S, heads, width)."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = functional.dropout(_SoftmaxOfBefore.apply(scores), dropout, module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def _bert_of_before() -> nn.Module:
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    name = "softmax_of_before"
+    AttentionInterface.register(name, _attention_of_before)
+    AttentionMaskInterface.register(name, eager_mask)
+    return _config("BertForSequenceClassification", _BERT_LARGE, name)
+
+
 def _config(class_name: str, settings: dict[str, Any], attention: str) -> nn.Module:
     import transformers
 
@@ -257,6 +311,8 @@ def __getattr__(name: str) -> Callable[[], nn.Module]:
         return functools.partial(_config, *_PLAIN[name], "sdpa")
     if name in _IMAGES:
         return functools.partial(_image, *_IMAGES[name])
+    if name == "bert_large_before_1_11":
+        return _bert_of_before
     if name.startswith("mlp_"):
         return functools.partial(_perceptron, name.removeprefix("mlp_"))
     if name.startswith("yolo"):

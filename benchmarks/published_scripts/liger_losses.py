@@ -123,7 +123,11 @@ def head_and_jsd(rows: int, _: dict[str, int]) -> Run:
 
 
 def distil(rows: int, _: dict[str, int]) -> Run:
-    """Cross entropy and Jensen-Shannon of logits in fp32; the kernel's layers lie beside it."""
+    """Cross entropy and Jensen-Shannon of logits in fp32; the kernel's layers lie beside it.
+
+    As the script of the readings' own commit has it (9218cf07); the one that was released takes
+    the logarithm of each softmax at once.
+    """
     heads = Heads(2048, 4096).to("cuda")
     rival = Heads(2048, 4096).to("cuda")
     once = torch.rand(rows, 2048, device="cuda", dtype=NARROW)
@@ -139,20 +143,17 @@ def distil(rows: int, _: dict[str, int]) -> Run:
         return ours_wide, theirs_wide, functional.cross_entropy(ours_wide, target)
 
     def soft(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        q = functional.log_softmax(ours, dim=-1)
-        p = functional.log_softmax(theirs, dim=-1)
-        mean = 0.5 * q.exp() + 0.5 * p.exp()
-        log_mean = mean.log()
+        ours, theirs = ours / 1.0, theirs / 1.0
+        q, p = functional.softmax(ours, dim=-1), functional.softmax(theirs, dim=-1)
+        log_mean = torch.log((q + p) / 2)
         settings = {"reduction": "batchmean", "log_target": True}
-        near = functional.kl_div(log_mean, q, **settings)
-        far = functional.kl_div(log_mean, p, **settings)
-        return 0.5 * far + 0.5 * near
+        near = functional.kl_div(log_mean, torch.log(q), **settings)
+        far = functional.kl_div(log_mean, torch.log(p), **settings)
+        return (near + far) / 2
 
     def forward() -> torch.Tensor:
         ours, theirs, hard = outputs()
-        ours /= 1.0
-        theirs /= 1.0
-        return 0.5 * hard + 0.5 * soft(ours, theirs)
+        return 0.5 * hard + 0.5 * soft(ours, theirs).mean()
 
     def full(kept: tuple[object, ...] = (rival, unused)) -> None:
         forward().backward()

@@ -28,6 +28,7 @@ from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.records.walk import components, highest, most_of
 from memcalc.units import format_bytes
+from memcalc.version import OLDEST_TORCH
 
 UNCOUNTED = (
     "other processes on the GPU",
@@ -52,12 +53,13 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
     variants = variants_of(question, trace, room_of(question))
-    span = within.reserved_span(trace, answer.peak.reserved or 0, [*map(_reserved, variants)])
-    if crowded is not None:
-        span = within.given_back(span, answer.peak.reserved or 0, replayed.peaks.reserved)
     device = device_of(question.gpu, plan=question.plan).holding(state, trace.inventory)
+    reserved = answer.peak.reserved or 0
+    span = _of_convolutions(question, trace, reserved, variants)
+    if crowded is not None:
+        span = within.given_back(span, reserved, replayed.peaks.reserved)
     if device.other_code is not None:
-        reserved, source = answer.peak.reserved or 0, device.other_code.source
+        source = device.other_code.source
         span = within.of_other_code(span, reserved, device.apart(reserved), source)
     answer = replace(answer, allocator=span)
     if question.gpu is None:
@@ -119,8 +121,24 @@ def _highest(phases: tuple[PhasePeak, ...]) -> PhasePeak:
     return max(phases, key=lambda phase: phase.allocated or phase.requested)
 
 
+def _of_convolutions(
+    question: Asked, trace: Trace, reserved: int, variants: list[Run]
+) -> Span | None:
+    """Between what the reserved memory lies for workspaces that are known within limits."""
+    span = within.reserved_span(trace, reserved, [*map(_reserved, variants)])
+    release = question.target.torch
+    if span is None or release >= OLDEST_TORCH:
+        return span
+    allocated = min(map(_allocated, variants))
+    return within.of_other_order(span, reserved, allocated, ".".join(map(str, release)))
+
+
 def _reserved(run: Run) -> int:
     return max(phase.reserved or 0 for phase in phases_of(run.replayed, run.trace))
+
+
+def _allocated(run: Run) -> int:
+    return max(phase.allocated or 0 for phase in phases_of(run.replayed, run.trace))
 
 
 def _uncounted_flops(trace: Trace) -> str:

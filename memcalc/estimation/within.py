@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from memcalc.allocator.constants import SMALL_SEGMENT
 from memcalc.records.prediction import Fit, FitVerdict, Part, Span
 from memcalc.records.trace import Bound, Component, Trace
 
@@ -79,6 +80,27 @@ def reserved_span(trace: Trace, likely: int, found: Sequence[int]) -> Span | Non
     source = f"{WORKSPACES}, {sizes}: replayed with the least and with the most{mixtures}"
     part = Part(name=RESERVED, low=low, likely=likely, high=high, source=source)
     return Span(low=low, likely=likely, high=high, source=WORKSPACES, parts=(part,))
+
+
+WITHOUT_GAPS = "blocks without gaps between them, as an older PyTorch may have laid them"
+
+
+def of_other_order(known: Span, reserved: int, allocated: int, release: str) -> Span:
+    """The span of convolutions under a PyTorch older than any whose runs were recorded.
+
+    In what order that took blocks and gave them back is not known, and with it how many gaps lie
+    between them: at the least there are none.
+
+    Args:
+        known: by today's order.
+        reserved: bytes by it.
+        allocated: bytes at the peak, with the least that workspaces may take.
+        release: of PyTorch.
+    """
+    least = min(-(-allocated // SMALL_SEGMENT) * SMALL_SEGMENT, reserved)
+    source = f"what PyTorch {release} allocates at the peak: its order of blocks was not recorded"
+    part = Part(name=WITHOUT_GAPS, low=least, likely=reserved, high=reserved, source=source)
+    return replace(known, low=min(known.low, least), parts=(*known.parts, part))
 
 
 GIVEN_BACK = "cached blocks that the allocator gives back as the GPU fills up"

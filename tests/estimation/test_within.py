@@ -14,6 +14,7 @@ from memcalc.estimation.replays import judged
 from memcalc.estimation.tracing import Desk
 from memcalc.kernels import alike, cudnn
 from memcalc.records.prediction import FitVerdict
+from memcalc.records.trace import Component
 from memcalc.report.rows import process_ends
 
 SOURCE = """
@@ -65,6 +66,21 @@ def reserved_is_a_range(folder):
 
 def test_reserved_is_a_range_and_said_part_by_part(holds):
     holds(reserved_is_a_range)
+
+
+def an_older_pytorch_may_leave_no_gaps(folder):
+    found, trace = estimates(folder)(torch="2.3")
+    span = found.allocator
+    _, part = span.parts
+    assert part.name == within.WITHOUT_GAPS
+    assert "PyTorch 2.3" in part.source
+    assert span.low == part.low < found.peak.reserved <= span.high
+    least = max(sum(s.bytes for s in trace.storages if s.component is Component.WEIGHTS), 1)
+    assert least < part.low <= found.peak.allocated + (2 << 20)
+
+
+def test_of_an_older_pytorch_as_little_as_it_allocates_may_be_reserved(holds):
+    holds(an_older_pytorch_may_leave_no_gaps)
 
 
 def workspaces_are_drawn_one_by_one(folder):
