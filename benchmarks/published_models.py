@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from published_scripts.softmax_of_before import softmax_of_before
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
@@ -191,25 +192,6 @@ class OutputsSum(nn.Module):
         return sum(part.sum() for part in parts if torch.is_tensor(part))  # type: ignore[return-value]
 
 
-class _SoftmaxOfBefore(torch.autograd.Function):
-    """Softmax as PyTorch before 1.11 differentiates it: what went in is kept for backward too.
-
-    Source: tools/autograd/derivatives.yaml (1.10), ``_softmax: _softmax_backward_data(grad, result,
-    dim, self)``; from 1.11 on the last is the type alone.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, scores: torch.Tensor) -> torch.Tensor:
-        out = scores.softmax(dim=-1)
-        ctx.save_for_backward(scores, out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        scores, out = ctx.saved_tensors
-        return torch._softmax_backward_data(gradient, out, -1, scores.dtype)
-
-
 def _attention_of_before(
     module: nn.Module,
     query: torch.Tensor,
@@ -224,7 +206,7 @@ def _attention_of_before(
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     if attention_mask is not None:
         scores = scores + attention_mask
-    weights = functional.dropout(_SoftmaxOfBefore.apply(scores), dropout, module.training)
+    weights = functional.dropout(softmax_of_before(scores), dropout, module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
 
 

@@ -53,6 +53,10 @@ class MeasureError(MemcalcError):
     exit_code = 3
 
 
+NO_GPU = "PyTorch sees no CUDA GPU here: memcalc doctor says why."
+"""What a run on a GPU ends with where there is none."""
+
+
 class MeasureTimeoutError(MeasureError):
     """A measurement took longer than the user allowed."""
 

@@ -4,15 +4,28 @@
 
 Mixup makes soft targets, autocast runs model and loss, a scaled backward and AdamW follow, and an
 averaged copy of the model lies on the GPU (main.py and engine.py of DeiT: ``ModelEma``,
-``NativeScaler``, ``SoftTargetCrossEntropy``). In timm 0.3.2 attention is single operators.
+``NativeScaler``, ``SoftTargetCrossEntropy``). In timm 0.3.2 attention is single operators,
+and PyTorch before 1.11, which that means, keeps the input of each softmax.
 """
 
 import sys
 
 import torch
 import torchvision_operators
+from softmax_of_before import softmax_of_before
 
 STEPS, SIDE = 3, 224
+
+
+def attention(layer: torch.nn.Module, x: torch.Tensor, **_: object) -> torch.Tensor:
+    """(B, S, width) to the same, by timm 0.3.2."""
+    batch, length, width = x.shape
+    shape = batch, length, 3, layer.num_heads, width // layer.num_heads
+    queries, keys, values = layer.qkv(x).reshape(shape).permute(2, 0, 3, 1, 4).unbind(0)
+    scores = (queries @ keys.transpose(-2, -1)) * layer.scale
+    weights = layer.attn_drop(softmax_of_before(scores))
+    x = (weights @ values).transpose(1, 2).reshape(batch, length, width)
+    return layer.proj_drop(layer.proj(x))
 
 
 def main(name: str, batch: str) -> None:
@@ -25,6 +38,7 @@ def main(name: str, batch: str) -> None:
     from timm.utils import ModelEma, NativeScaler
 
     timm.layers.set_fused_attn(False)
+    timm.models.vision_transformer.Attention.forward = attention
     model = timm.create_model(name, num_classes=1000, drop_rate=0.0, drop_path_rate=0.1).to("cuda")
     averaged = ModelEma(model, decay=0.99996, device="", resume="")
     optimizer = create_optimizer_v2(model, opt="adamw", lr=5e-4, weight_decay=0.05)

@@ -1,11 +1,12 @@
 """LitGPT's finetuning by its own package: the longest text of its data is cut to 512 tokens.
 
-    litgpt_finetune.py MODEL lora|qlora|full BATCH ACCUMULATED [RANK PARTS]
+    litgpt_finetune.py MODEL lora|qlora|qlora-dq|full BATCH ACCUMULATED [RANK PARTS [LONGEST REST]]
 
 ``PARTS``: what gets adapters, as letters of q, k, v, p (projection), m (feed-forward), h (head).
 Dropout of adapters changes no size but that it is there; it is 0.05. The script validates two
 batches before it trains, and every batch may be as long as the longest. Two batches an optimizer
-step stand for more of them.
+step stand for more of them. ``LONGEST`` is the first batch's length where that has the longest
+text, and ``REST`` that of all others.
 """
 
 import sys
@@ -20,7 +21,7 @@ from litgpt.config import Config
 from litgpt.model import GPT
 from litgpt.utils import chunked_cross_entropy
 
-TOKENS, STEPS, CHUNK = 512, 2, 128
+STEPS, CHUNK = 2, 128
 LETTERS = {"q": "query", "k": "key", "v": "value", "p": "projection", "m": "mlp", "h": "head"}
 
 
@@ -53,10 +54,11 @@ def product(x, weight, quant_state, out=None, bias=None):
 
 def made(name: str, kind: str, adapters: list[str]) -> tuple[lightning.Fabric, torch.nn.Module]:
     """The model on the GPU, its weights read from the host."""
-    quantised = kind == "qlora"
+    quantised = kind.startswith("qlora")
     if quantised:
         bitsandbytes.matmul_4bit = product
-    plugin = BitsandbytesPrecision("nf4", torch.bfloat16) if quantised else None
+    constants = kind.replace("qlora", "nf4")  # nf4-dq: they are quantised as well.
+    plugin = BitsandbytesPrecision(constants, torch.bfloat16) if quantised else None
     precision = None if quantised else "bf16-true"
     fabric = lightning.Fabric(accelerator="cuda", devices=1, precision=precision, plugins=plugin)
     fabric.launch()
@@ -86,7 +88,7 @@ def stored(name: str) -> dict[str, torch.Tensor]:
 
 def optimizer_of(model: torch.nn.Module, kind: str) -> torch.optim.Optimizer:
     """AdamW; with a quantised base bitsandbytes' paged one."""
-    if kind == "qlora":
+    if kind.startswith("qlora"):
         trained = [one for one in model.parameters() if one.requires_grad]
         return bitsandbytes.optim.PagedAdamW(trained, lr=2e-4, betas=(0.9, 0.95), weight_decay=0.0)
     trained = [one for one in model.parameters() if one.requires_grad]
@@ -103,12 +105,12 @@ def logits_of(model: torch.nn.Module, ids: torch.Tensor, *, chunked: bool) -> ob
 
 
 @torch.no_grad()
-def validate(model: torch.nn.Module, batch: int) -> None:
+def validate(model: torch.nn.Module, batch: int, tokens: int) -> None:
     """Two batches."""
     model.eval()
     losses = torch.zeros(2)
     for number in range(2):
-        ids = torch.ones(batch, TOKENS, dtype=torch.long, device="cuda")
+        ids = torch.ones(batch, tokens, dtype=torch.long, device="cuda")
         logits = model(ids)
         losses[number] = chunked_cross_entropy(logits[..., :-1, :], ids[..., 1:], chunk_size=0)
     losses.mean()
@@ -117,7 +119,9 @@ def validate(model: torch.nn.Module, batch: int) -> None:
 
 def main(name: str, kind: str, batch: str, accumulated: str, *adapters: str) -> None:
     """Train."""
-    fabric, model = made(name, kind, list(adapters))
+    adapted, lengths = list(adapters[:2]), adapters[2:] or (512, 512)
+    longest, tokens = map(int, lengths)
+    fabric, model = made(name, kind, adapted)
     optimizer = optimizer_of(model, kind)
     if kind == "full":
         # Its weights are read before the optimizer is made; with adapters it is the other way.
@@ -126,11 +130,12 @@ def main(name: str, kind: str, batch: str, accumulated: str, *adapters: str) -> 
     optimizer = fabric.setup_optimizers(optimizer)
     if kind != "full":
         model.load_state_dict(stored(name), strict=False)
-    model.max_seq_length = TOKENS
-    validate(model, int(batch))
+    model.max_seq_length = longest
+    validate(model, int(batch), tokens)
     batches = min(int(accumulated), 2)
     for number in range(1, STEPS * batches + 1):
-        ids = torch.ones(int(batch), TOKENS, dtype=torch.long).to("cuda")
+        length = longest if number == 1 else tokens
+        ids = torch.ones(int(batch), length, dtype=torch.long).to("cuda")
         waiting = number % batches != 0
         with fabric.no_backward_sync(model, enabled=waiting):
             # The logits of a batch live until the next ones are there, in validation too.
@@ -142,7 +147,7 @@ def main(name: str, kind: str, batch: str, accumulated: str, *adapters: str) -> 
         if not waiting:
             optimizer.step()
             optimizer.zero_grad()
-    validate(model, int(batch))
+    validate(model, int(batch), tokens)
     print(f"Memory used: {torch.cuda.max_memory_allocated() / 1e9:.02f} GB")
 
 

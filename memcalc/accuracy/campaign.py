@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog import gpus
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import NO_GPU, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.estimation.question import code_in
 from memcalc.estimation.understand import check
@@ -58,16 +58,22 @@ class Watcher(Protocol):
 def measure_all(plans: Sequence[Plan], how: How, watcher: Watcher) -> Generator[Run, None, None]:
     """Measure plans, each in a child process of its own; one that fails is an error in its run.
 
+    Where the first on a GPU finds none, no other is begun.
+
     Args:
         plans: what to measure; ``target`` says on which device.
         how: the same for all.
         watcher: told of everything as it happens.
     """
     with Runner() as runner:
+        missing = False
         for number, plan in enumerate(plans):
+            if missing and plan.target == "cuda":
+                continue
             watcher.begins(plan, number, len(plans))
             run = _measure(runner, plan, how, watcher)
             watcher.ended(run)
+            missing = missing or run.error == NO_GPU
             yield run
 
 

@@ -75,13 +75,19 @@ def _measure(plans: list[Plan], how: How, writer: ResultsWriter, watcher: Watche
     again = [plan for plan in plans if plan not in done]
     writer.runs[:] = [run for run in writer.runs if run.plan not in again]
     runs = measure_all(again, how, watcher)
+    left = len(again)
     try:
         for run in runs:
             writer.add(run)
+            left -= 1
     except KeyboardInterrupt:
         return False
     finally:
         runs.close()
+    if left:
+        one = left == 1
+        more = "1 more run needs" if one else f"{left} more runs need"
+        say(f"{more} a GPU, and {'was' if one else 'were'} not begun.")
     return True
 
 

@@ -120,6 +120,14 @@ def test_without_a_gpu_measuring_on_cuda_says_so(memcalc):
     assert "no CUDA GPU" in done.stderr
 
 
+def test_without_a_gpu_the_first_run_of_a_suite_says_so_for_all(memcalc, tmp_path):
+    suite(tmp_path, "Small", "Other")
+    done = memcalc("measure", "--suite", "suite.toml", "--device", "cuda", "-o", "out.json")
+    assert done.returncode == 3
+    assert "1 more run needs a GPU, and was not begun." in done.stderr
+    assert len(runs(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -11,7 +11,7 @@ import msgspec
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.child import Speaker
-from memcalc.errors import MeasureError
+from memcalc.errors import NO_GPU, MeasureError
 
 
 class Ending(msgspec.Struct):
@@ -58,7 +58,7 @@ def _join(request: dict[str, Any]) -> int:
     local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     seen = torch.cuda.device_count() if request["device"] == "cuda" else count
     if seen == 0:
-        raise MeasureError("PyTorch sees no CUDA GPU here: memcalc doctor says why.")
+        raise MeasureError(NO_GPU)
     if seen < count:
         raise MeasureError(
             f"The plan is for {count} GPUs, and PyTorch sees {seen} here: type --devices {seen}."

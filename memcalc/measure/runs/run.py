@@ -12,7 +12,7 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
-from memcalc.errors import MeasureError
+from memcalc.errors import NO_GPU, MeasureError
 from memcalc.measure import oom, process
 from memcalc.measure.meters import Meter, meter_for
 from memcalc.measure.runs import build
@@ -74,7 +74,7 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
         UsageError: the plan cannot be built.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise MeasureError("PyTorch sees no CUDA GPU here: memcalc doctor says why.")
+        raise MeasureError(NO_GPU)
     started = time.perf_counter()
     process.configure(plan)
     program = build.program(plan, weights=options.weights)
