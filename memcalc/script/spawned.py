@@ -48,6 +48,7 @@ _DEPTH = 6
 """Of containers in containers; what lies deeper is not looked at."""
 _heard = threading.Event()
 """The script's thread has been told, or there is no script any more."""
+_telling = threading.Lock()
 _PATIENCE = 0.1
 """Seconds that it has to hear of it."""
 
@@ -130,6 +131,8 @@ class Started:
         if popen is None or popen.returncode != _CODE or process not in self._all:
             return
         if not self._ran and not self._can_run(process):
+            # A pool waits in a thread, which may have seen the end before whoever watches for it.
+            _tell_main()
             raise AskedElsewhere
         popen.returncode = 0 if self._ran else self._here(process)
 
@@ -196,6 +199,7 @@ def install(patches: Patches, without_memory: type, started: Started) -> None:
         return NotImplemented
 
     if threading.current_thread() is threading.main_thread():
+        _heard.clear()
         before = signal.signal(_SIGNAL, _asked)
 
         def undo() -> None:
@@ -222,11 +226,11 @@ def _tell_main() -> None:
     main = threading.main_thread()
     if main.ident is None or main is threading.current_thread():
         return
-    _heard.clear()
-    while not _heard.is_set():
-        # One that comes as a call is about to wait does not wake it.
-        signal.pthread_kill(main.ident, _SIGNAL)
-        _heard.wait(_PATIENCE)
+    with _telling:
+        while not _heard.is_set():
+            # One that comes as a call is about to wait does not wake it.
+            signal.pthread_kill(main.ident, _SIGNAL)
+            _heard.wait(_PATIENCE)
 
 
 def _watch(process: int) -> None:

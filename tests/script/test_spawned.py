@@ -85,3 +85,21 @@ def test_of_processes_that_use_the_gpu_the_first_runs_here(run, how, waits):
 def test_one_that_is_waited_for_by_a_queue_has_no_gpu(run):
     with pytest.raises(EstimateError, match="the script's own process"):
         run(WORKS, "spawn", "asks")
+
+
+POOLS = """
+import multiprocessing, os, torch
+
+torch.ones(8, device="cuda")
+if __name__ == "__main__":
+    def lost(*_):
+        raise ChildProcessError
+    os.waitid = lost
+    multiprocessing.get_context("spawn").Pool(1).map(abs, [1])
+"""
+
+
+@pytest.mark.nightly
+def test_a_pool_that_sees_first_how_its_process_ended_says_so_too(run):
+    with pytest.raises(EstimateError, match="the script's own process"):
+        run(POOLS)
