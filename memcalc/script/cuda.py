@@ -6,6 +6,7 @@ script sees of its GPU has PyTorch's own shape. Read in PyTorch 2.11 and 2.13.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from memcalc.script.streams import (
     StreamContext,
     set_stream,
 )
+from memcalc.script.visible import Each, Gpus
 from memcalc.trace import streams
 from memcalc.trace.properties import Properties
 
@@ -63,7 +65,7 @@ def install(
     cuda = torch.cuda
 
     def of_device(index: Any) -> Properties:
-        _check(int(index))
+        memory.gpus.there(int(index))
         return properties
 
     generator = CudaGenerator()
@@ -72,13 +74,13 @@ def install(
         "_cudart": _Runtime(memory),
         # A parent that asked for GPUs before it forked is no hindrance.
         "_is_in_bad_fork": _always(False),
-        "_cached_device_count": None,
+        "device_count": lambda: memory.gpus.count,
         "_device_count_nvml": lambda: -1,
-        "_exchange_device": _exchange,
-        "_maybe_exchange_device": _exchange,
+        "_exchange_device": memory.gpus.exchange,
+        "_maybe_exchange_device": memory.gpus.exchange,
         "_get_device_properties": of_device,
         "_CudaDeviceProperties": Properties,
-        "default_generators": (generator,),
+        "default_generators": Each(memory.gpus, generator),
         "Stream": Stream,
         "Event": Event,
         "ExternalStream": Stream,
@@ -101,7 +103,7 @@ def install(
     patches.set(cuda.nvtx, "_nvtx", Inert())
     common = torch.cuda.amp.common
     patches.set(common, "amp_definitely_not_available", lambda: False)
-    _install_accelerator(patches)
+    _install_accelerator(patches, memory.gpus)
     libraries.install(patches, say)
     _install_nvml(patches, memory, properties, say)
 
@@ -127,20 +129,20 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
     def current(device: Any = 0) -> tuple[int, int, int]:
         return streams.current().stream_id, 0, 1
 
-    zero, one, nothing = _always(0), _always(1), _always(None)
+    zero, nothing, gpus = _always(0), _always(None), memory.gpus
     return {
-        "_scatter": _scatter,
+        "_scatter": functools.partial(_scatter, gpus),
         "_broadcast": lambda tensor, devices: [tensor],
         "_broadcast_coalesced": lambda tensors, devices, size: [list(tensors)],
         "_gather": lambda tensors, dim, *_: torch.cat(list(tensors), dim),
         "_cuda_init": nothing,
-        "_cuda_getDeviceCount": one,
+        "_cuda_getDeviceCount": lambda: gpus.count,
         "_cuda_getDevice": zero,
-        "_cuda_setDevice": _check,
-        "_cuda_exchangeDevice": _exchange,
-        "_cuda_maybeExchangeDevice": _exchange,
-        "_accelerator_exchangeDevice": _exchange,
-        "_accelerator_maybeExchangeDevice": _exchange,
+        "_cuda_setDevice": gpus.own,
+        "_cuda_exchangeDevice": gpus.exchange,
+        "_cuda_maybeExchangeDevice": gpus.exchange,
+        "_accelerator_exchangeDevice": gpus.exchange,
+        "_accelerator_maybeExchangeDevice": gpus.exchange,
         "_cuda_isInBadFork": _always(False),
         "_cuda_synchronize": nothing,
         "_cuda_ipc_collect": nothing,
@@ -190,12 +192,12 @@ def _of_memory(memory: GpuMemory) -> dict[str, Any]:
     }
 
 
-def _install_accelerator(patches: Patches) -> None:
+def _install_accelerator(patches: Patches, gpus: Gpus) -> None:
     """``torch.accelerator`` asks C++ objects that know nothing of this GPU."""
     accelerator, cuda = torch.accelerator, torch.cuda
     given = {
         "is_available": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: gpus.count,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
@@ -223,35 +225,21 @@ def _always(value: Any) -> Any:
 
 
 def _scatter(
-    tensor: torch.Tensor, devices: Any, sizes: Any = None, dim: int = 0, copies: Any = None
+    gpus: Gpus,
+    tensor: torch.Tensor,
+    devices: Any,
+    sizes: Any = None,
+    dim: int = 0,
+    copies: Any = None,
 ) -> tuple[torch.Tensor, ...]:
     """``DataParallel`` gives its only GPU the whole batch, by way of a stream for copies.
 
     Source: torch/csrc/cuda/comm.cpp, ``scatter`` (2.13).
     """
     for index in devices:
-        _check(int(index))
+        gpus.own(int(index))
     with streams.use(copies[0] if copies else None):
         return (tensor.to("cuda", non_blocking=True).view_as(tensor),)
-
-
-def _exchange(index: int) -> int:
-    if index >= 0:
-        _check(index)
-    return 0
-
-
-def _check(index: int) -> None:
-    if index > 0:
-        raise torch.AcceleratorError(ordinal(index))
-
-
-def ordinal(index: int) -> str:
-    """What is said of a GPU that is not there."""
-    return (
-        f"CUDA error: invalid device ordinal: cuda:{index} was asked for, "
-        "and the simulated machine has one GPU, cuda:0"
-    )
 
 
 def _nested(flat: dict[str, int]) -> dict[str, Any]:
@@ -266,4 +254,4 @@ def _nested(flat: dict[str, int]) -> dict[str, Any]:
     return found
 
 
-__all__ = ["install", "ordinal"]
+__all__ = ["install"]

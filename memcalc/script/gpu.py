@@ -24,6 +24,7 @@ from memcalc.allocator.replay import Op, to_pools
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.records.trace import Aside
 from memcalc.script.pools import Pools
+from memcalc.script.visible import Gpus
 from memcalc.trace.ledger import Ledger
 from memcalc.units import GIB, MIB
 
@@ -46,6 +47,7 @@ class GpuMemory(Ledger):
     ) -> None:
         super().__init__()
         self.total, self.outside = total, outside
+        self.gpus = Gpus()
         self._limit = limit
         self.begins: Callable[[], None] | None = None
         """Called once, when something is first asked of the allocator."""

@@ -17,6 +17,7 @@ from memcalc.script import arrivals, place, reducers
 from memcalc.script.driver import first
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
+from memcalc.script.visible import Gpus
 from memcalc.trace import wrappers
 from memcalc.trace.torch_private.ranks import fake_store, give_collectives_shapes
 
@@ -31,6 +32,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     world: int
     environment: dict[str, str] = {}
     """What its launcher set."""
+
+    @property
+    def local(self) -> int:
+        """Processes on its machine, each with a GPU of its own."""
+        return int(self.environment.get("LOCAL_WORLD_SIZE", "1"))
 
     @property
     def said(self) -> str:
@@ -63,7 +69,7 @@ def install(
     opened.enter_context(wrappers.seen_by(recorder))
     opened.callback(_leave)
     reducers.install(patches)
-    _spawn_here(patches, say)
+    _spawn_here(patches, recorder.memory.gpus, say)
     arrivals.install(patches)
 
     def join(
@@ -125,10 +131,11 @@ def _as_told(rank: int, world: int) -> Process:
     )
 
 
-def _spawn_here(patches: Patches, say: Callable[[str], None]) -> None:
+def _spawn_here(patches: Patches, gpus: Gpus, say: Callable[[str], None]) -> None:
     """``torch.multiprocessing.spawn`` runs the first of its processes, in this one."""
 
     def started(nprocs: int) -> None:
+        gpus.count = max(gpus.count, nprocs)
         say(f"{place.named(f'of {nprocs} spawned processes')} the first runs")
 
     module = sys.modules["torch.multiprocessing.spawn"]

@@ -13,7 +13,6 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
 from memcalc.script import arrivals, decisions, endings, place, transfers
-from memcalc.script.cuda import ordinal
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
@@ -170,7 +169,7 @@ class ScriptRecorder(TraceRecorder):
 
     def _check(self, device: torch.device) -> None:
         if device.type == "cuda" and device.index:
-            raise torch.AcceleratorError(ordinal(device.index))
+            self.memory.gpus.own(device.index)
 
     # ---------------------------------------------------------------- host and device
 

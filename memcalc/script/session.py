@@ -103,6 +103,7 @@ class Session:
             target.multiprocessors,
             target.architecture,
         )
+        self.memory.gpus.count = process.local if process is not None else 1
         self._stack, self._ground = contextlib.ExitStack(), contextlib.ExitStack()
         for note in question.notes:
             self.say(note)

@@ -21,6 +21,15 @@ SCRIPT = """
     place = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(place)
     assert (dist.get_rank(), dist.get_world_size()) == (0, 8)
+    assert torch.cuda.device_count() == torch.accelerator.device_count() == 8
+    assert torch.cuda.get_device_name(7) == torch.cuda.get_device_name(0)
+    assert len(torch.cuda.get_rng_state_all()) == 8
+    try:
+        torch.ones(1, device="cuda:1")
+    except torch.AcceleratorError as error:
+        assert "has 8 GPUs, of which this process has cuda:0" in str(error)
+    else:
+        raise AssertionError
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(4)]).cuda()
     WRAP
     optimizer = torch.optim.SGD(model.parameters())

@@ -128,6 +128,7 @@ def main(result: str, steps: str, *program: str) -> None:
         peaks.among_others(_own("group"))
     if "MEMCALC_DRIVER_CAPABILITY" in os.environ:
         _spawn_here(peaks, {} if known is None else known.said)
+        _count_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     os.environ["MEMCALC_SIMULATED"] = "1"
     try:
         with known.following() if known else contextlib.nullcontext():
@@ -149,6 +150,18 @@ def main(result: str, steps: str, *program: str) -> None:
     sys.stderr.flush()
     # Threads of PyTorch's would wait for a GPU that never answers.
     os._exit(code)
+
+
+def _count_gpus(count: int) -> None:
+    """The machine has a GPU for each of its processes; this one has the first."""
+    if count > 1:
+        first = torch.cuda.get_device_properties(0)
+        for owner, name, value in (
+            (torch.cuda, "device_count", count),
+            (torch.accelerator, "device_count", count),
+            (torch.cuda, "get_device_properties", first),
+        ):
+            setattr(owner, name, lambda *_, value=value, **__: value)
 
 
 def _spawn_here(peaks: Peaks, said: dict[str, None]) -> None:
