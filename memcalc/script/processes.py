@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
-from memcalc.script import arrivals, place, reducers
+from memcalc.script import arrivals, reducers
 from memcalc.script.driver import first
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
-from memcalc.script.visible import Gpus
 from memcalc.trace import wrappers
 from memcalc.trace.torch_private.ranks import fake_store, give_collectives_shapes
 
@@ -53,6 +52,7 @@ def install(
     recorder: ScriptRecorder,
     process: Process | None,
     say: Callable[[str], None],
+    started: Callable[[int, str], None],
 ) -> None:
     """Let the script be this process, or the one that it says it is when it joins a group.
 
@@ -62,6 +62,7 @@ def install(
         recorder: the session's.
         process: what to be; ``None``: nobody launched the script.
         say: told that others are made up.
+        started: told how many processes the script starts, and of what, before the first runs.
     """
     for name, value in process.environment.items() if process is not None else ():
         patches.environment(name, value)
@@ -69,7 +70,8 @@ def install(
     opened.enter_context(wrappers.seen_by(recorder))
     opened.callback(_leave)
     reducers.install(patches)
-    _spawn_here(patches, recorder.memory.gpus, say)
+    start = first.instead(lambda count: started(count, "spawned processes"))
+    _spawn_here(patches, start)
     arrivals.install(patches)
 
     def join(
@@ -131,15 +133,9 @@ def _as_told(rank: int, world: int) -> Process:
     )
 
 
-def _spawn_here(patches: Patches, gpus: Gpus, say: Callable[[str], None]) -> None:
+def _spawn_here(patches: Patches, start: Callable[..., Any]) -> None:
     """``torch.multiprocessing.spawn`` runs the first of its processes, in this one."""
-
-    def started(nprocs: int) -> None:
-        gpus.count = max(gpus.count, nprocs)
-        say(f"{place.named(f'of {nprocs} spawned processes')} the first runs")
-
     module = sys.modules["torch.multiprocessing.spawn"]
-    start = first.instead(started)
     for name in first.NAMES:
         patches.wrap(module, name, lambda _, *a, **kw: start(*a, **kw), (torch.multiprocessing,))
 

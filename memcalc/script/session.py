@@ -29,6 +29,7 @@ from memcalc.script import (
     packages,
     parameters,
     pickled,
+    place,
     processes,
     quiet,
     streams,
@@ -39,6 +40,7 @@ from memcalc.script import (
     untouched,
 )
 from memcalc.script.card import card
+from memcalc.script.driver import lightning
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.kernels import ScriptKernels
 from memcalc.script.labels import Labels
@@ -107,8 +109,9 @@ class Session:
         self._stack, self._ground = contextlib.ExitStack(), contextlib.ExitStack()
         for note in question.notes:
             self.say(note)
+        self._finds_one = _ONE_OF_SEVERAL.format(question.plan.devices)
         if question.plan.devices > 1 and process is None:
-            self.say(_ONE_OF_SEVERAL.format(question.plan.devices))
+            self.say(self._finds_one)
         if weights:
             self.say("weights on the host hold their numbers; on the GPU nobody knows them")
 
@@ -128,7 +131,12 @@ class Session:
         opened.callback(patches.undo)
         backward.install(patches)
         streams.follow_packing(patches)
-        processes.install(opened, patches, self.recorder, self._process, self.say)
+        processes.install(
+            opened, patches, self.recorder, self._process, self.say, self._one_of_several
+        )
+        named = self._question.plan.devices
+        if named > 1 and self._process is None:
+            lightning.install(patches, named, self._one_of_several)
         if self._process is not None and self._process.world > 1:
             self.say(self._process.said)
         mode = Mode(allow_non_fake_inputs=True)
@@ -176,6 +184,13 @@ class Session:
         # Threads of the script that still run are no part of it any more.
         self.recorder.over = True
         self._stack.close()
+
+    def _one_of_several(self, count: int, of: str) -> None:
+        """The script starts so many processes, of which the first runs here."""
+        self.memory.gpus.count = max(self.memory.gpus.count, count)
+        if count > 1:
+            self.recorder.assumptions.pop(self._finds_one, None)
+        self.say(f"{place.named(f'of {count} {of}')} the first runs")
 
     def stop_other_threads(self) -> None:
         """Threads that still run stay where they are: the process ends with this one."""

@@ -127,8 +127,11 @@ def main(result: str, steps: str, *program: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         peaks.among_others(_own("group"))
     if "MEMCALC_DRIVER_CAPABILITY" in os.environ:
-        _spawn_here(peaks, {} if known is None else known.said)
+        _spawn_here(lambda count: _started(peaks, known, count, "spawned processes"))
         _count_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        gpus = int(os.environ.get("MEMCALC_DRIVER_GPUS", "1"))
+        if known is not None and gpus > 1 and "LOCAL_WORLD_SIZE" not in os.environ:
+            known.follow_lightning(gpus, lambda *told: _started(peaks, known, *told))
     os.environ["MEMCALC_SIMULATED"] = "1"
     try:
         with known.following() if known else contextlib.nullcontext():
@@ -164,14 +167,17 @@ def _count_gpus(count: int) -> None:
             setattr(owner, name, lambda *_, value=value, **__: value)
 
 
-def _spawn_here(peaks: Peaks, said: dict[str, None]) -> None:
-    """Of spawned processes the first runs here: nobody would see what others take."""
+def _started(peaks: Peaks, known: Any, count: int, of: str) -> None:
+    """The program starts so many processes: nobody would see what others than the first take."""
+    if known is not None:
+        known.said[f"of {count} {of} the first runs"] = None
+    if count > 1:
+        _count_gpus(count)
+        peaks.among_others(_own("group"))
 
-    def started(nprocs: int) -> None:
-        said[f"of {nprocs} spawned processes the first runs"] = None
-        if nprocs > 1:
-            peaks.among_others(_own("group"))
 
+def _spawn_here(started: Callable[[int], None]) -> None:
+    """Of spawned processes the first runs here."""
     first = _own("first")
     for name in first.NAMES:
         for module in (sys.modules["torch.multiprocessing.spawn"], torch.multiprocessing):

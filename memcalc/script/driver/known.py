@@ -20,6 +20,7 @@ import torch
 
 from memcalc.script import arrivals, backward, decisions, untouched
 from memcalc.script.deepspeed_kernels import without_kernels
+from memcalc.script.driver import lightning
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.reads import read_as_zero
@@ -82,6 +83,10 @@ class Known:
         self._patches = patches
         decisions.install(patches, self._values.know, self.say)
         untouched.install(patches, self.say, simulated=False)
+
+    def follow_lightning(self, gpus: int, started: Callable[[int, str], None]) -> None:
+        """Of the processes that Lightning starts the first runs."""
+        lightning.install(self._patches, gpus, started)
 
     def end(self) -> None:
         """Put back what was replaced, and remove what was kept in place of files."""

@@ -114,6 +114,7 @@ def _settings(question: Asked) -> dict[str, str]:
         "OUTSIDE": outside,
         "ROOM": room,
         "NAME": name,
+        "GPUS": question.plan.devices,
     }
     conf = question.plan.alloc_conf
     return {
