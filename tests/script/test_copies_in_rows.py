@@ -9,6 +9,8 @@ CASES = {
     "gradient of a trace": 207872,
     "bags": 258048,
     "reflected": 188416,
+    "first of parts": 545280,
+    "many of parts": 1138176,
 }
 """Bytes over the stand-in driver of an A100 (2.13)."""
 SCRIPT = """
@@ -17,6 +19,7 @@ import torch.nn.functional as F
 rows = torch.ones(60, 800, device="cuda", requires_grad=True)
 table = torch.ones(800, 64, device="cuda", requires_grad=True)
 bags = torch.arange(600).view(60, 10).cuda()
+long = torch.ones(4, 30000, device="cuda")
 sound = torch.ones(4, 96, 60, device="cuda").transpose(1, 2).requires_grad_()
 CASES = {
     "largest of all": lambda: rows.detach().t().max(),
@@ -25,6 +28,8 @@ CASES = {
     "gradient of a trace": lambda: rows[:, :60].trace().backward(),
     "bags": lambda: F.embedding_bag(bags, table, mode="max").sum().backward(),
     "reflected": lambda: F.pad(sound, (1, 2), mode="reflect").sum().backward(),
+    "first of parts": lambda: long[:, 500:].topk(100),
+    "many of parts": lambda: long[:, 500:].topk(5000),
 }
 LEAVES = rows, table, sound
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memcalc.kernels import cub, indexing
-from memcalc.kernels.scratch import Formula, Scratch, behind, later, nested
+from memcalc.kernels.scratch import Allocations, Formula, Scratch, behind, later, nested
 from memcalc.kernels.target import Target
 
 
@@ -17,6 +17,14 @@ def _sort(target: Target, elements: int, along: int, key_bytes: int, in_rows: bo
     return Scratch(after=indexing.sort(elements, along, key_bytes, in_rows, target))
 
 
+def _chosen(
+    target: Target, slices: int, along: int, key_bytes: int, copied: int = 0
+) -> Allocations:
+    """The largest of each slice; what does not lie in rows is copied first (bytes, or 0)."""
+    found = indexing.radix_topk(slices, along, key_bytes, target)
+    return (copied, *later(found, 1), ~0) if copied else found
+
+
 def _topk(
     target: Target,
     elements: int,
@@ -24,12 +32,13 @@ def _topk(
     key_bytes: int,
     in_rows: bool,
     chosen: tuple[int, int] = (0, 0),
+    copied: int = 0,
 ) -> Scratch:
     """What was chosen is sorted into other places, and its indices are gathered by those.
 
     ``chosen``: slices, and elements of each, of which it was chosen.
     """
-    first = indexing.radix_topk(*chosen, key_bytes, target)
+    first = _chosen(target, *chosen, key_bytes, copied)
     places, keys = elements * indexing.INDEX, elements * key_bytes
     sorted_ = indexing.sort(elements, along, key_bytes, in_rows, target)
     taken = 2 + sum(word > 0 for word in sorted_)
@@ -86,9 +95,7 @@ FORMULAS: Mapping[str, Formula] = {
     "put_sorted": lambda target, count, rows, copied: Scratch(
         after=indexing.put_sorted(count, rows, copied, target)
     ),
-    "radix_topk": lambda target, slices, along, size: Scratch(
-        after=indexing.radix_topk(slices, along, size, target)
-    ),
+    "radix_topk": lambda target, *call: Scratch(after=_chosen(target, *call)),
     "count": lambda target, count: _freed(cub.count_nonzero(count, target)),
     "select": lambda target, count: _freed(cub.select(count, target)),
     "sort_keys": lambda target, count, size, real: _freed(

@@ -80,13 +80,11 @@ def _topk(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     chosen = (
         (args[0].numel() // args[0].shape[dim], args[0].shape[dim]) if args[0].dim() else (0, 0)
     )
+    copied = 0 if args[0].is_contiguous() else bytes_of(args[0])
     if not ordered or not values.dim() or count <= indexing.SORTED_IN_BLOCKS:
-        if args[0].is_contiguous():
-            return KernelCall("radix_topk", (*chosen, size))
-        # The results are there.
-        return fixed(after=(bytes_of(args[0]), ~0))
+        return KernelCall("radix_topk", (*chosen, size, copied))
     in_rows = values.stride(dim) == 1 and is_dense(values)
-    return KernelCall("topk", (values.numel(), count, size, in_rows, chosen))
+    return KernelCall("topk", (values.numel(), count, size, in_rows, chosen, copied))
 
 
 def _copied_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
