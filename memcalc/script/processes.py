@@ -98,8 +98,10 @@ def install(
         ("init_process_group", join),
         ("new_group", _group),
         ("barrier", _barrier),
+        ("monitored_barrier", _arrived),
     ):
         patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
+    patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
     for module in (dist, distributed_c10d):
         patches.set(module, "is_nccl_available", lambda: True)
 
@@ -123,6 +125,10 @@ def _barrier(original: Any, *args: Any, **kwargs: Any) -> Any:
     out = original(*args, **kwargs)
     del summed
     return out
+
+
+def _arrived(original: Any, *args: Any, **kwargs: Any) -> None:
+    """The barrier of the host's group: the others are there."""
 
 
 def _as_told(rank: int, world: int) -> Process:

@@ -62,7 +62,8 @@ REPEATED = (
 )
 _ONE_OF_SEVERAL = (
     "of the {0} GPUs named the script finds one, torch.cuda.device_count() is 1: put "
-    "torchrun --nproc-per-node {0} before it to have it simulated as the first of {0} processes"
+    "torchrun --nproc-per-node {0} before it to have it simulated as the first of {0} processes; "
+    "DataParallel, which the Trainer takes by itself where it finds several, is not simulated"
 )
 
 

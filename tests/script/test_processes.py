@@ -22,6 +22,8 @@ SCRIPT = """
     torch.cuda.set_device(place)
     assert (dist.get_rank(), dist.get_world_size()) == (0, 8)
     assert torch.cuda.device_count() == torch.accelerator.device_count() == 8
+    dist.new_group(backend="gloo").monitored_barrier()
+    dist.monitored_barrier()
     assert torch.cuda.get_device_name(7) == torch.cuda.get_device_name(0)
     assert len(torch.cuda.get_rng_state_all()) == 8
     try:

@@ -90,10 +90,17 @@ def install() -> None:
     def grouped(*args: Any, **kwargs: Any) -> Any:
         return group(*args, **{**kwargs, "backend": _without_gloo(kwargs.get("backend"))})
 
-    for name, function in (("init_process_group", joined), ("new_group", grouped)):
-        for module in (distributed_c10d, dist, device_mesh):
-            if hasattr(module, name):
-                setattr(module, name, function)
+    def arrived(*args: Any, **kwargs: Any) -> None:
+        """The barrier of the host's group: the others are there."""
+
+    for name, function in (
+        ("init_process_group", joined),
+        ("new_group", grouped),
+        ("monitored_barrier", arrived),
+    ):
+        for owner in (distributed_c10d, dist, device_mesh, dist.ProcessGroup):
+            if hasattr(owner, name):
+                setattr(owner, name, function)
 
 
 def _without_gloo(backend: Any) -> str | None:
