@@ -29,7 +29,7 @@ from memcalc.estimation.question import asked
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.plan import Plan
-from memcalc.script import spawned
+from memcalc.script import spawned, visible
 from memcalc.script.command import Program, launched, understand
 from memcalc.script.endings import AtExit
 from memcalc.script.patches import Patches
@@ -112,6 +112,7 @@ def answer(
     session = sessions.Session(question, breadcrumbs=breadcrumbs, process=process, weights=weights)
     if program.left_out:
         session.say(f"Python's own options are left out: {', '.join(program.left_out)}")
+    visible.hide_from_libraries_alone()
     ending = _ending(program, session)
     if ending.out_of_memory:
         session.memory.count_refused()

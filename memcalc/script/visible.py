@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+_HIDES = "CUDA_VISIBLE_DEVICES"
+
+
+def hide_from_libraries_alone() -> None:
+    """A script does not find what hides the machine's own GPUs from libraries in this process."""
+    if os.environ.get(_HIDES) == "":
+        del os.environ[_HIDES]
+        # Of C alone: ``os.environ`` does not show it.
+        os.putenv(_HIDES, "")
 
 
 class Gpus:

@@ -200,3 +200,14 @@ def test_what_is_not_simulated_is_named_with_what_to_do(run, capfd, call, named)
     said = capfd.readouterr().err
     assert named in said
     assert "which is not simulated: use --backend driver" in said
+
+
+def test_what_hides_the_machines_own_gpus_is_not_shown_to_the_script(run):
+    found = run("""
+        import os, subprocess, sys, torch
+        assert "CUDA_VISIBLE_DEVICES" not in os.environ
+        torch.ones(4, device="cuda")
+        told = "import os; print(repr(os.environ.get('CUDA_VISIBLE_DEVICES')))"
+        assert subprocess.check_output([sys.executable, "-c", told], text=True).strip() == "''"
+    """)
+    assert found.ending.code == 0
