@@ -20,7 +20,7 @@ from memcalc.errors import UsageError
 NAMES = {
     "torchrun": "torchrun",
     "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
+    "torch.distributed.launch": "torch.distributed.launch",
     "accelerate": "accelerate",
     "accelerate.commands.launch": "accelerate",
     "deepspeed": "deepspeed",
@@ -93,15 +93,28 @@ def understand(launcher: str, words: Sequence[str]) -> Launch:
     return _READERS[launcher](list(words))
 
 
-def _torchrun(words: list[str]) -> Launch:
+def _launch(words: list[str]) -> Launch:
+    """torchrun's forerunner tells the script which process it is by an argument as well."""
+    return _torchrun(words, older=True)
+
+
+def _torchrun(words: list[str], *, older: bool = False) -> Launch:
     from torch.distributed.run import get_args_parser
 
-    given = _parsed("torchrun", get_args_parser, words)
+    def parser() -> Any:
+        made = get_args_parser()
+        if older:
+            # Source: torch/distributed/launch.py, ``parse_args`` (2.13).
+            made.add_argument("--use-env", "--use_env", action="store_true")
+        return made
+
+    given = _parsed("torch.distributed.launch" if older else "torchrun", parser, words)
     if given.no_python:
         raise UsageError("torchrun --no-python starts a program that is not Python's.")
+    told = ["--local-rank=0"] if older and not given.use_env else []
     return Launch(
         given.training_script,
-        given.training_script_args,
+        [*told, *given.training_script_args],
         is_module=given.module,
         local=_processes(given.nproc_per_node),
         nodes=_nodes(str(given.nnodes)),
@@ -234,6 +247,7 @@ def _parsed(name: str, parser: Callable[[], Any], words: list[str]) -> Any:
 
 _READERS: dict[str, Callable[[list[str]], Launch]] = {
     "torchrun": _torchrun,
+    "torch.distributed.launch": _launch,
     "accelerate": _accelerate,
     "deepspeed": _deepspeed,
 }

@@ -111,6 +111,15 @@ def test_torchrun_says_how_many_and_what_each_finds():
     assert [found[name] for name in names] == ["5", "1", "8", "4", "1"]
 
 
+@pytest.mark.parametrize(
+    ("options", "told"), [((), ("--local-rank=0", "--lr", "1")), (("--use_env",), ("--lr", "1"))]
+)
+def test_the_older_launcher_tells_the_rank_by_an_argument(options, told):
+    words = [*options, "--nproc_per_node", "2", "train.py", "--lr", "1"]
+    launch = launchers.understand("torch.distributed.launch", words)
+    assert (launch.script, launch.arguments, launch.world) == ("train.py", told, 2)
+
+
 def test_accelerates_own_parser_reads_its_command_and_its_config(tmp_path):
     config = tmp_path / "fsdp.yaml"
     config.write_text(
