@@ -94,7 +94,7 @@ def understand(launcher: str, words: Sequence[str]) -> Launch:
 
 
 def _launch(words: list[str]) -> Launch:
-    """torchrun's forerunner tells the script which process it is by an argument as well."""
+    """What torchrun came after: it tells the script which process it is by an argument as well."""
     return _torchrun(words, older=True)
 
 
