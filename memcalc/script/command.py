@@ -118,15 +118,19 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
     return Program(path=path, arguments=tuple(rest))
 
 
-def launched(program: Program) -> tuple[Program, launchers.Launch | None]:
+def launched(program: Program, gpus: int | None = None) -> tuple[Program, launchers.Launch | None]:
     """What a launcher starts; a program that none starts is itself.
+
+    Args:
+        program: as it was typed.
+        gpus: of the machine; ``None``: nobody said.
 
     Raises:
         UsageError: the launcher does not take its command line, or there is no such script.
     """
     if not program.launcher:
         return program, None
-    launch = launchers.understand(program.launcher, program.arguments)
+    launch = launchers.understand(program.launcher, program.arguments, gpus)
     if launch.is_module:
         return Program(module=launch.script, arguments=launch.arguments), launch
     return script(launch.script, launch.arguments), launch

@@ -32,6 +32,7 @@ from memcalc.records.plan import Plan
 from memcalc.script import spawned, visible
 from memcalc.script.command import Program, launched, understand
 from memcalc.script.endings import AtExit
+from memcalc.script.launchers import Launch
 from memcalc.script.patches import Patches
 from memcalc.script.phases import EnoughStepsError
 from memcalc.script.processes import Process
@@ -108,8 +109,12 @@ def answer(
         MemcalcError: it cannot be run.
     """
     question = asked(plan)
-    program, process = _launched(understand(plan.command or ""))
+    gpus = plan.devices if plan.gpu is not None else None
+    program, launch = launched(understand(plan.command or ""), gpus)
+    process = _first(launch) if launch is not None else None
     session = sessions.Session(question, breadcrumbs=breadcrumbs, process=process, weights=weights)
+    if launch is not None and launch.assumed:
+        session.say(launch.assumed)
     if program.left_out:
         session.say(f"Python's own options are left out: {', '.join(program.left_out)}")
     visible.hide_from_libraries_alone()
@@ -126,13 +131,9 @@ def answer(
     }
 
 
-def _launched(program: Program) -> tuple[Program, Process | None]:
-    """What a launcher starts, and as which of its processes it is simulated: the first."""
-    started, launch = launched(program)
-    if launch is None:
-        return started, None
-    rank = 0
-    return started, Process(rank=rank, world=launch.world, environment=launch.environment(rank))
+def _first(launch: Launch) -> Process:
+    """Of the processes that a launcher starts the one that is simulated."""
+    return Process(rank=0, world=launch.world, environment=launch.environment(0))
 
 
 def _ending(program: Program, session: sessions.Session) -> Ending:

@@ -41,6 +41,7 @@ class Launch:
         local: processes on this machine.
         world: processes on all machines.
         environment: what the launcher itself sets beside ranks.
+        assumed: what is not said of it, and how that is taken.
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class Launch:
         local: int = 1,
         nodes: int = 1,
         environment: dict[str, str] | None = None,
+        assumed: str = "",
     ) -> None:
         self.script, self.arguments, self.is_module = script, tuple(arguments), is_module
         self.local, self.world = local, local * nodes
         self._own = environment or {}
+        self.assumed = assumed
 
     def environment(self, rank: int) -> dict[str, str]:
         """What the process of this rank finds."""
@@ -80,25 +83,26 @@ class Launch:
         return {**{name: str(value) for name, value in names.items()}, **self._own}
 
 
-def understand(launcher: str, words: Sequence[str]) -> Launch:
+def understand(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launch:
     """Read a launcher's command line.
 
     Args:
         launcher: one of the values of ``NAMES``.
         words: what follows its name.
+        gpus: of the machine, for launchers that count them; ``None``: nobody said.
 
     Raises:
         UsageError: its own parser refuses them, or the launcher is not installed.
     """
-    return _READERS[launcher](list(words))
+    return _READERS[launcher](list(words), gpus)
 
 
-def _launch(words: list[str]) -> Launch:
+def _launch(words: list[str], gpus: int | None) -> Launch:
     """What torchrun came after: it tells the script which process it is by an argument as well."""
-    return _torchrun(words, older=True)
+    return _torchrun(words, gpus, older=True)
 
 
-def _torchrun(words: list[str], *, older: bool = False) -> Launch:
+def _torchrun(words: list[str], gpus: int | None, *, older: bool = False) -> Launch:
     from torch.distributed.run import get_args_parser
 
     def parser() -> Any:
@@ -116,16 +120,18 @@ def _torchrun(words: list[str], *, older: bool = False) -> Launch:
         given.training_script,
         [*told, *given.training_script_args],
         is_module=given.module,
-        local=_processes(given.nproc_per_node),
+        local=_processes(given.nproc_per_node, gpus),
         nodes=_nodes(str(given.nnodes)),
     )
 
 
-def _processes(text: str) -> int:
+def _processes(text: str, gpus: int | None) -> int:
+    if text in ("auto", "gpu") and gpus is not None:
+        return gpus
     if text in ("auto", "gpu", "cpu"):
         raise UsageError(
             f"torchrun --nproc-per-node {text} counts the GPUs of the machine it runs on: say how "
-            "many there will be, as in --nproc-per-node 8."
+            "many there will be, as in --nproc-per-node 8 or memcalc simulate --gpu 8xh100."
         )
     with contextlib.suppress(ValueError):
         if int(text) > 0:
@@ -141,13 +147,14 @@ def _nodes(text: str) -> int:
         raise UsageError(f"torchrun --nnodes {text} is no number of machines.") from None
 
 
-def _accelerate(words: list[str]) -> Launch:
+def _accelerate(words: list[str], gpus: int | None) -> Launch:
     if words[:1] == ["launch"]:
         words = words[1:]
     launch = _imported("accelerate.commands.launch", "accelerate")
     given = _parsed("accelerate launch", launch.launch_command_parser, words)
+    unsaid = given.num_processes is None
     # Its own reading of defaults and of --config_file.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), _on_machine_of(gpus or 1):
         given, defaults, from_file = launch._validate_launch_command(given)
     nodes = given.num_machines or 1
     total = given.num_processes or 1
@@ -163,7 +170,28 @@ def _accelerate(words: list[str]) -> Launch:
         local=max(1, total // nodes),
         nodes=nodes,
         environment={name: value for name, value in own.items() if before.get(name) != value},
+        assumed=_ONE if unsaid and gpus is None and defaults is None else "",
     )
+
+
+_ONE = (
+    "accelerate launch starts a process for each GPU that it finds: one is taken (name them, as in "
+    "--gpu 8xh100, or say --num_processes)"
+)
+
+
+@contextlib.contextmanager
+def _on_machine_of(gpus: int) -> Iterator[None]:
+    """PyTorch finds so many GPUs."""
+    import torch
+
+    cuda: Any = torch.cuda
+    before = cuda.device_count, cuda.is_available
+    cuda.device_count, cuda.is_available = (lambda: gpus), (lambda: True)
+    try:
+        yield
+    finally:
+        cuda.device_count, cuda.is_available = before
 
 
 def _prepared(given: Any, *, several: bool) -> dict[str, str]:
@@ -188,16 +216,16 @@ def _with_deepspeed(given: Any, defaults: Any, precision_of_file: bool) -> dict[
     return made
 
 
-def _deepspeed(words: list[str]) -> Launch:
+def _deepspeed(words: list[str], gpus: int | None) -> Launch:
     with _told("DS_ACCELERATOR", "cuda"):
         # It asks what GPU there is as it is imported, and the simulated one comes later.
         runner = _imported("deepspeed.launcher.runner", "deepspeed")
     given = _parsed("deepspeed", lambda: runner, words)
-    local = given.num_gpus
-    if local < 1:
+    local = given.num_gpus if given.num_gpus > 0 else gpus
+    if local is None:
         raise UsageError(
             "deepspeed counts the GPUs of the machine it runs on: say how many there will be, as "
-            "in deepspeed --num_gpus 8 train.py."
+            "in deepspeed --num_gpus 8 train.py or memcalc simulate --gpu 8xh100."
         )
     return Launch(
         given.user_script,
@@ -245,7 +273,7 @@ def _parsed(name: str, parser: Callable[[], Any], words: list[str]) -> Any:
         raise UsageError(f"{name} does not take this: {why}") from None
 
 
-_READERS: dict[str, Callable[[list[str]], Launch]] = {
+_READERS: dict[str, Callable[[list[str], int | None], Launch]] = {
     "torchrun": _torchrun,
     "torch.distributed.launch": _launch,
     "accelerate": _accelerate,

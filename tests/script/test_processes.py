@@ -120,6 +120,17 @@ def test_the_older_launcher_tells_the_rank_by_an_argument(options, told):
     assert (launch.script, launch.arguments, launch.world) == ("train.py", told, 2)
 
 
+def test_launchers_that_count_gpus_count_those_that_are_named():
+    words = ["--nproc-per-node", "gpu", "train.py"]
+    assert launchers.understand("torchrun", words, 4).world == 4
+    named, alone = (
+        launchers.understand("accelerate", ["launch", "train.py"], gpus) for gpus in (4, None)
+    )
+    assert (named.world, named.assumed) == (4, "")
+    assert alone.world == 1
+    assert "--gpu 8xh100" in alone.assumed
+
+
 def test_accelerates_own_parser_reads_its_command_and_its_config(tmp_path):
     config = tmp_path / "fsdp.yaml"
     config.write_text(

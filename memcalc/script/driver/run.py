@@ -64,7 +64,9 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
         UsageError: the command cannot be understood.
         EstimateError: there is no CUDA build or no compiler, or the program died.
     """
-    program, launch = launched(understand(plan.command or ""))
+    program, launch = launched(
+        understand(plan.command or ""), plan.devices if plan.gpu is not None else None
+    )
     among = launch.environment(0) if launch is not None else {}
     question = asked(plan)
     folder = build.libraries(build.installed(python))
