@@ -372,10 +372,12 @@ def _readable(path: pathlib.Path) -> list[str]:
 
 def _kept(fault: Fault, runs: list[Run]) -> list[str]:
     broken = []
-    if len(runs) != 2:
+    on_gpu = "cuda" in fault.settings.get("options", ())
+    # Where there is no GPU the first run says so, and no other is begun.
+    if len(runs) != (1 if on_gpu else 2):
         return [f"{len(runs)} runs are in the file"]
-    first, second = runs
-    if first.measurement is None and "cuda" not in fault.settings.get("options", ()):
+    first, second = runs[0], runs[-1]
+    if first.measurement is None and not on_gpu:
         broken.append(f"the run before is lost: {first.error}")
     told = f"{second.error} {second.measurement and second.measurement.out_of_memory}"
     if fault.words and fault.words not in told:
