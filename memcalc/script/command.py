@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from memcalc.errors import UsageError
+from memcalc.records.plan import Plan
 from memcalc.script import launchers
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -118,18 +119,16 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
     return Program(path=path, arguments=tuple(rest))
 
 
-def launched(program: Program, gpus: int | None = None) -> tuple[Program, launchers.Launch | None]:
-    """What a launcher starts; a program that none starts is itself.
-
-    Args:
-        program: as it was typed.
-        gpus: of the machine; ``None``: nobody said.
+def launched(plan: Plan) -> tuple[Program, launchers.Launch | None]:
+    """What the launcher of a plan's command starts; a program that none starts is itself.
 
     Raises:
         UsageError: the launcher does not take its command line, or there is no such script.
     """
+    program = understand(plan.command or "")
     if not program.launcher:
         return program, None
+    gpus = plan.devices if plan.gpu is not None else None
     launch = launchers.understand(program.launcher, program.arguments, gpus)
     if launch.is_module:
         return Program(module=launch.script, arguments=launch.arguments), launch

@@ -30,7 +30,7 @@ from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack
 from memcalc.records.plan import Plan
 from memcalc.script import spawned, visible
-from memcalc.script.command import Program, launched, understand
+from memcalc.script.command import Program, launched
 from memcalc.script.endings import AtExit
 from memcalc.script.launchers import Launch
 from memcalc.script.patches import Patches
@@ -109,8 +109,7 @@ def answer(
         MemcalcError: it cannot be run.
     """
     question = asked(plan)
-    gpus = plan.devices if plan.gpu is not None else None
-    program, launch = launched(understand(plan.command or ""), gpus)
+    program, launch = launched(plan)
     process = _first(launch) if launch is not None else None
     session = sessions.Session(question, breadcrumbs=breadcrumbs, process=process, weights=weights)
     if launch is not None and launch.assumed:

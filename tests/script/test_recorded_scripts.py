@@ -17,10 +17,8 @@ ALWAYS = (
     "prefetch_stream",
     "clip_two_towers",
     "side_stream",
-    "ppo",
     "thread_prefetch",
     "reinforce_a2c",
-    "energy_penalty",
     "flash_calls",
 )
 """Autocast and a scaler, copies, streams, attention, reads; the rest at night."""

@@ -58,7 +58,7 @@ def folded_and_whole(settings):
 
 
 _BY_DAY = [
-    case if number % 4 == 0 else pytest.param(*case, marks=pytest.mark.nightly)
+    case if number % 6 == 0 else pytest.param(*case, marks=pytest.mark.nightly)
     for number, case in enumerate(CASES)
 ]
 

@@ -15,7 +15,7 @@ from memcalc.errors import EstimateError
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.plan import Plan
 from memcalc.script.card import card
-from memcalc.script.command import launched, understand
+from memcalc.script.command import launched
 from memcalc.script.driver import build
 
 HARNESS = Path(__file__).with_name("harness.py")
@@ -64,9 +64,7 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
         UsageError: the command cannot be understood.
         EstimateError: there is no CUDA build or no compiler, or the program died.
     """
-    program, launch = launched(
-        understand(plan.command or ""), plan.devices if plan.gpu is not None else None
-    )
+    program, launch = launched(plan)
     among = launch.environment(0) if launch is not None else {}
     question = asked(plan)
     folder = build.libraries(build.installed(python))
