@@ -26,7 +26,6 @@ from memcalc.records.trace import Aside
 from memcalc.script.pools import Pools
 from memcalc.script.visible import Gpus
 from memcalc.trace.ledger import Ledger
-from memcalc.trace.torch_private.tensors import storage_key
 from memcalc.units import GIB, MIB
 
 _SURELY_SMALL = SMALL_REQUEST // 2
@@ -144,11 +143,8 @@ class GpuMemory(Ledger):
 
     def used_by(self, tensor: torch.Tensor, stream: int) -> None:
         """Another stream uses a tensor (``Tensor.record_stream``)."""
-        number = self.number_of(tensor)
-        if number is None or storage_key(tensor) in self._empty:
-            # Without memory it is nothing to the allocator either.
-            return
-        if stream != self.entries[number].stream:
+        number = self.held_by(tensor)
+        if number is not None and stream != self.entries[number].stream:
             self.asides.append(
                 Aside(index=len(self.events), what="used_by", storage=number, stream=stream)
             )

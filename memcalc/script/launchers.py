@@ -185,13 +185,11 @@ def _on_machine_of(gpus: int) -> Iterator[None]:
     """PyTorch finds so many GPUs."""
     import torch
 
-    cuda: Any = torch.cuda
-    before = cuda.device_count, cuda.is_available
-    cuda.device_count, cuda.is_available = (lambda: gpus), (lambda: True)
-    try:
+    from memcalc.trace.torch_private.names import replaced
+
+    counts = replaced(torch.cuda, "device_count", lambda: gpus)
+    with counts, replaced(torch.cuda, "is_available", lambda: True):
         yield
-    finally:
-        cuda.device_count, cuda.is_available = before
 
 
 def _prepared(given: Any, *, several: bool) -> dict[str, str]:

@@ -132,8 +132,7 @@ class Started:
             return
         if not self._ran and not self._can_run(process):
             # A pool waits in a thread, which may have seen the end before whoever watches for it.
-            _tell_main()
-            raise AskedElsewhere
+            _refuse()
         popen.returncode = 0 if self._ran else self._here(process)
 
     def end(self) -> None:
@@ -194,8 +193,7 @@ def install(patches: Patches, without_memory: type, started: Started) -> None:
 
     def reduced(_: Any, value: Any) -> Any:
         if isinstance(value, without_memory):
-            _tell_main()
-            raise AskedElsewhere
+            _refuse()
         return NotImplemented
 
     if threading.current_thread() is threading.main_thread():
@@ -218,6 +216,12 @@ def install(patches: Patches, without_memory: type, started: Started) -> None:
 
 def _asked(*_: Any) -> NoReturn:
     _heard.set()
+    raise AskedElsewhere
+
+
+def _refuse() -> NoReturn:
+    """End the run, in whichever thread this is."""
+    _tell_main()
     raise AskedElsewhere
 
 

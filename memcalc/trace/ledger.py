@@ -95,6 +95,10 @@ class Ledger:
         found = self._live.get(storage_key(tensor))
         return found[0] if found is not None else None
 
+    def held_by(self, tensor: torch.Tensor) -> int | None:
+        """The same, if it has memory: without, it is nothing to the allocator either."""
+        return None if storage_key(tensor) in self._empty else self.number_of(tensor)
+
     def maker_of(self, tensor: torch.Tensor, node: Any) -> str:
         """The operator that made a tensor's storage while this node ran; empty if none did."""
         number = self.number_of(tensor)
@@ -178,9 +182,9 @@ class Ledger:
 
     def used_by(self, tensor: torch.Tensor, stream: int) -> None:
         """Another stream uses a storage: what ``Tensor.record_stream`` says."""
-        found = self._live.get(storage_key(tensor))
-        if found is not None and storage_key(tensor) not in self._empty:
-            self.entries[found[0]].used_by = stream
+        number = self.held_by(tensor)
+        if number is not None:
+            self.entries[number].used_by = stream
 
     def handed_over(self, gradients: tuple[Any, ...], node: Any) -> None:
         """Backward gives a node what it works on: a node of another stream has that stream use it.
