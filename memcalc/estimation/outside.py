@@ -37,11 +37,12 @@ def outside_span(
         gpu: which; ``None``: any.
         plan: what runs; ``None``: a run on one GPU.
         convolves: it has convolutions, for which cuDNN is loaded.
-        groups: processes in each group that communicates, beside those of the plan's layout.
+        groups: processes in each group that communicates, beside those of the plan's layout; of a
+            script these are all.
     """
     named = _loaded(gpu, plan, convolves=convolves)
     total = named.pop(None)
-    if plan is not None:
+    if plan is not None and not plan.command:
         groups = (*groups, *layouts.spread(plan).groups)
     if groups:
         named[NCCL] = nccl_span(gpu, groups)

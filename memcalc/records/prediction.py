@@ -124,6 +124,15 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         return left if self.allowed is None else min(left, self.allowed - self.needed)
 
 
+class OnGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program takes of one of several GPUs, on which it puts work by itself."""
+
+    index: int
+    """As in ``cuda:1``."""
+    peak: Peak
+    fit: Fit | None = None
+
+
 class Way(msgspec.Struct, frozen=True, kw_only=True):
     """One way to train on the same samples."""
 
@@ -184,6 +193,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     allocator: Span | None = None
     """What is reserved, where workspaces are known only within limits; ``None``: it is known."""
     fit: Fit | None = None
+    device: int = 0
+    """The number of the GPU that this is the answer of: of several the fullest."""
+    gpus: tuple[OnGpu, ...] = ()
+    """All of them, where one process uses several."""
     varied: Varied | None = None
     """Batches of varying length that were replayed beside, where they were asked for."""
     assumptions: tuple[str, ...] = ()

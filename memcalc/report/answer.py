@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from memcalc.explanation.command import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import Fit, FitVerdict, Prediction
+from memcalc.records.prediction import RUNGS, Fit, FitVerdict, Peak, Prediction
 from memcalc.records.trace import Component
 from memcalc.report import rows, serving
-from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Table
+from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.units import format_bytes, unit_for
 from memcalc.workload import layouts
 
@@ -44,6 +44,7 @@ def blocks(prediction: Prediction) -> Iterator[Block]:
     yield Line("")
     yield _table(prediction)
     yield Line("")
+    yield from of_each_gpu(prediction)
     yield from _sentences(prediction)
     yield from notes(prediction)
     yield from _next(prediction)
@@ -121,6 +122,33 @@ def _table(prediction: Prediction) -> Table:
         words=(0, 2, 3),
         strong=tuple(strong),
     )
+
+
+def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
+    """The ladder of each, where a program uses several; the answer is of the fullest."""
+    if not prediction.gpus:
+        return
+    known = [rung for rung in RUNGS if getattr(prediction.peak, rung) is not None]
+    unit = unit_for(max(getattr(one.peak, known[-1]) for one in prediction.gpus))
+
+    def sizes(peak: Peak) -> Iterator[Cell]:
+        for rung in known:
+            size = getattr(peak, rung)
+            yield Size(size, unit) if size is not None else "n/a"
+
+    judged = prediction.fit is not None
+    yield Line(f"of {len(prediction.gpus)} GPUs cuda:{prediction.device} is shown, the fullest:")
+    yield Table(
+        head=(unit.name, *(rung.replace("_", " ") for rung in known), *([""] if judged else [])),
+        rows=[
+            (f"cuda:{one.index}", *sizes(one.peak), *([rows.fit_word(one.fit)] if judged else []))
+            for one in prediction.gpus
+        ],
+        strong=tuple(
+            at for at, one in enumerate(prediction.gpus) if one.index == prediction.device
+        ),
+    )
+    yield Line("")
 
 
 def _note(prediction: Prediction, component: Component, size: int) -> str:

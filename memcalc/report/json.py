@@ -64,6 +64,8 @@ def _body(prediction: Prediction) -> dict[str, Any]:
         "context": encode(prediction.context),
         "allocator": encode(prediction.allocator),
         "fit": encode(prediction.fit),
+        "device": prediction.device,
+        "gpus": encode(prediction.gpus),
         "serving": encode(prediction.serving),
         "sent": encode(prediction.sent),
         "lengths": encode(prediction.varied),

@@ -38,6 +38,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
     yield Line(f"{prediction.parameters:,} parameters in {tensors}{trains}")
     yield components(prediction)
     yield phases(prediction)
+    yield from answer.of_each_gpu(prediction)
     rungs = [f"{name} {value}" for name, value in rows.ladder_words(prediction)]
     if prediction.context is not None:
         yield Line("  ".join(rungs[:-1]))
@@ -131,7 +132,7 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
                 Size(_state(p), unit),
                 *(_size(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,
-                *([rows.fit_word(p)] if column else []),
+                *([rows.fit_word(p.fit)] if column else []),
             )
             for p in sorted(predictions, key=lambda p: p.peak.allocated or p.peak.requested)
         ],

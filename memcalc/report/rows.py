@@ -203,9 +203,9 @@ def verdict(prediction: Prediction) -> str | None:
     return f"whether it fits {prediction.plan.gpu}: n/a ({reason})" if reason else None
 
 
-def fit_word(prediction: Prediction) -> str:
+def fit_word(fit: Fit | None) -> str:
     """The verdict alone."""
-    return verdict_of(prediction.fit).value if prediction.fit is not None else "n/a"
+    return verdict_of(fit).value if fit is not None else "n/a"
 
 
 def fit_words(fit: Fit) -> str:

@@ -6,13 +6,12 @@ script sees of its GPU has PyTorch's own shape. Read in PyTorch 2.11 and 2.13.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from memcalc.script import libraries, nvml, unserved
+from memcalc.script import libraries, nvml, scattered, unserved
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.inert import Inert
 from memcalc.script.patches import Patches
@@ -47,7 +46,7 @@ class _Runtime:
         self._memory = memory
 
     def cudaMemGetInfo(self, device: int = 0) -> tuple[int, int]:  # noqa: N802
-        return self._memory.free, self._memory.total
+        return self._memory.one(device).free, self._memory.total
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cuda"):
@@ -56,9 +55,13 @@ class _Runtime:
 
 
 def install(
-    patches: Patches, memory: GpuMemory, properties: Properties, say: Callable[[str], None]
+    patches: Patches,
+    memory: GpuMemory,
+    properties: Properties,
+    say: Callable[[str], None],
+    by_nccl: Callable[[int], None],
 ) -> None:
-    """Let ``torch.cuda`` and NVML find this one GPU."""
+    """Let ``torch.cuda`` and NVML find these GPUs."""
     for name, function in _functions(memory).items():
         patches.set(torch._C, name, function)
     unserved.install(patches)
@@ -68,7 +71,6 @@ def install(
         memory.gpus.there(int(index))
         return properties
 
-    generator = CudaGenerator()
     given = {
         "_initialized": True,
         "_cudart": _Runtime(memory),
@@ -80,7 +82,7 @@ def install(
         "_maybe_exchange_device": memory.gpus.exchange,
         "_get_device_properties": of_device,
         "_CudaDeviceProperties": Properties,
-        "default_generators": Each(memory.gpus, generator),
+        "default_generators": Each(memory.gpus, CudaGenerator),
         "Stream": Stream,
         "Event": Event,
         "ExternalStream": Stream,
@@ -91,6 +93,7 @@ def install(
     }
     for name, value in given.items():
         patches.set(cuda, name, value)
+    scattered.install(patches, memory.gpus, by_nccl)
     for name in ("Stream", "Event", "ExternalStream"):
         patches.set(cuda.streams, name, given[name])
     for name, value in (("Generator", Generator), ("Stream", Stream), ("Event", Event)):
@@ -112,33 +115,37 @@ def _install_nvml(
     patches: Patches, memory: GpuMemory, properties: Properties, say: Callable[[str], None]
 ) -> None:
     patches.wrap(
-        torch.cuda, "_get_nvml_device_index", lambda original, device: 0, also=(torch.cuda.memory,)
+        torch.cuda,
+        "_get_nvml_device_index",
+        lambda original, device: memory.gpus.index_of(device),
+        also=(torch.cuda.memory,),
     )
+
+    def free(index: int) -> int:
+        # Before it first uses a GPU a process has no context there.
+        return memory.one(index).free if index in memory.used else memory.total
+
     card = nvml.Card(
         name=properties.name,
         capability=(properties.major, properties.minor),
         total=memory.total,
-        # Before it first uses the GPU a process has no context there.
-        free=lambda: memory.free if memory.entries else memory.total,
+        free=free,
         cuda=_NUMBER,
+        gpus=memory.gpus.usable,
     )
     nvml.install(patches, card, say)
 
 
 def _functions(memory: GpuMemory) -> dict[str, Any]:
-    def current(device: Any = 0) -> tuple[int, int, int]:
-        return streams.current().stream_id, 0, 1
+    def current(device: int = 0) -> tuple[int, int, int]:
+        return streams.current(device).stream_id, device, 1
 
     zero, nothing, gpus = _always(0), _always(None), memory.gpus
     return {
-        "_scatter": functools.partial(_scatter, gpus),
-        "_broadcast": lambda tensor, devices: [tensor],
-        "_broadcast_coalesced": lambda tensors, devices, size: [list(tensors)],
-        "_gather": lambda tensors, dim, *_: torch.cat(list(tensors), dim),
         "_cuda_init": nothing,
         "_cuda_getDeviceCount": lambda: gpus.count,
-        "_cuda_getDevice": zero,
-        "_cuda_setDevice": gpus.own,
+        "_cuda_getDevice": gpus.current,
+        "_cuda_setDevice": gpus.use,
         "_cuda_exchangeDevice": gpus.exchange,
         "_cuda_maybeExchangeDevice": gpus.exchange,
         "_accelerator_exchangeDevice": gpus.exchange,
@@ -149,10 +156,10 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_sleep": nothing,
         "_cuda_getArchFlags": _always("sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"),
         "_cuda_getCompiledVersion": _always(_NUMBER),
-        "_cuda_canDeviceAccessPeer": _always(False),
+        "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
         "_cuda_getCurrentStream": current,
-        "_cuda_getDefaultStream": lambda device=0: (0, 0, 1),
-        "_cuda_getCurrentRawStream": lambda device=0: streams.current().stream_id,
+        "_cuda_getDefaultStream": lambda device=0: (0, device, 1),
+        "_cuda_getCurrentRawStream": lambda device=0: streams.current(device).stream_id,
         "_cuda_getCurrentBlasHandle": zero,
         "_cuda_getCurrentSolverHandle": zero,
         **libraries.held("_cuda_{}_sync_debug_mode", 0),
@@ -165,22 +172,26 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
 
 def _of_memory(memory: GpuMemory) -> dict[str, Any]:
     def stats(device: int = 0) -> dict[str, Any]:
-        return _nested(memory.stats())
+        return _nested(memory.one(device).model.memory_stats())
+
+    def snapshot(*_: Any) -> dict[str, Any]:
+        each = [memory.one(index) for index in range(memory.gpus.usable)]
+        return {
+            "segments": [segment for one in each for segment in one.segments()],
+            "device_traces": [[] for _ in each],
+            "external_annotations": [],
+            "allocator_settings": {},
+        }
 
     nothing = _always(None)
     return {
         "_cuda_memoryStats": stats,
-        "_cuda_resetPeakMemoryStats": lambda device=0: memory.reset_peaks(),
+        "_cuda_resetPeakMemoryStats": lambda device=0: memory.one(device).model.reset_peaks(),
         "_cuda_resetAccumulatedMemoryStats": nothing,
         "_cuda_emptyCache": memory.empty_cache,
-        "_cuda_setMemoryFraction": lambda fraction, device=0: memory.set_fraction(fraction),
-        "_cuda_getMemoryFraction": lambda device=0: memory.fraction,
-        "_cuda_memorySnapshot": lambda *_: {
-            "segments": memory.segments(),
-            "device_traces": [[]],
-            "external_annotations": [],
-            "allocator_settings": {},
-        },
+        "_cuda_setMemoryFraction": lambda part, device=0: memory.one(device).set_fraction(part),
+        "_cuda_getMemoryFraction": lambda device=0: memory.one(device).fraction,
+        "_cuda_memorySnapshot": snapshot,
         "_cuda_record_memory_history": nothing,
         "_cuda_record_memory_history_legacy": nothing,
         "_cuda_recordMemoryHistory": nothing,
@@ -199,8 +210,8 @@ def _install_accelerator(patches: Patches, gpus: Gpus) -> None:
         "is_available": lambda: True,
         "device_count": lambda: gpus.count,
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
+        "current_device_index": gpus.current,
+        "current_device_idx": gpus.current,
         "set_device_index": cuda.set_device,
         "set_device_idx": cuda.set_device,
         "current_stream": cuda.current_stream,
@@ -222,24 +233,6 @@ def _install_accelerator(patches: Patches, gpus: Gpus) -> None:
 
 def _always(value: Any) -> Any:
     return lambda *args, **kwargs: value
-
-
-def _scatter(
-    gpus: Gpus,
-    tensor: torch.Tensor,
-    devices: Any,
-    sizes: Any = None,
-    dim: int = 0,
-    copies: Any = None,
-) -> tuple[torch.Tensor, ...]:
-    """``DataParallel`` gives its only GPU the whole batch, by way of a stream for copies.
-
-    Source: torch/csrc/cuda/comm.cpp, ``scatter`` (2.13).
-    """
-    for index in devices:
-        gpus.own(int(index))
-    with streams.use(copies[0] if copies else None):
-        return (tensor.to("cuda", non_blocking=True).view_as(tensor),)
 
 
 def _nested(flat: dict[str, int]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The GPU that a script believes it has: its properties, and its memory as the allocator keeps it.
+"""The GPUs that a script believes it has, whose memory the allocator keeps.
 
 Every storage of the ledger goes through the allocator's model as it is born or dies: at once where
 the GPU could be full, and otherwise when the script asks something of its memory.
@@ -6,66 +6,83 @@ the GPU could be full, and otherwise when the script asks something of its memor
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
-from memcalc.allocator.constants import (
-    LARGE_SEGMENT,
-    SEGMENT_ROUNDING,
-    SMALL_REQUEST,
-    SMALL_SEGMENT,
-)
-from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.caching import DeviceOutOfMemoryError
 from memcalc.allocator.replay import Op, to_pools
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.records.trace import Aside
+from memcalc.script.one_gpu import OneGpu
 from memcalc.script.pools import Pools
 from memcalc.script.visible import Gpus
 from memcalc.trace.ledger import Ledger
-from memcalc.units import GIB, MIB
 
-_SURELY_SMALL = SMALL_REQUEST // 2
-"""Requests up to this are small ones however they are rounded."""
+EVERYWHERE = -1
+"""In place of a device's number: on all of them."""
 
 
 class GpuMemory(Ledger):
-    """A ledger whose storages live in a model of PyTorch's allocator.
+    """A ledger whose storages live in models of PyTorch's allocator, one for each GPU.
 
     Args:
         settings: of the allocator.
-        total: bytes of the device.
+        total: bytes of a device.
         outside: bytes of it that the process holds outside the allocator.
         limit: bytes that the allocator may take; more ends in ``torch.OutOfMemoryError``.
+        count: of the GPUs, all alike, on which the script can put something.
     """
 
     def __init__(
-        self, settings: AllocatorSettings, *, total: int, outside: int, limit: int
+        self,
+        settings: AllocatorSettings,
+        *,
+        total: int,
+        outside: int,
+        limit: int,
+        count: int = 1,
     ) -> None:
         super().__init__()
-        self.total, self.outside = total, outside
-        self.gpus = Gpus()
-        self._limit = limit
+        self.gpus = Gpus(count)
+        self.several = count > 1
+        self.total = total
         self.begins: Callable[[], None] | None = None
         """Called once, when something is first asked of the allocator."""
-        self.use(settings)
+        self._each = [
+            OneGpu(index, settings, total=total, outside=outside, limit=limit)
+            for index in range(count)
+        ]
         self._seen = 0
-        """How many events the model has seen."""
-        self._most = 0
-        """Bytes that can be reserved at most after all events."""
-        self._blocks: dict[int, Any] = {}
+        """How many events the models have seen."""
         self.pools = Pools(self._tell)
+        self._pooled: dict[int, int] = {}
+        """By the number of a stream within a pool: the device."""
+        self.asides_on: list[int] = []
+        """The device of each aside."""
+        self.lock = threading.RLock()
+        """Held by the thread whose operator runs, where several threads have operators."""
+        self._dead: list[int] = []
+        """Storages that died in another thread meanwhile."""
         self._refused: tuple[int, int, int, int] | None = None
         """The last storage without room; how many events, marks and asides there were then."""
 
     def use(self, settings: AllocatorSettings) -> None:
-        """Be an allocator with these settings; it holds nothing yet."""
-        # Rounding to divisions of powers of two doubles a size at most.
-        self._rounding = max(settings.large_segment, LARGE_SEGMENT) + SEGMENT_ROUNDING
-        self._model = CachingAllocator(settings, DeviceMemory(self.total, available=self._limit))
+        """Be allocators with these settings; they hold nothing yet."""
+        for one in self._each:
+            one.use(settings)
+
+    def one(self, device: int = 0) -> OneGpu:
+        """A GPU as it is after all events; of one that is another process's, the first."""
+        self.gpus.there(device)
+        self._begin()
+        with self.lock:
+            self.bury()
+            self._catch_up()
+        return self._each[device if device < len(self._each) else 0]
 
     def _begin(self) -> None:
         begins, self.begins = self.begins, None
@@ -78,24 +95,36 @@ class GpuMemory(Ledger):
             self._begin()
         if event >= 0:
             entry = self.entries[event]
-            entry.stream, size = self.pools.stream_of(entry.stream), entry.bytes
-            # A request takes one segment at most, whose size is rounded up.
-            grows = SMALL_SEGMENT if size <= _SURELY_SMALL else 2 * size + self._rounding
-            self._most += grows
-            if self._most > self._room:
-                self._most = self._allocator.levels().reserved + grows
-                if self._most > self._room:
+            entry.stream = self.pools.stream_of(entry.stream)
+            one = self._each[entry.device]
+            if not one.surely_takes(entry.bytes):
+                self._catch_up()
+                if not one.takes_now():
                     self._see(event)
                     self._seen += 1
-                    self._most = self._model.levels().reserved
+                    one.look()
         super().log(event)
 
-    @property
-    def _allocator(self) -> CachingAllocator:
-        """The model as it is after all events."""
-        self._begin()
-        self._catch_up()
-        return self._model
+    def birth(self, tensor: torch.Tensor, name: str, node: Any) -> None:
+        """A storage was seen; what died before may have lain at its place."""
+        if self._dead:
+            self.bury()
+        super().birth(tensor, name, node)
+
+    def _death(self, key: int) -> None:
+        """It waits for the operator of another thread."""
+        if not self.lock.acquire(blocking=False):
+            self._dead.append(key)
+            return
+        try:
+            super()._death(key)
+        finally:
+            self.lock.release()
+
+    def bury(self) -> None:
+        """Write down what died in other threads."""
+        while self._dead:
+            super()._death(self._dead.pop(0))
 
     def _catch_up(self) -> None:
         for event in self.events[self._seen :]:
@@ -103,30 +132,28 @@ class GpuMemory(Ledger):
         self._seen = len(self.events)
 
     def _see(self, event: int) -> None:
+        number = event if event >= 0 else ~event
+        one = self._each[self.entries[number].device]
         if event >= 0:
-            self._blocks[event] = self._allocate(event)
+            one.blocks[number] = self._allocate(one, number)
         else:
-            self._model.free(self._blocks.pop(~event))
+            one.model.free(one.blocks.pop(number))
 
-    @property
-    def _room(self) -> int:
-        """Bytes up to which nothing is refused or given back; none where garbage is collected."""
-        if self._model.collects:
-            return -1
-        allowed = self._model.allowed
-        return self._limit if allowed is None else min(self._limit, allowed)
-
-    def _allocate(self, number: int) -> Any:
-        entry, given_back = self.entries[number], self._model.retries
+    def _allocate(self, one: OneGpu, number: int) -> Any:
+        entry, given_back = self.entries[number], one.model.retries
         try:
-            return self._model.allocate(entry.bytes, entry.stream)
+            return one.model.allocate(entry.bytes, entry.stream)
         except DeviceOutOfMemoryError as error:
             self._refused = number, len(self.events), len(self.marks), len(self.asides)
-            raise torch.OutOfMemoryError(_words(error.why, self.total, self.outside)) from None
+            raise torch.OutOfMemoryError(one.words(error.why)) from None
         finally:
-            if self._model.retries > given_back:
+            if one.model.retries > given_back:
                 # Where there was no room, the allocator has emptied its cache by itself.
-                self.asides.append(Aside(index=len(self.events), what="empty_cache"))
+                self._aside(one.index, "empty_cache")
+
+    def _aside(self, device: int, what: str, **of: int) -> None:
+        self.asides.append(Aside(index=len(self.events), what=what, **of))
+        self.asides_on.append(device)
 
     def count_refused(self) -> None:
         """Write down the request that found no room, when it did: this much was needed at least."""
@@ -145,75 +172,25 @@ class GpuMemory(Ledger):
         """Another stream uses a tensor (``Tensor.record_stream``)."""
         number = self.held_by(tensor)
         if number is not None and stream != self.entries[number].stream:
-            self.asides.append(
-                Aside(index=len(self.events), what="used_by", storage=number, stream=stream)
-            )
-            self._allocator.record_stream(self._blocks[number], stream)
+            device = self.entries[number].device
+            self._aside(device, "used_by", storage=number, stream=stream)
+            one = self.one(device)
+            one.model.record_stream(one.blocks[number], stream)
 
     def _tell(self, what: Op, stream: int) -> None:
         """Something of a private pool."""
-        self.asides.append(Aside(index=len(self.events), what=what.value, stream=stream))
-        to_pools(self._allocator, what, stream)
+        device = self._pooled.setdefault(stream, self.gpus.current())
+        self._aside(device, what.value, stream=stream)
+        to_pools(self.one(device).model, what, stream)
 
     def empty_cache(self) -> None:
-        """``torch.cuda.empty_cache``."""
-        self.asides.append(Aside(index=len(self.events), what="empty_cache"))
-        self._allocator.empty_cache()
-
-    def set_fraction(self, fraction: float) -> None:
-        """``torch.cuda.set_per_process_memory_fraction``."""
-        self._allocator.allowed = int(fraction * self.total)
+        """``torch.cuda.empty_cache``: of all devices."""
+        self._aside(EVERYWHERE, "empty_cache")
+        self.one()
+        for one in self._each:
+            one.model.empty_cache()
 
     @property
-    def fraction(self) -> float:
-        """``torch.cuda.get_per_process_memory_fraction``."""
-        allowed = self._allocator.allowed
-        return 1.0 if allowed is None else allowed / self.total
-
-    @property
-    def free(self) -> int:
-        """Bytes free on the device, as ``torch.cuda.mem_get_info`` says."""
-        return max(0, self.total - self.outside - self._allocator.levels().reserved)
-
-    def stats(self) -> dict[str, int]:
-        """As ``torch.cuda.memory_stats``."""
-        return self._allocator.memory_stats()
-
-    def reset_peaks(self) -> None:
-        """``torch.cuda.reset_peak_memory_stats``."""
-        self._allocator.reset_peaks()
-
-    def segments(self) -> list[dict[str, Any]]:
-        """As ``torch.cuda.memory_snapshot``."""
-        from memcalc.allocator.segments import segments
-        from memcalc.allocator.snapshot_writer import described
-
-        return [described(segment, {}) for segment in segments(self._allocator)]
-
-
-def _words(why: FailedRequest, total: int, outside: int) -> str:
-    """PyTorch's own sentence (c10/cuda/CUDACachingAllocator.cpp, 2.11 to 2.15)."""
-    allowed = f"{_size(why.allowed)} allowed; " if why.allowed is not None else ""
-    return (
-        f"CUDA out of memory. Tried to allocate {_size(why.asked)}. GPU 0 has a total capacity of "
-        f"{_size(total)} of which {_size(why.device_free)} is free. Including non-PyTorch memory, "
-        f"this process has {_size(why.reserved + outside)} memory in use. {allowed}"
-        f"Of the allocated memory {_size(why.allocated)} is allocated by PyTorch, and "
-        f"{_size(why.reserved - why.allocated)} is reserved by PyTorch but unallocated. "
-        "If reserved but unallocated memory is large try setting "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  "
-        "See documentation for Memory Management  "
-        "(https://docs.pytorch.org/docs/stable/notes/cuda.html"
-        "#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
-    )
-
-
-def _size(count: int) -> str:
-    """As ``format_size`` of c10/cuda/CUDACachingAllocator.cpp."""
-    if count <= 1024:
-        return f"{count} bytes"
-    if count <= MIB:
-        return f"{count / 1024:.2f} KiB"
-    if count <= GIB:
-        return f"{count / MIB:.2f} MiB"
-    return f"{count / GIB:.2f} GiB"
+    def used(self) -> list[int]:
+        """Devices on which there was something, in their order."""
+        return sorted({entry.device for entry in self.entries})

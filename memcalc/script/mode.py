@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import torch
 
 from memcalc.trace.torch_private.fake_mode import SimulatedMode
@@ -9,7 +12,35 @@ from memcalc.trace.torch_private.names import ask
 
 
 class Mode(SimulatedMode):
-    """Fake tensors on a GPU, among them jagged ones."""
+    """Fake tensors on a GPU, among them jagged ones, for all threads of a script."""
+
+    def __init__(self, **given: Any) -> None:
+        self._own = threading.local()
+        super().__init__(**given)
+
+    @property
+    def in_kernel_invocation(self) -> bool:
+        """A kernel runs on tensors without memory, for which fake ones say then they are.
+
+        They say so to the thread in which it runs, and to no other.
+        """
+        return getattr(self._own, "inside", False)
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, inside: bool) -> None:
+        self._own.inside = inside
+
+    @property
+    def enter_stack(self) -> list[Any]:
+        """How often a thread has entered the mode."""
+        found: list[Any] | None = getattr(self._own, "entered", None)
+        if found is None:
+            found = self._own.entered = []
+        return found
+
+    @enter_stack.setter
+    def enter_stack(self, first: list[Any]) -> None:
+        self._own.entered = first
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> torch.SymInt:
         """What stands for the lengths of a jagged tensor's rows: as without fake tensors.

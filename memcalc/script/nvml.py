@@ -1,4 +1,4 @@
-"""NVML of the simulated GPU, for scripts that ask the card itself by way of ``pynvml``.
+"""NVML of the simulated GPUs, for scripts that ask the card itself by way of ``pynvml``.
 
 What is built on ``pynvml`` finds it too: ``torch.cuda.temperature``, trackers, gpustat, nvitop.
 Source: nvml.h of CUDA 13.0, and ``_nvmlGetFunctionPointer`` of pynvml.py (nvidia-ml-py 13).
@@ -6,6 +6,7 @@ Source: nvml.h of CUDA 13.0, and ``_nvmlGetFunctionPointer`` of pynvml.py (nvidi
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -17,8 +18,8 @@ from memcalc.script.patches import Patches
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _INSUFFICIENT_SIZE = 0, 2, 3, 7
 """``nvmlReturn_t``."""
 _ERRORS = {_INVALID_ARGUMENT: b"Invalid Argument", _NOT_SUPPORTED: b"Not Supported"}
-_UUID = b"GPU-00000000-0000-0000-0000-000000000000"
-_PLACE = b"00000000:00:00.0"
+_UUID = "GPU-00000000-0000-0000-0000-{:012x}"
+_PLACE = "00000000:{:02X}:00.0"
 _DRIVER = b"580.65.06"
 """The driver that CUDA 13.0 came with (its release notes, table 3)."""
 _GAUGES = frozenset(
@@ -27,7 +28,6 @@ _GAUGES = frozenset(
         *("UtilizationRates", "EncoderUtilization", "DecoderUtilization", "Temperature"),
         *("TemperatureV", "PowerUsage", "TotalEnergyConsumption", "ClockInfo", "MaxClockInfo"),
         *("FanSpeed", "PerformanceState", "ComputeMode", "PersistenceMode", "PcieThroughput"),
-        *("Index", "MinorNumber"),
     )
 )
 """What they are asked for is zero when they are called, and stays so."""
@@ -39,14 +39,16 @@ _SAID = (
 
 
 class Card(NamedTuple):
-    """The GPU that is asked about; sizes in bytes."""
+    """The GPUs that are asked about, all alike; sizes in bytes."""
 
     name: str
     capability: tuple[int, int]
     total: int
-    free: Callable[[], int]
+    free: Callable[[int], int]
+    """Of the one with this number."""
     cuda: int
     """Version of CUDA, such as 13000."""
+    gpus: int = 1
 
 
 class Library:
@@ -82,11 +84,16 @@ class Library:
             "nvmlSystemGetNVMLVersion": _says(b"13." + _DRIVER),
             "nvmlSystemGetCudaDriverVersion": _says(card.cuda),
             "nvmlSystemGetCudaDriverVersion_v2": _says(card.cuda),
-            f"{device}Count_v2": _says(1),
-            f"{device}HandleByIndex_v2": _of_index,
-            **dict.fromkeys((f"{device}HandleByUUID", f"{device}HandleByPciBusId_v2"), _succeed),
+            f"{device}Count_v2": _says(card.gpus),
+            f"{device}HandleByIndex_v2": self._of_index,
+            f"{device}HandleByUUID": self._named_by(_UUID),
+            f"{device}HandleByPciBusId_v2": self._named_by(_PLACE),
+            **dict.fromkeys(
+                (f"{device}Index", f"{device}MinorNumber"),
+                lambda handle, out: _put(out, _index_of(handle)),
+            ),
             f"{device}Name": lambda _, *out: _put(out[0], card.name.encode()),
-            f"{device}UUID": lambda _, *out: _put(out[0], _UUID),
+            f"{device}UUID": lambda handle, *out: _put(out[0], _name(_UUID, _index_of(handle))),
             f"{device}CudaComputeCapability": self._capability,
             f"{device}PciInfo_v3": self._where,
             f"{device}MemoryInfo": self._memory,
@@ -98,10 +105,26 @@ class Library:
             ),
         }
 
-    def _memory(self, *given: Any) -> int:
+    def _of_index(self, index: Any, out: Any) -> int:
+        number = getattr(index, "value", index)
+        if not 0 <= number < self._card.gpus:
+            return _INVALID_ARGUMENT
+        # A handle is an address that nobody looks behind: the number itself.
+        ctypes.c_void_p.from_address(ctypes.addressof(_target(out))).value = number
+        return _SUCCESS
+
+    def _named_by(self, pattern: str) -> Callable[[Any, Any], int]:
+        def named(name: Any, out: Any) -> int:
+            text = bytes(getattr(name, "value", name))
+            names = [_name(pattern, index) for index in range(self._card.gpus)]
+            return self._of_index(names.index(text) if text in names else 0, out)
+
+        return named
+
+    def _memory(self, handle: Any, *given: Any) -> int:
         self._say(place.named(_SAID))
         found = _target(given[-1])
-        found.total, found.free = self._card.total, self._card.free()
+        found.total, found.free = self._card.total, self._card.free(_index_of(handle))
         found.used = found.total - found.free
         return _SUCCESS
 
@@ -110,23 +133,23 @@ class Library:
             _put(out, value)
         return _SUCCESS
 
-    def _where(self, _: Any, out: Any) -> int:
-        _target(out).busId = _PLACE
+    def _where(self, handle: Any, out: Any) -> int:
+        _target(out).busId = _name(_PLACE, _index_of(handle))
         return _SUCCESS
 
-    def _processes(self, _: Any, count: Any, found: Any) -> int:
+    def _processes(self, handle: Any, count: Any, found: Any) -> int:
         """This process alone; whoever gives no room for it is told how much it takes."""
         room = _target(count).value if found is not None else 0
         _put(count, 1)
         if room < 1:
             return _INSUFFICIENT_SIZE
         found[0].pid = os.getpid()
-        found[0].usedGpuMemory = self._card.total - self._card.free()
+        found[0].usedGpuMemory = self._card.total - self._card.free(_index_of(handle))
         return _SUCCESS
 
 
 def install(patches: Patches, card: Card, say: Callable[[str], None]) -> None:
-    """Let ``pynvml`` find this one GPU."""
+    """Let ``pynvml`` find these GPUs."""
     library = Library(card, say)
 
     def serve(module: ModuleType) -> None:
@@ -159,5 +182,9 @@ def _succeed(*_: Any) -> int:
     return _SUCCESS
 
 
-def _of_index(index: Any, _: Any) -> int:
-    return _SUCCESS if getattr(index, "value", index) == 0 else _INVALID_ARGUMENT
+def _index_of(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0 if handle is not None else 0
+
+
+def _name(pattern: str, index: int) -> bytes:
+    return pattern.format(index).encode()

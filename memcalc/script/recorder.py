@@ -75,7 +75,6 @@ class ScriptRecorder(TraceRecorder):
         """The run has ended; threads that go on are no part of it."""
         self.last_thread: int | None = None
         """The one that ends the process; all others stay where they are."""
-        self._one_at_a_time = threading.RLock()
         self.uncounted: dict[str, None] = {}
         """What the script used whose memory is not known."""
         self.real_weights = False
@@ -108,15 +107,35 @@ class ScriptRecorder(TraceRecorder):
         try:
             if not self.shared:
                 return super().__torch_dispatch__(func, types, args, kwargs)
-            with self._one_at_a_time:
+            with self.memory.lock:
+                self.memory.bury()
                 if self.over:
                     return func(*args, **(kwargs or {}))
                 if self.last_thread in (None, threading.get_ident()):
+                    if self.memory.several:
+                        return self._on_its_device(func, types, args, kwargs or {})
                     return super().__torch_dispatch__(func, types, args, kwargs)
         except torch.OutOfMemoryError as error:
             del args, kwargs
             raise without_frames(error) from None
         return endings.halt()
+
+    def _on_its_device(
+        self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An operator runs on the device that it names, or that of its first tensor on one."""
+        gpus, named = self.memory.gpus, kwargs.get("device")
+        index = _first_device((named,) if named is not None else args)
+        before = gpus.current()
+        if index is not None:
+            gpus.use(index)
+        elif named is not None and torch.device(named).type == "cuda":
+            # What is kept of like calls is kept of this device.
+            kwargs = {**kwargs, "device": torch.device("cuda", before)}
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            gpus.use(before)
 
     def _special(self, func: Any) -> bool:
         return func in self._own or super()._special(func)
@@ -340,6 +359,20 @@ def is_fake(values: Any) -> bool:
         if isinstance(value, list | tuple) and is_fake(value):
             return True
     return False
+
+
+def _first_device(args: Iterable[Any]) -> int | None:
+    """The number of the first device among arguments, or of a tensor among them."""
+    for arg in args:
+        found: int | None = None
+        if isinstance(arg, list | tuple):
+            found = _first_device(arg)
+        elif isinstance(arg, torch.device | torch.Tensor):
+            place = arg if isinstance(arg, torch.device) else arg.device
+            found = place.index if place.type == "cuda" else None
+        if found is not None:
+            return found
+    return None
 
 
 def _on_cuda(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ from memcalc.records.trace import Trace
 from memcalc.script import (
     alloc_conf,
     backward,
+    by_gpu,
     cuda,
     decisions,
     endings,
@@ -52,6 +53,7 @@ from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace import device
 from memcalc.trace.operators import attention, deterministic, gradients, overrides
 from memcalc.trace.properties import Properties
+from memcalc.trace.streams import of as of_streams
 from memcalc.trace.subclasses import data_watched
 from memcalc.trace.torch_private import python_kernels
 from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
@@ -61,10 +63,10 @@ REPEATED = (
     "places take what they take then; the rest is counted as without it"
 )
 _ONE_OF_SEVERAL = (
-    "of the {0} GPUs named the script finds one, torch.cuda.device_count() is 1: put "
-    "torchrun --nproc-per-node {0} before it to have it simulated as the first of {0} processes; "
-    "DataParallel, which the Trainer takes by itself where it finds several, is not simulated"
+    "of the {0} GPUs named the script uses one: put torchrun --nproc-per-node {0} before it to "
+    "have it simulated as the first of {0} processes"
 )
+_PEERS = "a GPU reads what lies on another without a copy on its own (peer access)"
 
 
 class Session:
@@ -91,7 +93,9 @@ class Session:
         gpu, target = question.gpu, question.target
         name, total, outside, room = card(gpu)
         settings = parse_alloc_conf(question.plan.alloc_conf, torch=target.torch)
-        self.memory = GpuMemory(settings, total=total, outside=outside, limit=room)
+        # A launcher gives each of its processes one; without one the script has them all.
+        count = question.plan.devices if process is None else 1
+        self.memory = GpuMemory(settings, total=total, outside=outside, limit=room, count=count)
         self._kernels = ScriptKernels(target)
         self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
         self.recorder.real_weights = weights
@@ -106,13 +110,12 @@ class Session:
             target.multiprocessors,
             target.architecture,
         )
-        self.memory.gpus.count = process.local if process is not None else 1
+        if process is not None:
+            self.memory.gpus.count = process.local
         self._stack, self._ground = contextlib.ExitStack(), contextlib.ExitStack()
         for note in question.notes:
             self.say(note)
-        self._finds_one = _ONE_OF_SEVERAL.format(question.plan.devices)
-        if question.plan.devices > 1 and process is None:
-            self.say(self._finds_one)
+        self._started_others = False
         if weights:
             self.say("weights on the host hold their numbers; on the GPU nobody knows them")
 
@@ -125,7 +128,11 @@ class Session:
     def _open(self, opened: contextlib.ExitStack) -> None:
         patches = Patches()
         opened.callback(self._leave_ground)
-        self._ground.enter_context(torch_private.one_device())
+        self._ground.enter_context(torch_private.seen(self.memory.gpus))
+        if self.memory.several:
+            # The engine has a thread for each device.
+            self.recorder.shared = True
+            opened.enter_context(of_streams(self.memory.gpus))
         opened.enter_context(data_watched())
         opened.enter_context(no_rules())
         opened.enter_context(device.use_cuda())
@@ -145,7 +152,7 @@ class Session:
         opened.callback(attention.uninstall)
         overrides.install(self._target.torch)
         opened.callback(overrides.uninstall)
-        cuda.install(patches, self.memory, self._properties, self.say)
+        cuda.install(patches, self.memory, self._properties, self.say, self.recorder.traffic.within)
         if not self._question.plan.alloc_conf:
             alloc_conf.install(
                 patches, self.memory, self._target.torch, self._follow_conf, self.say
@@ -189,8 +196,7 @@ class Session:
     def _one_of_several(self, count: int, of: str) -> None:
         """The script starts so many processes, of which the first runs here."""
         self.memory.gpus.count = max(self.memory.gpus.count, count)
-        if count > 1:
-            self.recorder.assumptions.pop(self._finds_one, None)
+        self._started_others = count > 1
         self.say(f"{place.named(f'of {count} {of}')} the first runs")
 
     def stop_other_threads(self) -> None:
@@ -276,9 +282,21 @@ class Session:
         """
         steps = self.phases.steps
         self.say(f"peaks are those of {steps} optimizer steps and of what lay around them")
-        trace = self._trace(name)
-        prediction = predict(self._question, trace, self.labels.state())
-        return Traced(prediction=prediction, trace=trace)
+        used = self.memory.used
+        several = self.memory.several and len(used) > 1
+        if several:
+            self.say(_PEERS)
+        elif self.memory.several and not self._started_others:
+            self.say(_ONE_OF_SEVERAL.format(self.memory.gpus.usable))
+        trace, state = self._trace(name), self.labels.state()
+        if not several and used == [0]:
+            return Traced(prediction=predict(self._question, trace, state), trace=trace)
+        found = {}
+        storages_on = [entry.device for entry in self.memory.entries]
+        for gpu in used:
+            own = by_gpu.part(trace, storages_on, self.memory.asides_on, gpu)
+            found[gpu] = Traced(prediction=predict(self._question, own, state), trace=own)
+        return by_gpu.fullest(found)
 
     def _trace(self, name: str) -> Trace:
         """What was recorded until now.

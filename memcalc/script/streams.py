@@ -8,6 +8,7 @@ import torch
 
 from memcalc.script.patches import Patches
 from memcalc.trace import streams
+from memcalc.trace.streams import current_device
 
 _CUDA = 1
 _PLACE = torch.device("cuda", 0)
@@ -19,7 +20,10 @@ class Stream(streams.Stream):
     def __init__(self, device: Any = None, priority: int = 0, **given: Any) -> None:
         super().__init__()
         self.stream_id = given.get("stream_id", self.stream_id)
-        self.device_type, self.device, self.priority = _CUDA, _PLACE, priority
+        index = given.get("device_index", device)
+        self.device_index = _index_of(index) if index is not None else current_device()
+        self.device_type, self.priority = _CUDA, priority
+        self.device = torch.device("cuda", self.device_index)
         self.cuda_stream = self.stream_id
 
     @staticmethod
@@ -36,13 +40,19 @@ class Stream(streams.Stream):
         return False
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.stream_id == self.stream_id
+        same = isinstance(other, Stream) and other.stream_id == self.stream_id
+        return same and other.device_index == self.device_index  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return hash((self.stream_id, self.device))
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
+
+
+def _index_of(device: Any) -> int:
+    index = device if isinstance(device, int) else torch.device(device).index
+    return current_device() if index is None else index
 
 
 class Event(streams.Event):
@@ -75,12 +85,12 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> None:
-        self._before = streams.current()
         if self.stream is not None:
-            streams.switch(self.stream)
+            self.stream.__enter__()
 
     def __exit__(self, *_: object) -> None:
-        streams.switch(self._before)
+        if self.stream is not None:
+            self.stream.__exit__()
 
 
 def set_stream(stream: Stream | None) -> None:
@@ -102,12 +112,14 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         """A generator in host memory stands for it where C++ wants one."""
         made: CudaGenerator = super().__new__(cls, "cpu")
         made._seed = 0
+        made._place = torch.device("cuda", 0 if device is None else _index_of(device))
         return made
 
     @property
     def device(self) -> torch.device:
         """Where it says it is."""
-        return _PLACE
+        place: torch.device = self._place
+        return place
 
     def manual_seed(self, seed: int) -> CudaGenerator:
         """Set the seed."""

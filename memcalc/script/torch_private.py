@@ -3,7 +3,7 @@
 Read in PyTorch 2.11 and 2.13, CPU and CUDA builds. PyTorch asks two C++ objects about CUDA: the
 device guard (which device is current) and the hooks (how many there are). Builds without CUDA,
 or without a GPU, have a guard that knows of no device and hooks that say no. Both are replaced by
-ones that know one device and do nothing.
+ones that know the simulated devices and do nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ctypes
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -35,24 +35,40 @@ _ANSWERS: dict[str, int] = {
     "isBuilt": _YES,
     "isAvailable": _YES,
     "hasPrimaryContext": _YES,
-    "deviceCount": 1,
-    "getNumGPUs": 1,
-    "getCurrentDevice": 0,
-    "current_device": 0,
     "compiledWithCuDNN": _NO,
 }
-"""What the hooks shall answer; all else stays as it is.
+"""What the hooks shall answer beside the number of devices and the current one; all else stays as
+it is.
 
 Composite operators of a build with cuDNN would go to it; what it does is ours to decide
 (``trace.operators``), as in a build without.
 """
+_HOOKS_ARE = ("AcceleratorHooksInterface", "ATen/detail"), ("CUDAHooksInterface", "ATen/detail")
+_GUARD_IS = (("DeviceGuardImplInterface", "c10/core/impl"),)
+_Int = ctypes.c_int
+_Device = ctypes.c_uint16
+"""``c10::Device``: its type in the lower byte, its index in the upper one."""
 _kept: list[Any] = []
 """What C++ points to, or once pointed to."""
 
 
+class Devices(Protocol):
+    """The simulated ones."""
+
+    @property
+    def usable(self) -> int:
+        """How many the program can put something on."""
+
+    def current(self) -> int:
+        """The one that is current in this thread."""
+
+    def exchange(self, index: int) -> int:
+        """Make another the current one; returns the one that was."""
+
+
 @contextlib.contextmanager
-def one_device() -> Iterator[None]:
-    """Let PyTorch's C++ code see one CUDA device inside.
+def seen(devices: Devices) -> Iterator[None]:
+    """Let PyTorch's C++ code see CUDA devices inside.
 
     Raises:
         EstimateError: this build of PyTorch is not known.
@@ -66,8 +82,8 @@ def one_device() -> Iterator[None]:
     with contextlib.ExitStack() as found:
         try:
             _keep_description(found)
-            _install_guard(found)
-            _install_hooks(found)
+            _install_guard(found, devices)
+            _install_hooks(found, devices)
         except (OSError, ValueError, AttributeError) as error:
             raise EstimateError(
                 f"This build of PyTorch ({torch.__version__}) cannot be simulated on: {error}."
@@ -111,11 +127,12 @@ def _library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
 
 
-def _install_guard(found: contextlib.ExitStack) -> None:
+def _install_guard(found: contextlib.ExitStack, devices: Devices) -> None:
     """Have PyTorch put its own do-nothing guard in place of one that counts no devices.
 
     That is what ``torch._C._ensureCUDADeviceGuardSet`` does. A CPU build has no guard, and one with
     a GPU has a guard that counts it, so one that answers zero to every question is put there first.
+    The guard that does nothing counts one device; of several it is told.
     """
     registry = (ctypes.c_void_p * (_CUDA + 1)).in_dll(_library("libc10.so"), _GUARDS)
     found.callback(registry.__setitem__, _CUDA, registry[_CUDA])
@@ -127,46 +144,92 @@ def _install_guard(found: contextlib.ExitStack) -> None:
     torch._C._ensureCUDADeviceGuardSet()
     if registry[_CUDA] == ctypes.addressof(stub):
         raise ValueError("its CUDA device guard stays in place")
+    if devices.usable > 1:
+        guard = ctypes.c_void_p.from_address(registry[_CUDA] or 0)
+        _answer(found, guard, _GUARD_IS, 0, _of_guard(devices))
 
 
-def _install_hooks(found: contextlib.ExitStack) -> None:
-    """Point the CUDA hooks to a copy of their virtual table that answers for one device."""
-    slots = list(_slots())
-    missing = {"hasCUDA", "isAvailable", "hasPrimaryContext"} - set(slots)
+def _of_guard(devices: Devices) -> dict[str, Any]:
+    """What a guard says of several devices; the engine's threads tell it which is theirs."""
+
+    def device(index: int) -> int:
+        return index << 8 | _CUDA
+
+    def exchange(_: Any, wanted: int) -> int:
+        return device(devices.exchange(wanted >> 8))
+
+    def use(_: Any, wanted: int) -> int:
+        devices.exchange(wanted >> 8)
+        return 0
+
+    return {
+        "deviceCount": ctypes.CFUNCTYPE(_Int, ctypes.c_void_p)(lambda _: devices.usable),
+        "getDevice": ctypes.CFUNCTYPE(_Device, ctypes.c_void_p)(
+            lambda _: device(devices.current())
+        ),
+        "exchangeDevice": ctypes.CFUNCTYPE(_Device, ctypes.c_void_p, _Device)(exchange),
+        "setDevice": ctypes.CFUNCTYPE(_Int, ctypes.c_void_p, _Device)(use),
+        "uncheckedSetDevice": ctypes.CFUNCTYPE(_Int, ctypes.c_void_p, _Device)(use),
+    }
+
+
+def _install_hooks(found: contextlib.ExitStack, devices: Devices) -> None:
+    """Point the CUDA hooks to a copy of their virtual table that answers for the devices."""
+    kind = ctypes.CFUNCTYPE(_Int, ctypes.c_void_p)
+    counts, current = kind(lambda _: devices.usable), kind(lambda _: devices.current())
+    answers = {name: kind(lambda _, answer=answer: answer) for name, answer in _ANSWERS.items()}
+    answers |= dict.fromkeys(("deviceCount", "getNumGPUs"), counts)
+    answers |= dict.fromkeys(("getCurrentDevice", "current_device"), current)
+    missing = {"hasCUDA", "isAvailable", "hasPrimaryContext"} - set(_slots(_HOOKS_ARE))
     if missing:
         raise ValueError(f"its headers do not declare {', '.join(sorted(missing))}")
     get = getattr(_library("libtorch_cpu.so"), _HOOKS)
     get.restype = ctypes.c_void_p
-    hooks = ctypes.c_void_p.from_address(get())
-    size = _BEFORE + _DESTRUCTORS + len(slots)
-    word = ctypes.sizeof(ctypes.c_void_p)
-    assert hooks.value is not None
-    old = (ctypes.c_void_p * size).from_address(hooks.value - _BEFORE * word)
+    _answer(found, ctypes.c_void_p.from_address(get()), _HOOKS_ARE, _DESTRUCTORS, answers)
+
+
+def _answer(
+    found: contextlib.ExitStack,
+    there: ctypes.c_void_p,
+    declared: tuple[tuple[str, str], ...],
+    first: int,
+    answers: dict[str, Any],
+) -> None:
+    """Point a C++ object to a copy of its virtual table in which some functions are these.
+
+    Args:
+        found: undoes it.
+        there: where the object begins.
+        declared: its class and those it is of, by header.
+        first: place of the first function that is no destructor.
+        answers: functions by name; those that this build does not declare are left out.
+    """
+    slots = list(_slots(declared))
+    size, word = _BEFORE + _DESTRUCTORS + len(slots), ctypes.sizeof(ctypes.c_void_p)
+    assert there.value is not None
+    old = (ctypes.c_void_p * size).from_address(there.value - _BEFORE * word)
     table = (ctypes.c_void_p * size)(*old)
-    kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-    for name, answer in _ANSWERS.items():
+    for name, function in answers.items():
         if name in slots:
-            function = kind(lambda _, answer=answer: answer)
-            at = _BEFORE + _DESTRUCTORS + slots.index(name)
+            at = _BEFORE + first + slots.index(name)
             table[at] = ctypes.cast(function, ctypes.c_void_p).value
-            _kept.append(function)
-    _kept.append(table)
-    found.callback(setattr, hooks, "value", hooks.value)
-    hooks.value = ctypes.addressof(table) + _BEFORE * word
+    _kept.extend((table, answers))
+    found.callback(setattr, there, "value", there.value)
+    there.value = ctypes.addressof(table) + _BEFORE * word
 
 
-def _slots() -> Iterator[str]:
-    """Names of the hooks' virtual functions in the order of their table, without destructors.
+def _slots(declared: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    """Names of virtual functions in the order of their table, without destructors.
 
     The headers are those that came with this very build.
     """
-    folder = Path(torch.__file__).parent / "include" / "ATen" / "detail"
+    folder = Path(torch.__file__).parent / "include"
     seen = set()
-    for name in ("AcceleratorHooksInterface", "CUDAHooksInterface"):
-        text = (folder / f"{name}.h").read_text(encoding="utf-8")
+    for name, inside in declared:
+        text = (folder / inside / f"{name}.h").read_text(encoding="utf-8")
         text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
         text = re.sub(r"#ifdef USE_ROCM.*?#endif", "", text, flags=re.DOTALL)
-        start = re.search(rf"struct\s+TORCH_API\s+{name}\b", text)
+        start = re.search(rf"struct\s+(?:TORCH|C10)_API\s+{name}\b", text)
         if start is None:
             raise ValueError(f"{name}.h is not understood")
         body = text[start.start() : text.index("\n};", start.start())]

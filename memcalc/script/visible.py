@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +22,16 @@ def hide_from_libraries_alone() -> None:
 
 
 class Gpus:
-    """The first is the script's own."""
+    """Those that the script finds; of these the first ones are its own.
 
-    def __init__(self) -> None:
-        self.count = 1
+    Args:
+        usable: on so many it can put something.
+    """
+
+    def __init__(self, usable: int = 1) -> None:
+        self.count = self.usable = usable
+        self._current: dict[int, int] = {}
+        """By thread: the current one, where that is not the first."""
 
     def own(self, index: int) -> None:
         """Let it be used.
@@ -31,9 +39,9 @@ class Gpus:
         Raises:
             torch.AcceleratorError: it is not the script's own.
         """
-        if index > 0:
-            beside = "has one GPU, cuda:0"
-            if self.count > 1:
+        if index >= self.usable:
+            beside = f"has {self.usable} GPUs" if self.usable > 1 else "has one GPU, cuda:0"
+            if self.count > self.usable:
                 beside = f"has {self.count} GPUs, of which this process has cuda:0"
             raise torch.AcceleratorError(
                 f"CUDA error: invalid device ordinal: cuda:{index} was asked for, "
@@ -49,24 +57,44 @@ class Gpus:
         if index >= self.count:
             self.own(index)
 
+    def current(self) -> int:
+        """The one on which this thread makes what names none."""
+        return self._current.get(threading.get_ident(), 0) if self._current else 0
+
+    def use(self, index: int) -> None:
+        """Make it the current one; a negative number changes nothing."""
+        if index >= 0:
+            self.own(index)
+            if index or self._current:
+                self._current[threading.get_ident()] = index
+
     def exchange(self, index: int) -> int:
         """Make it the current one; returns the one that was."""
-        self.own(index)
-        return 0
+        before = self.current()
+        self.use(index)
+        return before
+
+    def index_of(self, device: Any = None) -> int:
+        """The number of a device that is named in any way, or of the current one."""
+        index = device if device is None or isinstance(device, int) else torch.device(device).index
+        if index is None or index < 0:
+            return self.current()
+        self.there(index)
+        return int(index)
 
 
 class Each(Sequence[Any]):
-    """The same for each of these GPUs: of the others' nobody asks more than that it is there."""
+    """The same for each of these GPUs, made when it is first asked for."""
 
-    def __init__(self, gpus: Gpus, value: Any) -> None:
-        self._gpus, self._value = gpus, value
+    def __init__(self, gpus: Gpus, make: Callable[[int], Any]) -> None:
+        self._gpus, self._make = gpus, functools.cache(make)
 
     def __len__(self) -> int:
         return self._gpus.count
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return (self._value,) * len(range(len(self))[index])
+            return tuple(self[at] for at in range(len(self))[index])
         if not -len(self) <= index < len(self):
             raise IndexError(index)
-        return self._value
+        return self._make(index % len(self))

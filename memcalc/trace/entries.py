@@ -33,6 +33,7 @@ class Entry:
     __slots__ = (
         "bytes",
         "component",
+        "device",
         "dtype",
         "grad",
         "guessed",
@@ -64,7 +65,7 @@ class Entry:
         """The component is taken from how it was made, and gives way to what is said of it."""
         self.dtype = ""
         self.until = ""
-        self.stream = 0
+        self.stream = self.device = 0
         self.resized = False
         self.used_by: int | None = None
 

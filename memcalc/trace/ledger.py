@@ -15,7 +15,7 @@ from memcalc.trace import device
 from memcalc.trace.entries import Entry, Position, dtype_name, name_of_node
 from memcalc.trace.folding.tagged import UNTAGGED, TaggedTrace
 from memcalc.trace.settling import BY_PARAMETER, settled
-from memcalc.trace.streams import BackwardStreams
+from memcalc.trace.streams import BackwardStreams, current_device
 from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.torch_private.tensors import named, storage_key, storage_of
 
@@ -47,6 +47,8 @@ class Ledger:
         self.units: dict[str, int] = {}
         """For modules inside repeated layers, the tag of their repetition."""
         self.streams = BackwardStreams()
+        self.several = False
+        """There are several devices, of which each storage is on one."""
         self._empty: set[int] = set()
         """Keys of storages that live without memory."""
         self._live: dict[int, tuple[int, weakref.ref[Any]]] = {}
@@ -140,6 +142,8 @@ class Ledger:
         entry = Entry(self._size(nbytes), name, self.position, node)
         entry.dtype = dtype_name(tensor.dtype)
         entry.stream = self.streams.of(node)
+        if self.several:
+            entry.device = tensor.device.index or 0
         self.entries.append(entry)
         self.log(number)
         self._live[key] = (number, weakref.ref(storage, lambda _: self._death(key)))
@@ -173,7 +177,7 @@ class Ledger:
         self._empty.discard(key)
         entry = Entry(self._size(after), old.op, self.position, None)
         entry.stream, entry.resized = self.streams.of(None), True
-        entry.component, entry.dtype = old.component, old.dtype
+        entry.component, entry.dtype, entry.device = old.component, old.dtype, old.device
         self._live[key] = (len(self.entries), reference)
         self.entries.append(entry)
         self.log(len(self.entries) - 1)
@@ -222,7 +226,7 @@ class Ledger:
                 number = len(self.entries)
                 entry = Entry(word, name, self.position, node)
                 entry.component = Component.WORKSPACES
-                entry.stream = self.streams.of(node)
+                entry.stream, entry.device = self.streams.of(node), current_device()
                 self.entries.append(entry)
                 self.log(number)
                 taken.append(number)

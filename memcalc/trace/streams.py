@@ -10,9 +10,29 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from memcalc.trace.torch_private.engine import node_number
+
+
+class Devices(Protocol):
+    """Where there are several, each has streams of its own, of which one is current."""
+
+    def current(self) -> int:
+        """The number of the device that is current in this thread."""
+
+    def exchange(self, index: int) -> int:
+        """Make another the current one; returns the one that was."""
+
+
+class _One:
+    """There is one device."""
+
+    def current(self) -> int:
+        return 0
+
+    def exchange(self, index: int) -> int:
+        return 0
 
 
 class Stream:
@@ -24,12 +44,15 @@ class Stream:
         self._outer: list[Any] = []
 
     def __enter__(self) -> Stream:
-        self._outer.append(current())
+        device = _devices[0].current()
+        self._outer.append((device, current(self.device_index)))
         switch(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        _local.stream = self._outer.pop()
+        device, stream = self._outer.pop()
+        _currents()[self.device_index] = stream
+        _devices[0].exchange(device)
 
     def _nothing(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -69,6 +92,7 @@ POOLS = 1 << 20
 """From here on the number of a stream stands for one within a private pool of memory."""
 _numbers = [itertools.count()]
 _local = threading.local()
+_devices: list[Devices] = [_One()]
 _switched = [False]
 """Some thread has left the default stream at some time."""
 DEFAULT = Stream()
@@ -79,16 +103,44 @@ def renumber() -> None:
     _numbers[0] = itertools.count(1)
 
 
-def current() -> Stream:
-    """The stream that this thread's operators run on."""
-    found: Stream = getattr(_local, "stream", DEFAULT)
+@contextlib.contextmanager
+def of(devices: Devices) -> Iterator[None]:
+    """Inside, there are these devices."""
+    before, _devices[0] = _devices[0], devices
+    try:
+        yield
+    finally:
+        _devices[0] = before
+
+
+def current_device() -> int:
+    """The number of the device that is current in this thread."""
+    return _devices[0].current()
+
+
+def _currents() -> dict[int, Stream]:
+    """This thread's streams, by device."""
+    found: dict[int, Stream] | None = getattr(_local, "streams", None)
+    if found is None:
+        found = _local.streams = {}
     return found
 
 
+def current(device: int | None = None) -> Stream:
+    """The stream that this thread's operators run on.
+
+    Args:
+        device: on which; ``None``: on the current one.
+    """
+    index = _devices[0].current() if device is None else device
+    return _currents().get(index, DEFAULT)
+
+
 def switch(stream: Stream) -> None:
-    """Run what follows in this thread on a stream."""
+    """Run what follows in this thread on a stream, and its device."""
     _switched[0] = True
-    _local.stream = stream
+    _devices[0].exchange(stream.device_index)
+    _currents()[stream.device_index] = stream
 
 
 def switched() -> bool:
@@ -122,7 +174,8 @@ class BackwardStreams:
 
     def __init__(self) -> None:
         self._newest = -1
-        self._by_node: dict[int, int] = {}
+        self._by_node: dict[int, tuple[int, int]] = {}
+        """The stream, and its device."""
 
     def made(self, sequence: int) -> None:
         """An operator ran outside backward; ``sequence`` numbers the next node.
@@ -134,7 +187,7 @@ class BackwardStreams:
             self._newest = sequence
             number = current().stream_id
             if number:
-                self._by_node[sequence - 1] = number
+                self._by_node[sequence - 1] = number, _devices[0].current()
 
     def entered(self, node: Any) -> int:
         """The number of the stream that the engine switches to for a node; 0: for none.
@@ -144,7 +197,8 @@ class BackwardStreams:
         """
         if node is None or not self._by_node or current().stream_id:
             return 0
-        return self._by_node.get(node_number(node), 0)
+        number, device = self._by_node.get(node_number(node), (0, 0))
+        return number if device == _devices[0].current() else 0
 
     def of(self, node: Any) -> int:
         """The number of the stream that runs now, inside this node or outside of all (None)."""

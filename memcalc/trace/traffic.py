@@ -34,6 +34,10 @@ class Traffic:
         """Processes in each group of several, in the order of their first messages."""
         return tuple(size for size in self._groups.values() if size > 1)
 
+    def within(self, gpus: int) -> None:
+        """One process has NCCL send between its own GPUs."""
+        self._groups["of one process"] = gpus
+
     def count(self, step: int, func: Any, args: tuple[Any, ...]) -> None:
         """Add what an operator sends, if it is a group's."""
         collectives = _FOUND.get(func.namespace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from memcalc.kernels import blas
 from memcalc.kernels.formulas import KernelCall
 from memcalc.trace import device
+from memcalc.trace.handles import Handles
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import (
@@ -26,6 +26,7 @@ from memcalc.trace.scratch.readers import (
 )
 from memcalc.trace.scratch.shapes import is_empty
 from memcalc.trace.scratch.step import PROBES
+from memcalc.trace.streams import current_device
 
 
 class Writer:
@@ -40,8 +41,9 @@ class Writer:
         """
         self.ledger = ledger
         self._kernels = kernels
-        self._threads: set[tuple[str, int, int]] = set()
-        """What a thread has taken on a stream, once and for all."""
+        self._taken: set[tuple[str, int, int, int]] = set()
+        """What is there once and for all: of a handle, on a stream, of a device."""
+        self._handles = Handles()
         self._workspaces: dict[int, int] = {}
         """Storages that cuBLAS' handles keep, and the streams they are for."""
 
@@ -91,9 +93,9 @@ class Writer:
 
     def keep(self, call: KernelCall) -> None:
         """Take what a library takes once in a process and keeps."""
-        once = (call.name, 0, 0)
-        if self._kernels is not None and once not in self._threads:
-            self._threads.add(once)
+        once = (call.name, 0, 0, current_device())
+        if self._kernels is not None and once not in self._taken:
+            self._taken.add(once)
             self.ledger.play(self._kernels.persistent(call), [], call.name, None)
 
     def track(self, out: Any, name: str, node: Any, args: tuple[Any, ...]) -> None:
@@ -182,11 +184,12 @@ class Writer:
             for _ in range(args[1].shape[0] if name == "addbmm" else 1):
                 self.take(KernelCall("cublaslt" if bias else "cublas"), node)
             return
-        thread, stream = threading.get_ident(), self.ledger.streams.of(node)
+        device = current_device()
+        handle, stream = self._handles.of(device), self.ledger.streams.of(node)
         kept = bias and blas.is_lt_kept(self._kernels.torch)
         for library in ("cublas", "cublaslt") if kept else ("cublas",):
-            if (library, thread, stream) not in self._threads:
-                self._threads.add((library, thread, stream))
+            if (library, handle, stream, device) not in self._taken:
+                self._taken.add((library, handle, stream, device))
                 script = self._kernels.persistent(KernelCall(library))
                 taken: list[int] = []
                 self.ledger.play(script, taken, f"{library} workspace", node)
@@ -213,15 +216,15 @@ class Writer:
         for number in cleared:
             self.ledger.log(~number)
             del self._workspaces[number]
-        self._threads = {
-            (name, thread, held)
-            for name, thread, held in self._threads
+        self._taken = {
+            (name, handle, held, place)
+            for name, handle, held, place in self._taken
             if not name.startswith("cublas") or stream not in (None, held)
         }
 
     def _probe(self, name: str) -> None:
         """Take and give back what an operator does the first time that one of its kind runs."""
-        everywhere = ("probe", 0, 0)
-        if self._kernels is not None and everywhere not in self._threads:
-            self._threads.add(everywhere)
+        everywhere = ("probe", 0, 0, 0)
+        if self._kernels is not None and everywhere not in self._taken:
+            self._taken.add(everywhere)
             self.ledger.play(PROBES[name], [], name, None)

@@ -52,7 +52,7 @@ def test_nvml_says_what_the_process_takes(run):
 
 
 def test_who_asks_for_processes_is_told_how_many_there_are_first():
-    library = Library(Card("any", (9, 0), 100, lambda: 30, 13000))
+    library = Library(Card("any", (9, 0), 100, lambda _: 30, 13000))
     ask, count = library.nvmlDeviceGetComputeRunningProcesses_v3, ctypes.c_uint(0)
     assert ask(None, ctypes.byref(count), None) == pynvml.NVML_ERROR_INSUFFICIENT_SIZE
     assert count.value == 1
@@ -64,13 +64,13 @@ def test_who_asks_for_processes_is_told_how_many_there_are_first():
 
 def test_a_library_that_is_something_else_is_not_asked():
     with pytest.raises(AttributeError):
-        _ = Library(Card("any", (9, 0), 100, lambda: 30, 13000)).cuInit
+        _ = Library(Card("any", (9, 0), 100, lambda _: 30, 13000)).cuInit
 
 
 def test_pynvml_is_as_it_was_when_the_simulated_card_is_gone():
     before = dict(vars(pynvml))
     patches, said = Patches(), []
-    install(patches, Card("any", (9, 0), 100, lambda: 30, 13000), said.append)
+    install(patches, Card("any", (9, 0), 100, lambda _: 30, 13000), said.append)
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     assert pynvml.nvmlDeviceGetName(handle) == "any"

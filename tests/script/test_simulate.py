@@ -282,12 +282,6 @@ def test_attention_of_ones_own_scores_runs_its_eager_code_and_the_answer_says_so
     assert prediction.peak.requested > 2 * 2 * 128 * 128 * 4
 
 
-def test_of_several_gpus_a_script_finds_one_and_the_answer_says_what_to_type(run):
-    text = "import torch; torch.ones(torch.cuda.device_count(), device='cuda')"
-    said = " ".join(run(text, gpu="2xh100-sxm").traced.prediction.assumptions)
-    assert "torch.cuda.device_count() is 1: put torchrun --nproc-per-node 2 before it" in said
-
-
 def test_metadata_that_changes_in_place_counts(run, tmp_path):
     run(
         """

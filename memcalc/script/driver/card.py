@@ -1,4 +1,4 @@
-"""The card that the stand-in driver was told of, for those who ask NVML of it."""
+"""The cards that the stand-in driver was told of, for those who ask NVML of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from memcalc.script.patches import Patches
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:
-    """Let ``pynvml`` find it. PyTorch's own C++ code finds the library that stands in for NVML."""
+    """Let ``pynvml`` find them: PyTorch's own C++ code finds a library in place of NVML."""
     driver = ctypes.CDLL("libcuda.so.1")
     for function in (driver.memcalc_free, driver.memcalc_total, driver.memcalc_used):
         function.restype = ctypes.c_uint64
     total = int(driver.memcalc_total())
+
+    def free(index: int) -> int:
+        # Before it first uses a GPU a process has no context there.
+        return int(driver.memcalc_free(index)) if driver.memcalc_used(index) else total
+
     capability = divmod(int(os.environ["MEMCALC_DRIVER_CAPABILITY"]), 10)
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
@@ -23,8 +28,8 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         name=os.environ.get("MEMCALC_DRIVER_NAME", ""),
         capability=capability,
         total=total,
-        # Before it first uses the GPU a process has no context there.
-        free=lambda: int(driver.memcalc_free()) if driver.memcalc_used() else total,
+        free=free,
         cuda=version.value,
+        gpus=int(os.environ.get("MEMCALC_DRIVER_DEVICES", "1")),
     )
     nvml.install(patches, card, say)

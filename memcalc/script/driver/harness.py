@@ -34,7 +34,7 @@ class Peaks:
     """The highest levels of the allocator, also where the program resets them."""
 
     def __init__(self, steps: int) -> None:
-        self.peaks = dict.fromkeys(RUNGS, 0)
+        self.each = [dict.fromkeys(RUNGS, 0) for _ in range(torch.cuda.device_count())]
         self.steps = 0
         self._wanted = steps
         self._made: dict[int, int] = {}
@@ -52,9 +52,15 @@ class Peaks:
 
     def note(self) -> None:
         """Look at the peaks as they are now."""
-        stats = torch.cuda.memory_stats()
-        for rung in RUNGS:
-            self.peaks[rung] = max(self.peaks[rung], stats.get(f"{rung}_bytes.all.peak", 0))
+        for device, peaks in enumerate(self.each):
+            stats = torch.cuda.memory_stats(device)
+            for rung in RUNGS:
+                peaks[rung] = max(peaks[rung], stats.get(f"{rung}_bytes.all.peak", 0))
+
+    @property
+    def peaks(self) -> dict[str, int]:
+        """Of the GPU on which most is reserved."""
+        return max(self.each, key=lambda peaks: peaks["reserved"])
 
     def _noted_reset(self, device: int) -> None:
         self.note()
@@ -129,7 +135,7 @@ def main(result: str, steps: str, *program: str) -> None:
     if "MEMCALC_DRIVER_CAPABILITY" in os.environ:
         _spawn_here(lambda count: _started(peaks, known, count, "spawned processes"))
         _count_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        gpus = int(os.environ.get("MEMCALC_DRIVER_GPUS", "1"))
+        gpus = int(os.environ.get("MEMCALC_DRIVER_DEVICES", "1"))
         if known is not None and gpus > 1 and "LOCAL_WORLD_SIZE" not in os.environ:
             known.follow_lightning(gpus, lambda *told: _started(peaks, known, *told))
     os.environ["MEMCALC_SIMULATED"] = "1"
@@ -148,7 +154,8 @@ def main(result: str, steps: str, *program: str) -> None:
         known.end()
     said = {} if known is None else {"said": list(known.said)}
     found = {"code": code, "stopped": stopped, "steps": peaks.steps, "torch": torch.__version__}
-    Path(result).write_text(json.dumps({**found, **said, "peaks": peaks.peaks}))
+    each = {"gpus": peaks.each} if len(peaks.each) > 1 else {}
+    Path(result).write_text(json.dumps({**found, **said, **each, "peaks": peaks.peaks}))
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads of PyTorch's would wait for a GPU that never answers.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,7 +27,7 @@ from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.reals import CLOSE, RealValues
 from memcalc.trace.recipes import UnansweredError
-from memcalc.trace.torch_private.beneath import seeing, unseen
+from memcalc.trace.torch_private.beneath import seeing, seen_here, unseen
 from memcalc.trace.torch_private.dispatch import lift_from_host
 
 _aten = torch.ops.aten
@@ -68,6 +69,12 @@ _CHECKS: dict[Any, tuple[int, ...]] = {
 """Operators that read, as numbers of so many bytes, whether their arguments are valid."""
 
 
+def _seen_too(original: Any, thread: threading.Thread) -> None:
+    """What a thread of the script runs is followed as well."""
+    with seen_here():
+        original(thread)
+
+
 class Known:
     """Follows what a script put on the device, and answers for it."""
 
@@ -100,6 +107,7 @@ class Known:
     @contextmanager
     def following(self) -> Iterator[None]:
         """What the script runs inside is followed."""
+        self._patches.wrap(threading.Thread, "_bootstrap_inner", _seen_too)
         # torch.tensor() shows how its numbers come to the device.
         lift_from_host(True)
         try:

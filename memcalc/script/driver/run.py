@@ -17,6 +17,7 @@ from memcalc.records.plan import Plan
 from memcalc.script.card import card
 from memcalc.script.command import launched
 from memcalc.script.driver import build
+from memcalc.script.launchers import Launch
 
 HARNESS = Path(__file__).with_name("harness.py")
 NOT_SEEN = (
@@ -48,6 +49,9 @@ class DriverRun(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     torch: str
     peaks: Peaks
+    """Of the GPU on which most is reserved."""
+    gpus: tuple[Peaks, ...] = ()
+    """Of each in their order, where the program has several to itself."""
     assumptions: tuple[str, ...] = NOT_SEEN
     said: tuple[str, ...] | None = None
     """What was taken to be so of values; ``None``: all were zeros."""
@@ -74,7 +78,7 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
         command = [python, str(HARNESS), str(result), str(plan.steps or 0)]
         done = subprocess.run(
             [*command, *named, *program.arguments],
-            env={**os.environ, **_settings(question), **_preloaded(folder), **among},
+            env={**os.environ, **_settings(question, launch), **_preloaded(folder), **among},
             stdout=sys.stderr.fileno(),
             check=False,
         )
@@ -100,7 +104,7 @@ def _preloaded(folder: Path) -> dict[str, str]:
     return {"LD_PRELOAD": files, "LD_LIBRARY_PATH": f"{folder}:{others}" if others else str(folder)}
 
 
-def _settings(question: Asked) -> dict[str, str]:
+def _settings(question: Asked, launch: Launch | None) -> dict[str, str]:
     """The GPU as the stand-in driver is told of it."""
     gpu, target = question.gpu, question.target
     name, total, outside, room = card(gpu)
@@ -114,7 +118,8 @@ def _settings(question: Asked) -> dict[str, str]:
         "OUTSIDE": outside,
         "ROOM": room,
         "NAME": name,
-        "GPUS": question.plan.devices,
+        # A launcher gives each of its processes one.
+        "DEVICES": question.plan.devices if launch is None else 1,
     }
     conf = question.plan.alloc_conf
     return {

@@ -67,6 +67,16 @@ def seeing(see: See) -> Iterator[None]:
             _seen_by.pop()
 
 
+@contextmanager
+def seen_here() -> Iterator[None]:
+    """Calls of another thread come to who sees those of the first."""
+    _include(_KEY, True)
+    try:
+        yield
+    finally:
+        _include(_KEY, False)
+
+
 def unseen() -> Any:
     """A context in which calls pass by whoever sees them."""
     return _exclude(_KEYS)
