@@ -12,7 +12,7 @@ import torch
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
-from memcalc.script import arrivals, decisions, endings, place, transfers
+from memcalc.script import arrivals, decisions, endings, place, placed, transfers
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
@@ -124,8 +124,9 @@ class ScriptRecorder(TraceRecorder):
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """An operator runs on the device that it names, or that of its first tensor on one."""
+        placed.check_indices(func, args)
         gpus, named = self.memory.gpus, kwargs.get("device")
-        index = _first_device((named,) if named is not None else args)
+        index = placed.first_device((named,) if named is not None else args)
         before = gpus.current()
         if index is not None:
             gpus.use(index)
@@ -359,20 +360,6 @@ def is_fake(values: Any) -> bool:
         if isinstance(value, list | tuple) and is_fake(value):
             return True
     return False
-
-
-def _first_device(args: Iterable[Any]) -> int | None:
-    """The number of the first device among arguments, or of a tensor among them."""
-    for arg in args:
-        found: int | None = None
-        if isinstance(arg, list | tuple):
-            found = _first_device(arg)
-        elif isinstance(arg, torch.device | torch.Tensor):
-            place = arg if isinstance(arg, torch.device) else arg.device
-            found = place.index if place.type == "cuda" else None
-        if found is not None:
-            return found
-    return None
 
 
 def _on_cuda(tensor: torch.Tensor) -> bool:

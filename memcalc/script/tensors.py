@@ -53,6 +53,29 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
     patches.wrap(tensor, "data_ptr", address)
     patches.wrap(torch.UntypedStorage, "data_ptr", storage_pointer)
 
+    gpus = recorder.memory.gpus
+
+    # C++ does these on a tensor's device, made the current one (torch/csrc/autograd, 2.13).
+    def on_its_device(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_cuda:
+            return original(self, *args, **kwargs)
+        before = gpus.exchange(self.get_device())
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            gpus.use(before)
+
+    def made(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.is_cuda and kwargs.get("device") is None:
+            kwargs["device"] = self.device
+        return original(self, *args, **kwargs)
+
+    if recorder.memory.several:
+        for name in ("__getitem__", "__setitem__", "type"):
+            patches.wrap(tensor, name, on_its_device)
+        for name in ("new", "new_tensor"):
+            patches.wrap(tensor, name, made)
+
     def cuda(
         original: Any, self: Any, device: Any = None, non_blocking: bool = False, **_: Any
     ) -> Any:

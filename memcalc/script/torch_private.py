@@ -150,13 +150,12 @@ def _install_guard(found: contextlib.ExitStack, devices: Devices) -> None:
 
 
 def _of_guard(devices: Devices) -> dict[str, Any]:
-    """What a guard says of several devices; the engine's threads tell it which is theirs."""
+    """What a guard says of several devices; the engine's threads tell it which is theirs.
 
-    def device(index: int) -> int:
-        return index << 8 | _CUDA
-
-    def exchange(_: Any, wanted: int) -> int:
-        return device(devices.exchange(wanted >> 8))
+    C++ goes back to the device that was current also where Python has raised an error, which no
+    function in Python may be called with: guards change nothing (``exchangeDevice``,
+    ``uncheckedSetDevice``), as the device of an operator follows from what it is given.
+    """
 
     def use(_: Any, wanted: int) -> int:
         devices.exchange(wanted >> 8)
@@ -165,11 +164,9 @@ def _of_guard(devices: Devices) -> dict[str, Any]:
     return {
         "deviceCount": ctypes.CFUNCTYPE(_Int, ctypes.c_void_p)(lambda _: devices.usable),
         "getDevice": ctypes.CFUNCTYPE(_Device, ctypes.c_void_p)(
-            lambda _: device(devices.current())
+            lambda _: devices.current() << 8 | _CUDA
         ),
-        "exchangeDevice": ctypes.CFUNCTYPE(_Device, ctypes.c_void_p, _Device)(exchange),
         "setDevice": ctypes.CFUNCTYPE(_Int, ctypes.c_void_p, _Device)(use),
-        "uncheckedSetDevice": ctypes.CFUNCTYPE(_Int, ctypes.c_void_p, _Device)(use),
     }
 
 

@@ -119,6 +119,7 @@ other.copy_(one)
 other[:2] = one[:2]
 assert "two devices" in fails(lambda: one + other)
 assert "two devices" in fails(lambda: torch.cat([one, other]))
+assert "on the same device as the indexed" in fails(lambda: other[one[0].long()])
 assert (other + torch.tensor(2.0)).device == torch.device("cuda:1")
 assert [torch.tensor([], device=f"cuda:{i}").device.index for i in (0, 1, 0)] == [0, 1, 0]
 leaf = torch.ones(3, device="cuda:1", requires_grad=True)
