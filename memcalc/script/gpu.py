@@ -63,6 +63,8 @@ class GpuMemory(Ledger):
         """By the number of a stream within a pool: the device."""
         self.asides_on: list[int] = []
         """The device of each aside."""
+        self.shared = False
+        """Several threads of the script use the GPU."""
         self.lock = threading.RLock()
         """Held by the thread whose operator runs, where several threads have operators."""
         self._dead: list[int] = []
@@ -113,6 +115,9 @@ class GpuMemory(Ledger):
 
     def _death(self, key: int) -> None:
         """It waits for the operator of another thread."""
+        if not self.shared:
+            super()._death(key)
+            return
         if not self.lock.acquire(blocking=False):
             self._dead.append(key)
             return

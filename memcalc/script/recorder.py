@@ -69,8 +69,6 @@ class ScriptRecorder(TraceRecorder):
         super().__init__(kernels, breadcrumbs, ledger=memory)
         self._values = RealValues()
         self.memory = memory
-        self.shared = False
-        """Several threads of the script use the GPU."""
         self.over = False
         """The run has ended; threads that go on are no part of it."""
         self.last_thread: int | None = None
@@ -105,7 +103,7 @@ class ScriptRecorder(TraceRecorder):
             with without_dispatch():
                 return func(*args)
         try:
-            if not self.shared:
+            if not self.memory.shared:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             with self.memory.lock:
                 self.memory.bury()

@@ -56,7 +56,7 @@ from memcalc.trace.properties import Properties
 from memcalc.trace.streams import of as of_streams
 from memcalc.trace.subclasses import data_watched
 from memcalc.trace.torch_private import python_kernels
-from memcalc.trace.torch_private.dispatch import FakeTensorMode, no_rules
+from memcalc.trace.torch_private.dispatch import no_rules
 
 REPEATED = (
     "torch.use_deterministic_algorithms is on: convolutions, attention and what puts values into "
@@ -131,7 +131,7 @@ class Session:
         self._ground.enter_context(torch_private.seen(self.memory.gpus))
         if self.memory.several:
             # The engine has a thread for each device.
-            self.recorder.shared = True
+            self.memory.shared = True
             opened.enter_context(of_streams(self.memory.gpus))
         opened.enter_context(data_watched())
         opened.enter_context(no_rules())
@@ -148,6 +148,8 @@ class Session:
         if self._process is not None and self._process.world > 1:
             self.say(self._process.said)
         mode = Mode(allow_non_fake_inputs=True)
+        if self.memory.several:
+            mode.share()
         attention.install(self._target, None)
         opened.callback(attention.uninstall)
         overrides.install(self._target.torch)
@@ -201,7 +203,7 @@ class Session:
 
     def stop_other_threads(self) -> None:
         """Threads that still run stay where they are: the process ends with this one."""
-        if self.recorder.shared:
+        if self.memory.shared:
             self.recorder.last_thread = threading.get_ident()
             endings.wait_for_threads()
 
@@ -210,11 +212,12 @@ class Session:
         if self.recorder.last_thread is None:
             self._ground.close()
 
-    def _serve_threads(self, patches: Patches, mode: FakeTensorMode) -> None:
+    def _serve_threads(self, patches: Patches, mode: Mode) -> None:
         """Threads that the script starts have the same GPU: dispatch modes are a thread's own."""
 
         def begin(original: Any, thread: threading.Thread) -> None:
-            self.recorder.shared = True
+            self.memory.shared = True
+            mode.share()
             with mode, self.recorder:
                 original(thread)
 

@@ -256,6 +256,7 @@ def test_a_thread_that_ended_leaves_its_handle_to_the_next():
 
 def test_a_kernel_of_one_thread_changes_nothing_for_another():
     mode = Mode(allow_non_fake_inputs=True)
+    mode.share()
     mode.in_kernel_invocation = True
     seen = []
     thread = threading.Thread(target=lambda: seen.append(mode.in_kernel_invocation))
