@@ -215,12 +215,16 @@ class Session:
     def _serve_threads(self, patches: Patches, mode: Mode) -> None:
         """Threads that the script starts have the same GPU: dispatch modes are a thread's own."""
 
-        def begin(original: Any, thread: threading.Thread) -> None:
+        def start(original: Any, thread: threading.Thread) -> None:
             self.memory.shared = True
             mode.share()
+            original(thread)
+
+        def begin(original: Any, thread: threading.Thread) -> None:
             with mode, self.recorder:
                 original(thread)
 
+        patches.wrap(threading.Thread, "start", start)
         patches.wrap(threading.Thread, "_bootstrap_inner", begin)
 
     def _follow_cudnn(self, patches: Patches) -> None:
