@@ -31,6 +31,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         Line(f"  {rows.heading(prediction)}"),
         Line(f"  peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
         Line(""),
+        *answer.of_each_gpu(prediction),
         Line("Alive at the peak", Kind.SECTION),
         contents(explanation.peak, top),
         Line("Highest moments of the other phases", Kind.SECTION),
