@@ -50,6 +50,7 @@ from memcalc.script.patches import Patches
 from memcalc.script.phases import Phases
 from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
+from memcalc.script.visible import usable
 from memcalc.trace import device
 from memcalc.trace.operators import attention, deterministic, gradients, overrides
 from memcalc.trace.properties import Properties
@@ -93,8 +94,8 @@ class Session:
         gpu, target = question.gpu, question.target
         name, total, outside, room = card(gpu)
         settings = parse_alloc_conf(question.plan.alloc_conf, torch=target.torch)
-        # A launcher gives each of its processes one; without one the script has them all.
-        count = question.plan.devices if process is None else 1
+        processes = process.local if process is not None else None
+        count = usable(question.plan.devices, processes)
         self.memory = GpuMemory(settings, total=total, outside=outside, limit=room, count=count)
         self._kernels = ScriptKernels(target)
         self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
@@ -110,8 +111,7 @@ class Session:
             target.multiprocessors,
             target.architecture,
         )
-        if process is not None:
-            self.memory.gpus.count = process.local
+        self.memory.gpus.count = max(count, processes or 1)
         self._stack, self._ground = contextlib.ExitStack(), contextlib.ExitStack()
         for note in question.notes:
             self.say(note)

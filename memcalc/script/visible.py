@@ -21,6 +21,19 @@ def hide_from_libraries_alone() -> None:
         os.putenv(_HIDES, "")
 
 
+def usable(named: int, processes: int | None) -> int:
+    """On how many GPUs a process can put something.
+
+    Args:
+        named: of the machine, as far as the user said.
+        processes: that a launcher starts there; ``None``: nobody launched it.
+    """
+    if processes is None or named > processes:
+        return named
+    # Each has one, of which the first process sees its own alone.
+    return 1
+
+
 class Gpus:
     """Those that the script finds; of these the first ones are its own.
 

@@ -19,6 +19,7 @@ from memcalc.report.blocks import terminal
 from memcalc.script.driver.run import run as run_over_driver
 from memcalc.script.mode import Mode
 from memcalc.script.simulate import plan_of, simulate
+from memcalc.script.visible import usable
 from memcalc.trace.handles import Handles
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
@@ -234,6 +235,20 @@ def test_of_several_gpus_a_script_that_uses_one_is_told_what_to_type(run):
     assert not answer.gpus
     said = " ".join(answer.assumptions)
     assert "uses one: put torchrun --nproc-per-node 2 before it" in said
+
+
+def test_a_process_has_what_a_launcher_leaves_it(tmp_path, parent, monkeypatch):
+    """Two processes with two GPUs each, of which the first has cuda:0 and cuda:1."""
+    monkeypatch.chdir(tmp_path)
+    text = "import os, torch\nfirst = 2 * int(os.environ['LOCAL_RANK'])\n"
+    text += "torch.ones(4, device=first) + torch.ones(4, device=first + 1).to(first)\n"
+    (tmp_path / "train.py").write_text(text)
+    command = ["torchrun", "--nproc-per-node", "2", "train.py"]
+    found = simulate(plan_of(command, gpu="4xt4"), parent)
+    assert found.ending.code == 0
+    assert [one.index for one in found.traced.prediction.gpus] == [0, 1]
+    assert simulate(plan_of(command, gpu="2xt4"), parent).ending.code == 1
+    assert [usable(4, None), usable(4, 2), usable(2, 2), usable(1, 2)] == [4, 4, 1, 1]
 
 
 def test_a_thread_that_ended_leaves_its_handle_to_the_next():

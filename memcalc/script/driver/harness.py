@@ -163,8 +163,8 @@ def main(result: str, steps: str, *program: str) -> None:
 
 
 def _count_gpus(count: int) -> None:
-    """The machine has a GPU for each of its processes; this one has the first."""
-    if count > 1:
+    """The machine has a GPU for each of its processes at least; this one has the first."""
+    if count > torch.cuda.device_count():
         first = torch.cuda.get_device_properties(0)
         for owner, name, value in (
             (torch.cuda, "device_count", count),

@@ -18,6 +18,7 @@ from memcalc.script.card import card
 from memcalc.script.command import launched
 from memcalc.script.driver import build
 from memcalc.script.launchers import Launch
+from memcalc.script.visible import usable
 
 HARNESS = Path(__file__).with_name("harness.py")
 NOT_SEEN = (
@@ -118,8 +119,7 @@ def _settings(question: Asked, launch: Launch | None) -> dict[str, str]:
         "OUTSIDE": outside,
         "ROOM": room,
         "NAME": name,
-        # A launcher gives each of its processes one.
-        "DEVICES": question.plan.devices if launch is None else 1,
+        "DEVICES": usable(question.plan.devices, launch.local if launch is not None else None),
     }
     conf = question.plan.alloc_conf
     return {
