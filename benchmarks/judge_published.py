@@ -3,6 +3,7 @@
     PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
     python benchmarks/judge_published.py --with 4.46=FOLDER --packages FOLDER ...
     python benchmarks/judge_published.py --cudnn 2.8=FOLDER:FOLDER ...
+    python benchmarks/judge_published.py --blind ...
     python benchmarks/judge_published.py --apart configs/transformers_apart.json
 
 A reading belongs to the PyTorch and the transformers it was made with, which its plan names.
@@ -14,6 +15,7 @@ Where a source does not say all that such a run depends on, it names ``limits``:
 script that make it the least and the most that what is not said may be. Each is a run of its own,
 and the range is that of all. ``--cudnn`` names folders with the cuDNN and cuBLAS that came with a
 PyTorch, which are asked for the workspaces of convolutions of readings with it.
+``--blind`` judges the set too that was written down before any of it was estimated.
 ``--apart`` says how far readings that memcalc may be improved by (``tune``) lie from today's code,
 which is what an answer for another release allows for.
 """
@@ -55,6 +57,8 @@ SCRIPTS = FOLDER / "published_scripts"
 BESIDE = "allocated_and_outside"
 """What PyTorch's allocator had in use, and what the process held outside it."""
 RUNGS = ("allocated", "reserved", "process_used", BESIDE)
+SETS = ("tune", "report", "held out", "blind")
+"""What a source's ``half`` may be; ``blind``: written down with its plans, judged once, last."""
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 OLDEST = "2.0"
 """PyTorch that stands in for older ones and for those that are not said."""
@@ -317,6 +321,14 @@ def _lines(rows: Sequence[msgspec.Struct]) -> str:
     return ",\n".join(json.dumps(msgspec.to_builtins(row)) for row in rows)
 
 
+def chosen(names: Sequence[str], *, blind: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Sources that are named, or all; the blind set only where it is asked for."""
+    for path in sorted(PUBLISHED.glob("*.json")):
+        source = json.loads(path.read_text())
+        if path.stem in names or (not names and (blind or source["half"] != "blind")):
+            yield path.stem, source
+
+
 def main() -> None:
     """Judge all sources and say how good the estimates are."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -324,6 +336,7 @@ def main() -> None:
     parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
     parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
     parser.add_argument("--cudnn", action="append", default=[], metavar="TORCH=FOLDERS")
+    parser.add_argument("--blind", action="store_true", help="with no name: the blind set too")
     parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--apart", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()
@@ -333,25 +346,22 @@ def main() -> None:
     folders = dict(text.split("=", 1) for text in arguments.versions)
     libraries = dict(text.split("=", 1) for text in arguments.cudnn)
     every: list[Judged] = []
-    for path in sorted(PUBLISHED.glob("*.json")):
-        if arguments.names and path.stem not in arguments.names:
-            continue
-        source = json.loads(path.read_text())
+    for name, source in chosen(arguments.names, blind=arguments.blind):
         others = [folders[v] for v in (source.get("transformers"),) if v in folders]
         others += arguments.packages
         library = libraries.get(source.get("torch") or "")
         if others or library:
-            rows = elsewhere(path.stem, [*others, str(FOLDER)], library)
+            rows = elsewhere(name, [*others, str(FOLDER)], library)
         else:
-            rows = list(judged(path.stem, source))
+            rows = list(judged(name, source))
         if any(row.reason and row.own_code for row in rows):
-            today = judged(path.stem, source)
+            today = judged(name, source)
             rows = [now if own.reason else own for own, now in zip(rows, today, strict=True)]
         every += rows
         if arguments.output:
             write(every, arguments.output)
-        print(path.stem, summary(rows), *{r.reason for r in rows if r.reason}, flush=True)
-    for half in ("tune", "report", "held out"):
+        print(name, summary(rows), *{r.reason for r in rows if r.reason}, flush=True)
+    for half in SETS:
         print(half, summary([row for row in every if row.half == half]))
     sys.stdout.flush()
 
