@@ -5,9 +5,10 @@
 Source: zjw051230-jpg/educode-1_5b, src/educode/tiny_model.py and
 scripts/run_a100_300m_fineweb_edu_10step_training.py. Text is read as blocks of one length.
 
-What decides memory: the model is moved in fp32 and cast then; autocast runs over weights in bf16, so
-that norms are in fp32; logits are held until the next ones are there; whether logits and gradients
-are finite is asked each time; AdamW's states are in bf16. An evaluation follows the last step.
+What decides memory: the model is moved in fp32 and cast then; autocast runs over weights in bf16,
+so that norms are in fp32; logits are held until the next ones are there; whether logits and
+gradients are finite is asked each time; AdamW's states are in bf16. An evaluation follows the last
+step.
 """
 
 import sys
@@ -81,8 +82,7 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, S, WIDTH) to the same."""
         x = x + self.attention(self.norm1(x))
-        x = x + self.perceptron(self.norm2(x))
-        return x
+        return x + self.perceptron(self.norm2(x))
 
 
 class Model(nn.Module):
