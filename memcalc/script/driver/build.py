@@ -22,7 +22,7 @@ from memcalc.script.driver import elf
 
 SOURCES = Path(__file__).parent / "sources"
 _OURS = re.compile(
-    r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util|gomp|gfortran|numa|c10|torch|shm)[._]"
+    r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util|gomp|gfortran|numa|c10|torch|shm)[._-]"
 )
 """Libraries of the system and of PyTorch itself."""
 _UNVERSIONED = {
@@ -46,6 +46,8 @@ _HEADERS = {
 """Whose functions are made whether or not PyTorch asks for them: extensions do."""
 _OF_COMPILER = "crt/host_defines.h"
 """The one header of CUDA's compiler that those of its runtime include in C."""
+_WITH_COMPILER = "nvidia/cuda_nvcc/include"
+"""Where the compiler's wheels of CUDA 11 and 12 put it, with none of the runtime's."""
 _DRIVER = "libcuda.so.1"
 _OPENED = ("libnvidia-ml.so.1",)
 """Linked to by nothing, and opened by PyTorch as it runs."""
@@ -213,19 +215,24 @@ def _searched(include: list[Path]) -> list[str]:
 def _headers(found: Installed) -> list[Path]:
     """Where CUDA's headers are, of the version that PyTorch was built for.
 
-    Those of the wheel of CUDA 13's runtime include the compiler's, which are a wheel of their own
-    (nvidia-cuda-crt) that PyTorch does not ask for; a toolkit has them, and so has Triton.
+    Those of the runtime's wheel include the compiler's, which are in wheels that PyTorch does not
+    ask for (nvidia-cuda-crt of CUDA 13, nvidia-cuda-nvcc-cu11 and -cu12 before); a toolkit has
+    them, and so has Triton since 3.0.
 
     Raises:
         EstimateError: there are none.
     """
     major = found.cuda.split(".")[0]
-    places = [place for place in _places(Path(found.root).parent) if _major(place) == major]
-    of_compiler = [place for place in places if (place / _OF_COMPILER).is_file()]
-    if not of_compiler:
+    site = Path(found.root).parent
+    places = [place for place in _places(site) if _major(place) == major]
+    compilers = [*places, site / _WITH_COMPILER]
+    of_compiler = [place for place in compilers if (place / _OF_COMPILER).is_file()]
+    if not places or not of_compiler:
+        wheels = ("runtime", "crt") if int(major) > 12 else ("runtime-cu", "nvcc-cu")
+        named = (f"nvidia-cuda-{wheel}{major if wheel[-1] == 'u' else ''}" for wheel in wheels)
         raise EstimateError(
-            f"There are no headers of CUDA {major} here: type pip install nvidia-cuda-runtime "
-            "nvidia-cuda-crt, or name a toolkit in CUDA_HOME."
+            f"There are no headers of CUDA {major} here: type pip install {' '.join(named)}, "
+            "or name a toolkit in CUDA_HOME."
         )
     return [places[0], *([] if places[0] in of_compiler else of_compiler[:1])]
 
