@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from memcalc.kernels.attention.choice import AttentionCall, Backend, choose
+from memcalc.kernels.attention.call import AttentionCall, Backend
+from memcalc.kernels.attention.choice import choose
 from memcalc.kernels.target import Target
 from memcalc.script.patches import Patches
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.kernels.attention import choice as attention
+from memcalc.kernels.attention import call as attention
+from memcalc.kernels.attention.choice import choose
 from memcalc.kernels.formulas import KernelCall, bounds, scratch, uncounted
 from memcalc.kernels.scratch import Scratch
 from memcalc.kernels.target import Target
@@ -197,7 +198,7 @@ def _chosen(choice: AttentionChoice, fields: dict[str, Any], target: Target) -> 
     if choice.allowed is not None:
         allowed = frozenset(attention.Backend(name) for name in choice.allowed)
     call = attention.AttentionCall(dtype=choice.dtype, **fields)
-    return attention.choose(call, target, allowed).value
+    return choose(call, target, allowed).value
 
 
 def _storage(known: Storage, size: int) -> Storage:

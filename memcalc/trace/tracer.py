@@ -10,7 +10,8 @@ import torch
 from msgspec.structs import replace
 
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.kernels.attention.choice import Backend, choose
+from memcalc.kernels.attention.call import Backend
+from memcalc.kernels.attention.choice import choose
 from memcalc.kernels.target import Target
 from memcalc.records.trace import Bound, Phase, Trace
 from memcalc.trace import device, self_check

@@ -19,7 +19,7 @@ import operator_cases  # noqa: E402
 import torch  # noqa: E402
 from operator_cases import play  # noqa: E402
 
-from memcalc.kernels.attention.choice import Backend  # noqa: E402
+from memcalc.kernels.attention.call import Backend  # noqa: E402
 from memcalc.kernels.target import Target  # noqa: E402
 from memcalc.trace import device  # noqa: E402
 from memcalc.trace.operators import attention, autocast, overrides  # noqa: E402

@@ -1,60 +1,14 @@
 """Which kernel PyTorch's scaled dot-product attention runs on CUDA.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, ``select_sdp_backend``, PyTorch 2.11
-to 2.13; checked case by case against what PyTorch's own code chooses.
+to 2.13; checked case by case against what PyTorch's own code chooses. Before 2.2: ``older``.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-import msgspec
-
+from memcalc.kernels.attention import older
+from memcalc.kernels.attention.call import SHARED_SINCE, AttentionCall, Backend
 from memcalc.kernels.target import Target
-
-_SHARED_SINCE = (2, 14)
-
-
-class Backend(StrEnum):
-    """The four implementations behind ``scaled_dot_product_attention``."""
-
-    FLASH = "flash"
-    EFFICIENT = "efficient"
-    CUDNN = "cudnn"
-    MATH = "math"
-
-
-class AttentionCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of attention: query (B, H, Sq, D), key (B, Hk, Sk, D), value (B, Hk, Sk, Dv)."""
-
-    heads: int
-    kv_heads: int
-    q_len: int
-    k_len: int
-    head_dim: int
-    value_dim: int
-    dtype: str
-    mask: bool = False
-    mask_needs_grad: bool = False
-    dropout: float = 0.0
-    causal: bool = False
-    grouped: bool = False
-    """``enable_gqa`` was passed."""
-    needs_grad: bool = True
-
-    @property
-    def half(self) -> bool:
-        """Sixteen-bit floating point."""
-        return self.dtype in ("float16", "bfloat16")
-
-    def heads_match(self, torch: tuple[int, int]) -> bool:
-        """Every query head has a key head of its own, or shares one where that is allowed.
-
-        From 2.14 on all may share one without ``enable_gqa`` (recorded).
-        """
-        if self.heads == self.kv_heads or (self.kv_heads == 1 and torch >= _SHARED_SINCE):
-            return True
-        return self.grouped and self.heads % self.kv_heads == 0
 
 
 def choose(
@@ -68,6 +22,9 @@ def choose(
         allowed: the backends that are enabled; ``None``: all.
     """
     enabled = allowed if allowed is not None else frozenset(Backend)
+    if target.torch < older.SECOND_FLASH_SINCE:
+        asked = (one for one in older.order(call, target) if one in enabled)
+        return next((one for one in asked if _OLDER_ABLE[one](call, target)), Backend.MATH)
     order = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
     if target.cudnn_attention and target.architecture.cudnn_attention_first:
         order = [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
@@ -106,7 +63,7 @@ def _efficient(call: AttentionCall, target: Target) -> bool:
         return False
     if call.dtype == "bfloat16" and not target.architecture.sm80:
         return False
-    shared = call.heads_match(target.torch) and target.torch >= _SHARED_SINCE
+    shared = call.heads_match(target.torch) and target.torch >= SHARED_SINCE
     if call.heads != call.kv_heads and not shared:
         return False
     alignment = 8 if call.half else (4 if target.architecture.sm80 else 1)
@@ -132,5 +89,10 @@ _ABLE = {
     Backend.FLASH: _flash,
     Backend.EFFICIENT: _efficient,
     Backend.CUDNN: _cudnn,
+    Backend.MATH: _math,
+}
+_OLDER_ABLE = {
+    Backend.FLASH: older.flash,
+    Backend.EFFICIENT: older.efficient,
     Backend.MATH: _math,
 }

@@ -164,6 +164,8 @@ def _efficient_backward(
     sums = (_FLOAT * rows, _FLOAT * rows, ~(at + 1)) if copied else (_FLOAT * rows,)
     last = at + 3 if copied else at + 2
     frees = (~at, *(~i for i in range(at)))
+    if not workspace:
+        return (*casts, product, *sums, *frees, ~(last - 1))
     return (*casts, product, *sums, *frees, workspace, ~(last - 1), ~last)
 
 
@@ -173,8 +175,11 @@ def _efficient_workspace(
     """Bytes of fp32 tiles of dq with a lock each, and of dk and dv where heads are wide.
 
     Source: mem_eff_attention/kernel_backward.h, ``GradQTempStorage`` and ``workspace_elements_gk``
-    (2.11 and 2.13); the tiles are those that PyTorch asked for with 450 random problems.
+    (2.11 and 2.13); the tiles are those that PyTorch asked for with 450 random problems. The kernel
+    of 2.0 sums where the gradients are (recorded with 2.0.1).
     """
+    if target.torch < _WORKSPACE_SINCE:
+        return 0
     batch, heads, q_len, head_dim = query
     groups, widest = batch * heads, max(head_dim, value_dim)
     small = target.architecture.shared_memory_of_block <= _SMALL
@@ -189,18 +194,26 @@ def _efficient_workspace(
     if element == 4 or (widest <= 128 and rows == 128):
         return groups * accumulated
     width = round_up(head_dim, rows) + round_up(value_dim, rows)
-    return groups * (accumulated + _FLOAT * _KEYS * width * _splits(groups, k_len))
+    return groups * (accumulated + _FLOAT * _KEYS * width * _splits(groups, k_len, target.torch))
 
 
 _TURING = (7, 5)
 _SMALL = 100 * KIB
 """Shared memory of a block (8.6 and 8.9: 99 KiB) in which tiles of 128 rows have no place."""
 _KEYS, _AT_ONCE = 64, 200
+_WORKSPACE_SINCE, _BOUNDED_SINCE = (2, 1), (2, 3)
 
 
-def _splits(groups: int, k_len: int) -> int:
-    """Into how many parts keys are split: fewer, the more heads there are (seen with 2.13)."""
-    return max(1, min(ceil_div(k_len, _KEYS), _AT_ONCE // groups))
+def _splits(groups: int, k_len: int, torch: tuple[int, int]) -> int:
+    """Into how many parts keys are split: fewer, the more heads there are (seen with 2.13).
+
+    At first into as many as they have blocks, and each part was counted as often (recorded with
+    2.1.2 and 2.2.2).
+    """
+    blocks = ceil_div(k_len, _KEYS)
+    if torch < _BOUNDED_SINCE:
+        return blocks * blocks
+    return max(1, min(blocks, _AT_ONCE // groups))
 
 
 def _tiles(length: int, rows: int, columns: int) -> int:

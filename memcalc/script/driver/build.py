@@ -25,6 +25,8 @@ _OURS = re.compile(
     r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util|gomp|gfortran|numa|c10|torch|shm)[._-]"
 )
 """Libraries of the system and of PyTorch itself."""
+_BUNDLED = re.compile(r"-[0-9a-f]{8}$")
+"""What a wheel adds to the name of a library that it brings along."""
 _UNVERSIONED = {
     "libnccl": r"nccl",
     "libnvshmem_host": r"nvshmem",
@@ -160,7 +162,7 @@ def _build(named: list[Path], folder: Path, include: list[Path], compiler: str) 
 def _one(
     soname: str, symbols: set[elf.Wanted], folder: Path, include: list[Path], compiler: str
 ) -> None:
-    base = soname.split(".so")[0]
+    base = _BUNDLED.sub("", soname.split(".so")[0])
     source = SOURCES / f"{base}.c"
     text = source.read_text() if source.exists() else '#include "device.h"\n'
     names = _names(base, soname, symbols, include)

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from msgspec.structs import replace
 
-from memcalc.kernels.attention.choice import AttentionCall, Backend, choose
+from memcalc.kernels.attention.call import AttentionCall, Backend
+from memcalc.kernels.attention.choice import choose
 from memcalc.kernels.target import Target
 from memcalc.trace import device
-from memcalc.trace.operators import deterministic
+from memcalc.trace.operators import deterministic, release
 from memcalc.trace.operators.autocast import HALVES
 
 _aten = torch.ops.aten
@@ -27,6 +28,8 @@ _libraries: list[torch.library.Library] = []
 run: Callable[..., torch.Tensor] = _aten.scaled_dot_product_attention
 """Attention as it was installed, for whoever calls it where no dispatch key leads to it."""
 _ALIGNMENT = 8
+_FIRST_ALIGNMENT = 16
+"""Of a mask's rows, in PyTorch 2.1."""
 
 
 Chooser = Callable[[AttentionCall, Target, frozenset[Backend] | None], Backend]
@@ -63,7 +66,10 @@ def install(
         if backend is Backend.EFFICIENT:
             # It frees the converted mask where it pads it; the others hold it to their end.
             return _efficient(query, key, value, attn_mask, options)
-        mask = _float_mask(attn_mask, query.dtype)
+        mask = attn_mask
+        if release.is_since(2, 1):
+            # Before, masks are those of the math kernel alone, which converts them itself.
+            mask = _float_mask(attn_mask, query.dtype)
         if backend is Backend.FLASH:
             return _flash(query, key, value, options)
         if backend is Backend.CUDNN:
@@ -108,6 +114,7 @@ def _describe(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> AttentionCall:
     return AttentionCall(
+        batch=query.shape[0] if query.dim() > 3 else 1,
         heads=query.shape[-3] if query.dim() > 3 else 1,
         kv_heads=key.shape[-3] if key.dim() > 3 else 1,
         q_len=query.shape[-2],
@@ -131,9 +138,15 @@ def _needs_grad(*tensors: torch.Tensor) -> bool:
 
 
 def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A boolean mask becomes 0 where it allows and minus infinity where it does not."""
+    """A boolean mask becomes 0 where it allows and minus infinity where it does not.
+
+    Before 2.5 it is filled into zeros (attention.cpp, ``convert_boolean_attn_mask``).
+    """
     if mask is None or mask.dtype is not torch.bool:
         return mask
+    if not release.is_since(2, 5):
+        filled = torch.zeros_like(mask, dtype=dtype)
+        return filled.masked_fill_(mask.logical_not(), float("-inf"))
     forbid = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
     allow = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
     return torch.where(mask, allow, forbid)
@@ -164,7 +177,9 @@ def _efficient(
     options: dict[str, Any],
 ) -> torch.Tensor:
     mask = _float_mask(mask, query.dtype)
-    if mask is not None:
+    if mask is not None and not release.is_since(2, 2):
+        mask = _mask_of_each_head(mask, query, key)
+    elif mask is not None:
         if any(stride % _ALIGNMENT for stride in mask.stride()[:-1]):
             width = mask.shape[-1]
             mask = F.pad(mask, (0, _ALIGNMENT - width % _ALIGNMENT))[..., :width]
@@ -180,6 +195,20 @@ def _efficient(
         scale=options["scale"],
     )[0]
     return out
+
+
+def _mask_of_each_head(
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+) -> torch.Tensor:
+    """PyTorch 2.1 spreads a mask over texts and heads first, and copies what then lies otherwise.
+
+    Source: attention.cpp, ``preprocess_mask`` (2.1; recorded with 2.1.2).
+    """
+    mask = mask.expand(*query.shape[:3], key.shape[2])
+    missing = -key.shape[2] % _FIRST_ALIGNMENT
+    if missing:
+        return F.pad(mask, (0, missing))[..., : key.shape[2]]
+    return mask.contiguous()
 
 
 def _cudnn(
@@ -212,18 +241,23 @@ def _math(
 ) -> torch.Tensor:
     """``_scaled_dot_product_attention_math``; its C++ adds masks in place, but not to fake tensors.
 
+    Before 2.5 it computes in the type that it is given, and has no rows of zeros for what is masked
+    wholly (recorded with 2.0.1 to 2.6.0).
+
     Shapes: query (..., L, E), key and value (..., S, E).
     """
     dtype = query.dtype
     # What C++ holds until it returns is held here under names that are not used again.
     exact = [query, key, value]
-    if dtype in HALVES and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+    reduced = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    if dtype in HALVES and release.is_since(2, 5) and not reduced:
         exact = [tensor.float() for tensor in exact]
     scale = options["scale"] if options["scale"] is not None else query.shape[-1] ** -0.5
     root = abs(scale) ** 0.5
     scaled = exact[0] * (-root if scale < 0 else root)
     if options["is_causal"]:
-        mask = _float_mask(_lower(query.shape[-2], key.shape[-2], query.device), scaled.dtype)
+        mask = _lower(query.shape[-2], key.shape[-2], query.device)
+    mask = _float_mask(mask, scaled.dtype)
     keys, values = exact[1:]
     if options["grouped"] and query.shape[-3] != key.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
@@ -231,7 +265,8 @@ def _math(
     weights = scaled @ (keys.transpose(-2, -1) * root)
     if mask is not None:
         weights.add_(mask)
-    weights = _aten._safe_softmax(weights, -1)
+    softmax = _aten._safe_softmax if release.is_since(2, 5) else torch.softmax
+    weights = softmax(weights, -1)
     if options["dropout_p"] > 0:
         weights = torch.dropout(weights, options["dropout_p"], True)
     # Returned beside the output, and dropped by the caller; C++ makes it first.

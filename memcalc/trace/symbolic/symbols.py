@@ -16,7 +16,8 @@ import msgspec
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from memcalc.kernels.attention import choice as attention
+from memcalc.kernels.attention import call as attention
+from memcalc.kernels.attention.choice import choose
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.scratch import Allocations
 from memcalc.kernels.target import Target, WatchedTarget
@@ -95,7 +96,7 @@ class Symbols:
     ) -> attention.Backend:
         """Choose an attention kernel at the hint, and write the choice down."""
         fields = msgspec.structs.asdict(call)
-        chosen = attention.choose(
+        chosen = choose(
             attention.AttentionCall(**{name: _hint(value) for name, value in fields.items()}),
             target,
             allowed,
