@@ -8,6 +8,7 @@ torch/csrc/autograd/FunctionsManual.cpp, aten/src/ATen/native/ReduceOps.cpp and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -169,8 +170,43 @@ KERNELS: dict[str, Callable[..., Any]] = {
 """What runs under the device's autograd key, by operator."""
 
 
+def _mean(op: Any) -> Callable[..., Any]:
+    """A mean that keeps what it is of, to know its count of elements.
+
+    Source: tools/autograd/derivatives.yaml, ``mean``, whose ``self.sym_numel()`` no saved number
+    stood for (2.0 and 2.1; recorded with 2.0.1, 2.1.2 and 2.2.2).
+    """
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: torch.Tensor, rest: Any, typed: Any) -> torch.Tensor:
+            with below_autograd():
+                out: torch.Tensor = op(tensor, *rest, **typed)
+            ctx.save_for_backward(tensor)
+            dims, ctx.kept = rest[0] if rest else None, list(tensor.shape)
+            for dim in range(tensor.dim()) if not dims else dims:
+                ctx.kept[dim] = 1
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            (tensor,) = ctx.saved_tensors
+            count = tensor.numel() // max(math.prod(ctx.kept), 1)
+            return grads[0].reshape(ctx.kept).expand(tensor.shape) / count, None, None
+
+    def kernel(tensor: torch.Tensor, *rest: Any, **typed: Any) -> Any:
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            return Own.apply(tensor, rest, typed)  # type: ignore[no-untyped-call]
+        with below_autograd():
+            return op(tensor, *rest, **typed)
+
+    return kernel
+
+
 def of_release() -> dict[str, Callable[..., Any]]:
-    """The same for operators whose gradient is another one since a release."""
+    """The same for operators whose gradient is another one in some releases."""
+    if not release.is_since(2, 2):
+        return {"mean": _mean(_aten.mean.default), "mean.dim": _mean(_aten.mean.dim)}
     if not release.is_since(2, 14):
         return {}
     return {

@@ -1,7 +1,8 @@
 """Losses that CUDA computes in other steps than fake tensors do, forward and backward.
 
 Sources: aten/src/ATen/native/Loss.cpp and cuda/ Loss.cu, MultiMarginLoss.cu,
-MultiLabelMarginCriterion.cu, Activation.cpp (2.11 and 2.13).
+MultiLabelMarginCriterion.cu, Activation.cpp (2.11 and 2.13); of older versions what 2.0.1 to 2.4.1
+allocate.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
+from memcalc.trace.operators import release
 
 _NONE, _MEAN, _SUM = range(3)
 _aten = torch.ops.aten
@@ -38,17 +41,41 @@ def cross_entropy_of_logits(
     reduction: int = _MEAN,
 ) -> Any:
     """``binary_cross_entropy_with_logits``."""
-    logarithms = torch.nn.functional.logsigmoid(logits)
-    if pos_weight is not None:
-        scale = (pos_weight - 1).mul(target).add_(1)
-        logarithms.mul_(scale)
-        del scale
-    loss = (1 - target).mul_(logits).sub_(logarithms)
+    if not release.is_since(2, 4):
+        by_parts = _by_logarithm if release.is_since(2, 3) else _by_exponents
+        loss = by_parts(logits, target, pos_weight)
+    else:
+        logarithms = torch.nn.functional.logsigmoid(logits)
+        if pos_weight is not None:
+            logarithms.mul_((pos_weight - 1).mul(target).add_(1))
+        loss = (1 - target).mul_(logits).sub_(logarithms)
     if weight is not None:
         loss.mul_(weight)
     if reduction == _NONE:
         return loss
     return loss.mean() if reduction == _MEAN else loss.sum()
+
+
+def _by_logarithm(logits: torch.Tensor, target: torch.Tensor, pos_weight: Any) -> torch.Tensor:
+    """As 2.3 does: the logarithm is taken behind what it is subtracted from."""
+    scale = None if pos_weight is None else (pos_weight - 1).mul(target).add_(1)
+    loss = (1 - target).mul_(logits)
+    logarithms = torch.nn.functional.logsigmoid(logits)
+    return loss.sub_(logarithms if scale is None else scale.mul_(logarithms))
+
+
+def _by_exponents(logits: torch.Tensor, target: torch.Tensor, pos_weight: Any) -> torch.Tensor:
+    """As before 2.3: shifted by the larger of zero and the logit, which lives on to the end."""
+    shift = (-logits).clamp_min_(0)
+    scale = None if pos_weight is None else (pos_weight - 1).mul(target).add_(1)
+    loss = (1 - target).mul_(logits)
+    if scale is None:
+        loss.add_(shift)
+    first, turned = (-shift).exp_(), -logits
+    second = (turned - shift).exp_()
+    logarithms = first.add_(second).log_()
+    loss.add_(logarithms if scale is None else scale.mul_(logarithms.add_(shift)))
+    return loss
 
 
 def soft_margin(logits: torch.Tensor, target: Any, reduction: int = _MEAN) -> torch.Tensor:
