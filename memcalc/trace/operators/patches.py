@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from memcalc.trace import device
-from memcalc.trace.operators import recurrent_weights, release
+from memcalc.trace.operators import first_steps, recurrent_weights, release
 from memcalc.trace.operators.autocast import HALVES
 from memcalc.trace.subclasses import apply_by_data
 from memcalc.trace.torch_private.choices import default_place, script_with, wrap_module_apply
@@ -46,6 +46,7 @@ def install_once() -> None:
     _normalize_rows()
     _autocast_as_on_cuda()
     _flatten_recurrent()
+    first_steps.install()
     script_with(lambda: _as_they_were(compiled))
 
 

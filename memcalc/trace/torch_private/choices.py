@@ -88,3 +88,14 @@ def transformers_runs_eagerly(tensor: torch.Tensor) -> bool:
     loaded = sys.modules.get("transformers.utils.import_utils")
     is_tracing = getattr(loaded, "is_tracing", None)
     return loaded is None or (is_tracing is not None and not is_tracing(tensor))
+
+
+def wrap_foreach_step(name: str, wrap: Callable[[Any], Any]) -> None:
+    """Put something around what makes an optimizer's step by foreach operators.
+
+    Args:
+        name: of the optimizer's module, such as "adam".
+        wrap: is given the function, and returns what takes its place.
+    """
+    module, step = f"torch.optim.{name}", f"_multi_tensor_{name}"
+    setattr(ask(module), step, wrap(ask(f"{module}:{step}")))
