@@ -23,7 +23,7 @@ CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 is what ``torch.use_deterministic_algorithms`` wants there."""
 _PIECE = re.compile(r":(\d+):(\d+)")
 _GIVEN_BACK_SINCE = (2, 15)
-_LT_KEPT_SINCE = (2, 7)
+_LT_KEPT_SINCE = (2, 9)
 
 PRODUCTS = frozenset(
     [
@@ -69,8 +69,8 @@ def is_lt_kept(torch: tuple[int, int]) -> bool:
     """With this PyTorch a thread keeps cuBLASLt's workspace.
 
     Before, each product allocated its own and gave it back as it returned. Source:
-    aten/src/ATen/cuda/CUDABlas.cpp, ``gemm_and_bias`` (2.6, ``allocator.allocate``) and
-    ``CublasLtWorkspace`` (2.7).
+    aten/src/ATen/cuda/CUDABlas.cpp, ``gemm_and_bias`` (2.6, ``allocator.allocate``); recorded with
+    2.6.0 and 2.8.0, which give it back, and 2.9.1, which keeps it.
     """
     return is_kept(torch) and torch >= _LT_KEPT_SINCE
 

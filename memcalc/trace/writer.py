@@ -20,6 +20,7 @@ from memcalc.trace.scratch.readers import (
     EFFICIENT,
     FLASH,
     FLASH_DRAWS,
+    FLASH_SEEDED_SINCE,
     OUTPUT_ORDER,
     SEEDED,
     SEEDED_SINCE,
@@ -124,9 +125,14 @@ class Writer:
         """In which an operator's outputs are taken, and which; ``None``: all as they come."""
         if name == EFFICIENT and self._kernels is not None and self._kernels.torch >= SEEDED_SINCE:
             return SEEDED if not any(args[DROPOUT : DROPOUT + 1]) else OUTPUT_ORDER[name]
+        if name == FLASH and self._is_before(FLASH_SEEDED_SINCE):
+            return 0, 1
         if name == FLASH and any(args[3:4]):
             return FLASH_DRAWS
         return OUTPUT_ORDER.get(name)
+
+    def _is_before(self, version: tuple[int, int]) -> bool:
+        return self._kernels is not None and self._kernels.torch < version
 
     def _sources(self, args: tuple[Any, ...], count: int) -> Any:
         """The list of tensors that a foreach operator maps to its list of outputs, if it does."""

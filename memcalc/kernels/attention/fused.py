@@ -18,6 +18,8 @@ _MAX_SPLITS = 128
 _FLOAT = 4
 _SEED_AND_OFFSET = 16
 """Bytes that flash attention with dropout takes twice and keeps once (flash_api.cpp)."""
+_SEEDED_SINCE = (2, 7)
+"""Before, they lie on the host."""
 
 
 def padded_head(head_dim: int) -> int:
@@ -70,7 +72,7 @@ def flash_forward(
         target: the GPU.
     """
     if dropout > 0:
-        return (_SEED_AND_OFFSET,)
+        return (_SEED_AND_OFFSET,) if target.torch >= _SEEDED_SINCE else ()
     splits = flash_splits(query, k_len, dropout, target)
     if splits == 1:
         return ()

@@ -140,7 +140,7 @@ def _needs_grad(*tensors: torch.Tensor) -> bool:
 def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """A boolean mask becomes 0 where it allows and minus infinity where it does not.
 
-    Before 2.5 it is filled into zeros (attention.cpp, ``convert_boolean_attn_mask``).
+    Source: attention.cpp, ``convert_boolean_attn_mask``; recorded with 2.4.1, 2.5.1 and 2.6.0.
     """
     if mask is None or mask.dtype is not torch.bool:
         return mask
@@ -148,6 +148,9 @@ def _float_mask(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor |
         filled = torch.zeros_like(mask, dtype=dtype)
         return filled.masked_fill_(mask.logical_not(), float("-inf"))
     forbid = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
+    if not release.is_since(2, 6):
+        # What is forbidden is chosen, not what is allowed.
+        return torch.where(mask.logical_not(), forbid, 0.0)
     allow = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
     return torch.where(mask, allow, forbid)
 
@@ -197,9 +200,7 @@ def _efficient(
     return out
 
 
-def _mask_of_each_head(
-    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-) -> torch.Tensor:
+def _mask_of_each_head(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     """PyTorch 2.1 spreads a mask over texts and heads first, and copies what then lies otherwise.
 
     Source: attention.cpp, ``preprocess_mask`` (2.1; recorded with 2.1.2).

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.operators import release
+
 _MEAN, _SUM = 1, 2
 _aten = torch.ops.aten
 
@@ -26,6 +28,18 @@ def logsumexp(tensor: torch.Tensor, dim: Sequence[int], keepdim: bool = False) -
     del finite, sizes
     powers = torch.empty_like(tensor)
     return torch.sum(powers, list(dim), keepdim=keepdim)
+
+
+def safe_softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    """2.5 makes shares, and another tensor of them with rows of zeros (recorded with 2.5.1)."""
+    if release.is_since(2, 6) or not release.is_since(2, 5):
+        return NotImplemented
+    shares = torch.softmax(tensor, dim, dtype)
+    limit = torch.scalar_tensor(float("-inf"), dtype=tensor.dtype, device=tensor.device)
+    masked = tensor == limit
+    rows = masked.all(dim, keepdim=True)
+    zero = torch.scalar_tensor(0.0, dtype=shares.dtype, device=tensor.device)
+    return torch.where(rows, zero, shares)
 
 
 def mean_squares(

@@ -42,8 +42,9 @@ def _before(own: Step) -> Callable[[Step], Step]:
 
 
 def _groups(*lists: Tensors) -> Iterator[Any]:
-    """Those of one type after the other; a list that is empty, as where it is not used, too."""
-    for group, _ in Optimizer._group_tensors_by_device_and_dtype(list(lists)).values():
+    """Those of one type after the other."""
+    given: Any = list(lists)
+    for group, _ in Optimizer._group_tensors_by_device_and_dtype(given).values():
         yield group
 
 
@@ -83,7 +84,10 @@ def _adam(
         _moved(average, square, given)
         if capturable:
             corrections = [[torch.pow(0.9, one) for one in step] for _ in range(2)]
-            size, root = torch._foreach_div(corrections[0], 1.0), torch._foreach_sqrt(corrections[1])
+            size, root = (
+                torch._foreach_div(corrections[0], 1.0),
+                torch._foreach_sqrt(corrections[1]),
+            )
         roots = torch._foreach_sqrt(most if amsgrad else square)
         if capturable:
             torch._foreach_div_(roots, torch._foreach_mul(root, size))

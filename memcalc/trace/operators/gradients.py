@@ -184,7 +184,7 @@ def _mean(op: Any) -> Callable[..., Any]:
                 out: torch.Tensor = op(tensor, *rest, **typed)
             ctx.save_for_backward(tensor)
             dims, ctx.kept = rest[0] if rest else None, list(tensor.shape)
-            for dim in range(tensor.dim()) if not dims else dims:
+            for dim in dims or range(tensor.dim()):
                 ctx.kept[dim] = 1
             return out
 

@@ -18,6 +18,7 @@ from memcalc.trace.operators import (
     decompositions,
     depthwise,
     distances,
+    earlier,
     encoder,
     first_flash,
     gradients,
@@ -97,6 +98,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.unique_consecutive.default: (_all_alike, "all entries are taken to be alike"),
     _aten.masked_select.default: (_selected, ""),
     _aten.logsumexp.default: (decompositions.logsumexp, ""),
+    _aten._safe_softmax.default: (decompositions.safe_softmax, ""),
     _aten.mse_loss.default: (decompositions.mean_squares, ""),
     _aten.smooth_l1_loss.default: (decompositions.mean_squares, ""),
     _aten.huber_loss.default: (decompositions.huber, ""),
@@ -209,6 +211,7 @@ def install(version: tuple[int, int] = NEWEST_TORCH) -> None:
     That there is a kernel is what counts; the fake mode answers before it would run.
     """
     release.use(version)
+    earlier.use()
     _of_release.clear()
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in gradients.of_release().items():

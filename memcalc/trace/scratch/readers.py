@@ -55,6 +55,8 @@ Source: flash_api.cpp, ``mha_fwd`` (2.11 and 2.13).
 """
 SEEDED, SEEDED_SINCE = (2, 3, 0, 1), (2, 14)
 """Without dropout this PyTorch makes seed and offset on the device, first (2.14 and 2.15)."""
+FLASH_SEEDED_SINCE = (2, 7)
+"""Before, flash attention has its seed and offset on the host (recorded with 2.6.0 and 2.7.1)."""
 DROPOUT = 5
 """Place of its probability among the arguments."""
 

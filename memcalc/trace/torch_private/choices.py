@@ -99,3 +99,9 @@ def wrap_foreach_step(name: str, wrap: Callable[[Any], Any]) -> None:
     """
     module, step = f"torch.optim.{name}", f"_multi_tensor_{name}"
     setattr(ask(module), step, wrap(ask(f"{module}:{step}")))
+
+
+PROJECTIONS = ("_in_projection_packed", "_in_projection")
+"""Functions of ``torch.nn.functional`` that make queries, keys and values of what attends."""
+REST = sys.maxsize
+"""Where a slice ends that names no end."""
