@@ -13,8 +13,10 @@ from math import ceil
 from memcalc.kernels.scratch import Allocations, ceil_div, later, round_up
 from memcalc.kernels.target import Target
 from memcalc.units import KIB
+from memcalc.version import NEWEST_TORCH
 
 _MAX_SPLITS = 128
+_WIDE_PADDED_SINCE = (2, 11)
 _FLOAT = 4
 _SEED_AND_OFFSET = 16
 """Bytes that flash attention with dropout takes twice and keeps once (flash_api.cpp)."""
@@ -22,9 +24,9 @@ _SEEDED_SINCE = (2, 7)
 """Before, they lie on the host."""
 
 
-def padded_head(head_dim: int) -> int:
-    """A head's size as flash attention's accumulators have it."""
-    if head_dim <= 128:
+def padded_head(head_dim: int, torch: tuple[int, int] = NEWEST_TORCH) -> int:
+    """A head's size as flash attention's accumulators have it (recorded with 2.2.2 to 2.13)."""
+    if head_dim <= 128 or torch < _WIDE_PADDED_SINCE:
         return round_up(head_dim, 32)
     return 192 if head_dim <= 192 else 256
 
@@ -78,7 +80,7 @@ def flash_forward(
         return ()
     batch, heads, q_len, head_dim = query
     rows = splits * batch * heads * q_len
-    return (_FLOAT * rows, _FLOAT * rows * padded_head(head_dim))
+    return (_FLOAT * rows, _FLOAT * rows * padded_head(head_dim, target.torch))
 
 
 def flash_backward(
@@ -101,7 +103,7 @@ def flash_backward(
     batch, heads, q_len, head_dim = query
     rows = batch * heads * round_up(q_len, 128)
     splits = ceil_div(target.multiprocessors, batch * heads) if target.deterministic else 1
-    sizes = [_FLOAT * rows, _FLOAT * splits * rows * padded_head(head_dim)]
+    sizes = [_FLOAT * rows, _FLOAT * splits * rows * padded_head(head_dim, target.torch)]
     if key[1] != heads:
         sizes += [element * batch * heads * key[2] * head_dim] * 2
     return tuple(sizes)
@@ -166,8 +168,6 @@ def _efficient_backward(
     sums = (_FLOAT * rows, _FLOAT * rows, ~(at + 1)) if copied else (_FLOAT * rows,)
     last = at + 3 if copied else at + 2
     frees = (~at, *(~i for i in range(at)))
-    if not workspace:
-        return (*casts, product, *sums, *frees, ~(last - 1))
     return (*casts, product, *sums, *frees, workspace, ~(last - 1), ~last)
 
 
@@ -177,11 +177,8 @@ def _efficient_workspace(
     """Bytes of fp32 tiles of dq with a lock each, and of dk and dv where heads are wide.
 
     Source: mem_eff_attention/kernel_backward.h, ``GradQTempStorage`` and ``workspace_elements_gk``
-    (2.11 and 2.13); the tiles are those that PyTorch asked for with 450 random problems. The kernel
-    of 2.0 sums where the gradients are (recorded with 2.0.1).
+    (2.11 and 2.13); the tiles are those that PyTorch asked for with 450 random problems.
     """
-    if target.torch < _WORKSPACE_SINCE:
-        return 0
     batch, heads, q_len, head_dim = query
     groups, widest = batch * heads, max(head_dim, value_dim)
     small = target.architecture.shared_memory_of_block <= _SMALL
@@ -203,7 +200,8 @@ _TURING = (7, 5)
 _SMALL = 100 * KIB
 """Shared memory of a block (8.6 and 8.9: 99 KiB) in which tiles of 128 rows have no place."""
 _KEYS, _AT_ONCE = 64, 200
-_WORKSPACE_SINCE, _BOUNDED_SINCE = (2, 1), (2, 3)
+WORKSPACE_SINCE, _BOUNDED_SINCE = (2, 1), (2, 3)
+"""Before the first, sums go where the gradients are."""
 
 
 def _splits(groups: int, k_len: int, torch: tuple[int, int]) -> int:

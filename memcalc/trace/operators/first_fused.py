@@ -1,4 +1,7 @@
-"""Flash attention of version 1, which PyTorch before 2.2 has: rows of all texts in one matrix.
+"""Fused attention as PyTorch before 2.2 has it, where its tensors are others than today's.
+
+Flash attention of version 1 takes rows of all texts in one matrix; memory-efficient attention of
+2.0 makes gradients of what was one tensor in one tensor.
 
 Shapes: query (B, H, Sq, D), key and value (B, H, Sk, D); inside (B * S, H, D).
 Sources: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu,
@@ -12,9 +15,11 @@ from typing import Any
 
 import torch
 
+from memcalc.kernels.attention.fused import WORKSPACE_SINCE
 from memcalc.kernels.attention.older import SECOND_FLASH_SINCE
 from memcalc.kernels.scratch import round_up
 from memcalc.trace.operators import release
+from memcalc.trace.torch_private.tensors import storage_key
 
 _aten = torch.ops.aten
 _ROWS = 16
@@ -87,7 +92,49 @@ def _backward(
     return tuple(_by_text(one, query.shape[0]) for one in grads)
 
 
+def _efficient_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *rest: Any,
+    **more: Any,
+) -> Any:
+    """Source: attention_backward.cu, ``_efficient_attention_backward`` (2.0)."""
+    if release.is_since(*WORKSPACE_SINCE):
+        return NotImplemented
+    grads = _in_one(query, key, value) or [_like(tensor) for tensor in (query, key, value)]
+    # They are summed by tensors in fp32: gradient times output, and its sums in two orders.
+    exact = query.dtype is torch.float32
+    product = torch.empty_like(grad) if exact else None
+    rows = _row_sums(query)
+    turned = _row_sums(query) if exact and 1 not in query.shape[1:3] else None
+    del rows, product, turned
+    return *grads, None
+
+
+def _row_sums(query: torch.Tensor) -> torch.Tensor:
+    return torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+
+
+def _in_one(*given: torch.Tensor) -> list[torch.Tensor] | None:
+    """One tensor for all gradients, where queries, keys and values are parts of one."""
+    query, key, value = given
+    whole = {storage_key(tensor) for tensor in given}
+    if len(whole) > 1 or query.shape != key.shape or key.shape != value.shape:
+        return None
+    batch, heads, length, width = query.shape
+    room = query.new_empty(batch, length, 3, heads, width)
+    return [room.select(2, place).transpose(1, 2) for place in range(3)]
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    batch, heads, length, width = tensor.shape
+    return tensor.new_empty(batch, length, heads, width).transpose(1, 2)
+
+
 OVERRIDES: dict[Any, Any] = {
     _aten._scaled_dot_product_flash_attention.default: (_forward, ""),
     _aten._scaled_dot_product_flash_attention_backward.default: (_backward, ""),
+    _aten._scaled_dot_product_efficient_attention_backward.default: (_efficient_backward, ""),
 }
