@@ -10,6 +10,14 @@ from memcalc.kernels.attention import older
 from memcalc.kernels.attention.call import SHARED_SINCE, AttentionCall, Backend
 from memcalc.kernels.target import Target
 
+_CUDNN_FIRST_SINCE = (2, 11)
+"""Before, cuDNN is asked last, if at all: 2.4 has it off (ATen/Context.h), and 2.5.1 to 2.8 were
+asked with cuDNN 9.1 to 9.19. 2.10 would ask it first, but for the cuDNN of its wheel (9.10), which
+is too old.
+"""
+_WIDEST_SINCE = (2, 3)
+"""The first to train heads above 224 by flash attention on 8.6 and 8.9 (2.2.2 and 2.4.1 asked)."""
+
 
 def choose(
     call: AttentionCall, target: Target, allowed: frozenset[Backend] | None = None
@@ -26,7 +34,8 @@ def choose(
         asked = (one for one in older.order(call, target) if one in enabled)
         return next((one for one in asked if _OLDER_ABLE[one](call, target)), Backend.MATH)
     order = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
-    if target.cudnn_attention and target.architecture.cudnn_attention_first:
+    preferred = target.architecture.cudnn_attention_first and target.torch >= _CUDNN_FIRST_SINCE
+    if target.cudnn_attention and preferred:
         order = [Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH]
     for backend in order:
         if backend in enabled and _ABLE[backend](call, target):
@@ -53,7 +62,7 @@ def _flash(call: AttentionCall, target: Target) -> bool:
     if target.architecture.narrow_flash and call.needs_grad:
         if 192 < call.head_dim <= 224:
             return False
-        if call.head_dim > 224 and call.dropout > 0:
+        if call.head_dim > 224 and (call.dropout > 0 or target.torch < _WIDEST_SINCE):
             return False
     return True
 

@@ -17,6 +17,8 @@ from memcalc.version import NEWEST_TORCH
 
 _MAX_SPLITS = 128
 _WIDE_PADDED_SINCE = (2, 11)
+_TWO_BLOCKS_SINCE = (2, 5)
+"""Keys are split as if a multiprocessor took two blocks (recorded with 2.4.1 and 2.5.1)."""
 _FLOAT = 4
 _SEED_AND_OFFSET = 16
 """Bytes that flash attention with dropout takes twice and keeps once (flash_api.cpp)."""
@@ -50,16 +52,21 @@ def key_splits(tasks: int, processors: int, key_blocks: int) -> int:
     return next((s for s, value in efficiency.items() if value >= 0.85 * best), 1)
 
 
-def flash_splits(
-    query: tuple[int, int, int, int], k_len: int, dropout: float, target: Target
-) -> int:
-    """Into how many parts it splits the keys (``set_params_splitkv``); arguments as below."""
+def flash_splits(query: tuple[int, int, int, int], k_len: int, dropout: float, room: int) -> int:
+    """Into how many parts it splits the keys (``set_params_splitkv``).
+
+    Args:
+        query: (B, H, Sq, D).
+        k_len: Sk.
+        dropout: probability.
+        room: blocks that the GPU is taken to run at once.
+    """
     batch, heads, q_len, head_dim = query
     if dropout > 0:
         return 1
     block_n = 256 if head_dim <= 64 else 128 if head_dim <= 128 else 64
     tasks = batch * heads * ceil_div(q_len, 64)
-    return key_splits(tasks, 2 * target.multiprocessors, ceil_div(k_len, block_n))
+    return key_splits(tasks, room, ceil_div(k_len, block_n))
 
 
 def flash_forward(
@@ -75,7 +82,8 @@ def flash_forward(
     """
     if dropout > 0:
         return (_SEED_AND_OFFSET,) if target.torch >= _SEEDED_SINCE else ()
-    splits = flash_splits(query, k_len, dropout, target)
+    room = target.multiprocessors * (2 if target.torch >= _TWO_BLOCKS_SINCE else 1)
+    splits = flash_splits(query, k_len, dropout, room)
     if splits == 1:
         return ()
     batch, heads, q_len, head_dim = query

@@ -103,13 +103,14 @@ def _efficient_backward(
     """Source: attention_backward.cu, ``_efficient_attention_backward`` (2.0)."""
     if release.is_since(*WORKSPACE_SINCE):
         return NotImplemented
+    dense = grad.transpose(1, 2).contiguous()
     grads = _in_one(query, key, value) or [_like(tensor) for tensor in (query, key, value)]
     # They are summed by tensors in fp32: gradient times output, and its sums in two orders.
     exact = query.dtype is torch.float32
-    product = torch.empty_like(grad) if exact else None
+    product = torch.empty_like(dense) if exact else None
     rows = _row_sums(query)
     turned = _row_sums(query) if exact and 1 not in query.shape[1:3] else None
-    del rows, product, turned
+    del rows, product, turned, dense
     return *grads, None
 
 

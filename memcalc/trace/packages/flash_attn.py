@@ -143,7 +143,8 @@ class Kernels:
             dropout_p: probability.
         """
         batch, heads, queries, keys = sizes
-        splits = flash_splits((batch, heads, queries, q.shape[-1]), keys, dropout_p, self._target)
+        room = 2 * self._target.multiprocessors
+        splits = flash_splits((batch, heads, queries, q.shape[-1]), keys, dropout_p, room)
         if splits == 1:
             return ()
         rows = (splits, batch, heads, queries)
