@@ -21,9 +21,13 @@ from memcalc.script.driver.run import run
 from memcalc.script.simulate import plan_of, simulate
 from tests.script.test_decisions import TRAINS
 from tests.script.test_graphs import CAPTURED
+from tests.script.test_older_torch import FILE as RECORDED
+from tests.script.test_older_torch import phases_of
 from tests.script.test_processes import SCRIPT, WRAPS
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
+OLDER = os.environ.get("MEMCALC_OLDER_CUDA_PYTHON")
+"""Of an environment with an older release, such as 2.0.1, and its compiler's headers."""
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "scripts"
 
 
@@ -76,6 +80,37 @@ def test_headers_that_lack_the_compilers_are_completed_by_another_place(tmp_path
     assert build._headers(found) == [wheel, triton]
     (wheel / "crt/host_defines.h").touch()
     assert build._headers(found) == [wheel]
+
+
+def test_the_compilers_wheel_of_earlier_cuda_has_its_headers(tmp_path):
+    found = build.Installed(root=str(tmp_path / "torch"), torch="2.0.1", cuda="11.7")
+    wheel, compiler = (tmp_path / f"nvidia/cuda_{name}/include" for name in ("runtime", "nvcc"))
+    wheel.mkdir(parents=True)
+    for name in ("cuda.h", "driver_types.h"):
+        (wheel / name).touch()
+    (wheel / "cuda_runtime_api.h").write_text("#define CUDART_VERSION  11070\n")
+    with pytest.raises(EstimateError, match="nvidia-cuda-runtime-cu11 nvidia-cuda-nvcc-cu11"):
+        build._headers(found)
+    (compiler / "crt").mkdir(parents=True)
+    (compiler / "crt/host_defines.h").touch()
+    assert build._headers(found) == [wheel, compiler]
+
+
+def test_libraries_that_a_wheel_brings_along_are_known_by_their_names():
+    assert build._OURS.match("libgomp-a34b3233.so.1")
+    assert build._BUNDLED.sub("", "libcusparseLt-f80c68d1") == "libcusparseLt"
+
+
+@pytest.mark.skipif(OLDER is None, reason="MEMCALC_OLDER_CUDA_PYTHON names no CUDA build")
+@pytest.mark.parametrize("name", ["attention", "operators", "optimizers", "vit"])
+def test_an_older_release_takes_what_was_recorded(name, monkeypatch, tmp_path, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MEMCALC_READS", "zeros")
+    script = SCRIPTS.parent / "older" / f"{name}.py"
+    over = run(plan_of(["python", str(script)], steps=0, gpu=RECORDED["gpu"]), OLDER)
+    assert over.code == 0
+    recorded = RECORDED["recorded"][over.torch.split("+")[0]][name]
+    assert phases_of("".join(capfd.readouterr())) == recorded
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")

@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+import memcalc
 from memcalc.script.simulate import plan_of, simulate
 
 ROOT = Path(__file__).parents[2]
@@ -36,3 +38,31 @@ def test_each_phase_takes_what_this_release_took(release, name, monkeypatch, tmp
     plan = plan_of(["python", str(script)], steps=0, gpu=FILE["gpu"], torch=version)
     assert simulate(plan).ending.code == 0
     assert phases_of("".join(capfd.readouterr())) == FILE["recorded"][release][name]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "more"), [("2.0", "2.1", 28_714_824), ("2.1", "2.2", 0)]
+)
+def test_an_estimate_knows_what_a_release_takes_as_a_script_does(older, newer, more):
+    """Three encoder layers in fp32 with AdamW: 142,106,324 bytes in 2.0.1, 113,391,500 in 2.1.2."""
+
+    def peak(version):
+        layer = torch.nn.TransformerEncoderLayer(
+            192, 3, 768, 0.1, batch_first=True, norm_first=True
+        )
+        model = torch.nn.Sequential(
+            torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False),
+            torch.nn.Linear(192, 192),
+        )
+        given = torch.zeros(8, 197, 192)
+        return memcalc.estimate(
+            model,
+            optimizer=torch.optim.AdamW,
+            loss=torch.nn.functional.mse_loss,
+            inputs=given,
+            targets=given,
+            gpu="a100-40gb",
+            torch=version,
+        ).peak.requested
+
+    assert peak(older) - peak(newer) == more

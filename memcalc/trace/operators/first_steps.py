@@ -19,6 +19,7 @@ from memcalc.trace.torch_private.choices import wrap_foreach_step
 
 _SINCE = (2, 1)
 """From this release on steps are those of today, but for a few lists of one tensor."""
+_aten = torch.ops.aten
 Step = Callable[..., None]
 Tensors = list[torch.Tensor]
 
@@ -50,15 +51,15 @@ def _groups(*lists: Tensors) -> Iterator[Any]:
 
 def _prepared(grads: Any, params: Any, decay: float, maximize: bool) -> Any:
     if maximize:
-        grads = torch._foreach_neg(grads)
-    return torch._foreach_add(grads, params, alpha=decay) if decay else grads
+        grads = _aten._foreach_neg(grads)
+    return _aten._foreach_add(grads, params, alpha=decay) if decay else grads
 
 
 def _moved(averages: Any, squares: Any, grads: Any) -> None:
-    torch._foreach_mul_(averages, 0.9)
-    torch._foreach_add_(averages, grads, alpha=0.1)
-    torch._foreach_mul_(squares, 0.999)
-    torch._foreach_addcmul_(squares, grads, grads, 0.001)
+    _aten._foreach_mul_(averages, 0.9)
+    _aten._foreach_add_(averages, grads, alpha=0.1)
+    _aten._foreach_mul_(squares, 0.999)
+    _aten._foreach_addcmul_(squares, grads, grads, 0.001)
 
 
 def _adam(
@@ -78,24 +79,24 @@ def _adam(
 ) -> None:
     for group in _groups(params, grads, averages, squares, largest, steps):
         weights, given, average, square, most, step = group
-        torch._foreach_add_(step, 1)
+        _aten._foreach_add_(step, 1)
         decay = 0 if decoupled_weight_decay else weight_decay
         given = _prepared(given, weights, decay, maximize)
         _moved(average, square, given)
         if capturable:
             corrections = [[torch.pow(0.9, one) for one in step] for _ in range(2)]
             size, root = (
-                torch._foreach_div(corrections[0], 1.0),
-                torch._foreach_sqrt(corrections[1]),
+                _aten._foreach_div(corrections[0], 1.0),
+                _aten._foreach_sqrt(corrections[1]),
             )
-        roots = torch._foreach_sqrt(most if amsgrad else square)
+        roots = _aten._foreach_sqrt(most if amsgrad else square)
         if capturable:
-            torch._foreach_div_(roots, torch._foreach_mul(root, size))
-            small = torch._foreach_div(size, 1.0)
-            below = torch._foreach_add(roots, small)
+            _aten._foreach_div_(roots, _aten._foreach_mul(root, size))
+            small = _aten._foreach_div(size, 1.0)
+            below = _aten._foreach_add(roots, small)
         else:
-            below = torch._foreach_add(roots, 1e-8)
-        torch._foreach_addcdiv_(weights, average, below)
+            below = _aten._foreach_add(roots, 1e-8)
+        _aten._foreach_addcdiv_(weights, average, below)
 
 
 def _nadam(
@@ -111,12 +112,12 @@ def _nadam(
 ) -> None:
     for group in _groups(params, grads, averages, squares, products, steps):
         weights, given, average, square, _, step = group
-        torch._foreach_add_(step, 1)
+        _aten._foreach_add_(step, 1)
         given = _prepared(given, weights, weight_decay, False)
         _moved(average, square, given)
-        roots = torch._foreach_sqrt(square)
-        below = torch._foreach_add(roots, 1e-8)
-        torch._foreach_addcdiv_(weights, average, below)
+        roots = _aten._foreach_sqrt(square)
+        below = _aten._foreach_add(roots, 1e-8)
+        _aten._foreach_addcdiv_(weights, average, below)
 
 
 def _radam(
@@ -131,15 +132,15 @@ def _radam(
 ) -> None:
     for group in _groups(params, grads, averages, squares, steps):
         weights, given, average, square, step = group
-        torch._foreach_add_(step, 1)
+        _aten._foreach_add_(step, 1)
         given = _prepared(given, weights, weight_decay, False)
         _moved(average, square, given)
-        roots = torch._foreach_sqrt(square)
-        below = torch._foreach_div(roots, 1.0)
-        torch._foreach_addcdiv_(weights, average, below)
+        roots = _aten._foreach_sqrt(square)
+        below = _aten._foreach_div(roots, 1.0)
+        _aten._foreach_addcdiv_(weights, average, below)
         # Those of the step before are still there.
         below = tuple(torch.ones_like(one) for one in average)
-        torch._foreach_addcdiv_(weights, average, below)
+        _aten._foreach_addcdiv_(weights, average, below)
 
 
 def _adagrad(
@@ -153,12 +154,12 @@ def _adagrad(
     **__: Any,
 ) -> None:
     for weights, given, total, step in _groups(params, grads, sums, steps):
-        torch._foreach_add_(step, 1)
+        _aten._foreach_add_(step, 1)
         given = _prepared(given, weights, weight_decay, maximize)
-        torch._foreach_addcmul_(total, given, given, value=1)
-        below = torch._foreach_add(torch._foreach_sqrt(total), 1e-10)
-        change = torch._foreach_div(torch._foreach_mul(given, 0.1), below)
-        torch._foreach_add_(weights, change)
+        _aten._foreach_addcmul_(total, given, given, value=1)
+        below = _aten._foreach_add(_aten._foreach_sqrt(total), 1e-10)
+        change = _aten._foreach_div(_aten._foreach_mul(given, 0.1), below)
+        _aten._foreach_add_(weights, change)
 
 
 def _rprop(
@@ -172,19 +173,19 @@ def _rprop(
 ) -> None:
     for weights, given, last, size in _groups(params, grads, before, sizes):
         given = _prepared(given, weights, 0, maximize)
-        signs: Any = torch._foreach_mul(given, last)
+        signs: Any = _aten._foreach_mul(given, last)
         signs = [sign.sign() for sign in signs]
         for sign in signs:
             for found in (sign.gt, sign.lt, sign.eq):
                 sign.masked_fill_(found(0), 1)
-        torch._foreach_mul_(size, signs)
+        _aten._foreach_mul_(size, signs)
         given = list(given)
         for place, sign in enumerate(signs):
             given[place] = given[place].clone()
             given[place].masked_fill_(sign.eq(0.5), 0)
         turns = [grad.sign() for grad in given]
-        torch._foreach_addcmul_(weights, turns, size, value=-1)
-        torch._foreach_copy_(last, given)
+        _aten._foreach_addcmul_(weights, turns, size, value=-1)
+        _aten._foreach_copy_(last, given)
 
 
 _STEPS: dict[str, Step] = {

@@ -98,7 +98,6 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.unique_consecutive.default: (_all_alike, "all entries are taken to be alike"),
     _aten.masked_select.default: (_selected, ""),
     _aten.logsumexp.default: (decompositions.logsumexp, ""),
-    _aten._safe_softmax.default: (decompositions.safe_softmax, ""),
     _aten.mse_loss.default: (decompositions.mean_squares, ""),
     _aten.smooth_l1_loss.default: (decompositions.mean_squares, ""),
     _aten.huber_loss.default: (decompositions.huber, ""),
@@ -127,7 +126,6 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     **cudnn_recurrent.OVERRIDES,
     **distances.OVERRIDES,
     **encoder.OVERRIDES,
-    **first_fused.OVERRIDES,
     **algebra.OVERRIDES,
     **lookups.OVERRIDES,
     **losses.OVERRIDES,
@@ -141,6 +139,12 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
 
 It may return ``NotImplemented``: the operator itself runs.
 """
+_OLDER: dict[Any, tuple[Callable[..., Any], str]] = {
+    **first_fused.OVERRIDES,
+    _aten._safe_softmax.default: (decompositions.safe_softmax, ""),
+}
+_OLDER_UNTIL = (2, 6)
+"""The same before this release; later ones run these operators as they are, which is faster."""
 SPLIT: dict[Any, tuple[Callable[..., bool], Callable[..., Any]]] = {
     _aten.convolution.default: (convolution.copies, convolution.forward),
     _aten.convolution_backward.default: (convolution.several, convolution.backward),
@@ -212,6 +216,10 @@ def install(version: tuple[int, int] = NEWEST_TORCH) -> None:
     """
     release.use(version)
     earlier.use()
+    for name, instead in _OLDER.items():
+        OVERRIDES.pop(name, None)
+        if not release.is_since(*_OLDER_UNTIL):
+            OVERRIDES[name] = instead
     _of_release.clear()
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in gradients.of_release().items():
