@@ -18,7 +18,7 @@ from memcalc.records.model import (
     Place,
     StateTensor,
 )
-from memcalc.records.trace import Component
+from memcalc.records.trace import Component, Phase
 from memcalc.trace import quantised
 from memcalc.trace.ledger import Ledger
 from memcalc.trace.torch_private.tracing import untraced
@@ -128,6 +128,18 @@ class Labels:
     def fetched(self) -> None:
         """Label batches that lie ready, at the moment when a model is called."""
         self._ledger.label_fetched()
+
+    def batches_differ(self) -> bool:
+        """Not every step trained on batches of one size, as far as their largest tensors show."""
+        by_step: dict[int, set[int]] = {}
+        for entry in self._ledger.entries:
+            fed = entry.component is Component.INPUTS and entry.grad
+            if fed and entry.phase is not Phase.LOAD:
+                by_step.setdefault(entry.step, set()).add(entry.bytes)
+        most = max(map(max, by_step.values()), default=0)
+        # A step whose batch was fetched before it shows small things alone.
+        large = ({size for size in sizes if 2 * size >= most} for sizes in by_step.values())
+        return len({frozenset(sizes) for sizes in large if sizes}) > 1
 
     def inventory(self, name: str) -> Inventory:
         """Every tensor of the models that ran."""

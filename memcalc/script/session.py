@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -66,6 +67,10 @@ REPEATED = (
 _ONE_OF_SEVERAL = (
     "of the {0} GPUs named the script uses one: put torchrun --nproc-per-node {0} before it to "
     "have it simulated as the first of {0} processes"
+)
+_LONGER = (
+    "what a longer run reserves: batches of these {0} steps differ in size, and each new size may "
+    "leave blocks that fit no other (--steps {1} runs more of them)"
 )
 _PEERS = "a GPU reads what lies on another without a copy on its own (peer access)"
 
@@ -305,6 +310,11 @@ class Session:
             found[gpu] = Traced(prediction=predict(self._question, own, state), trace=own)
         return by_gpu.fullest(found)
 
+    def _longer(self) -> Iterator[str]:
+        steps = self.phases.steps
+        if self.labels.batches_differ():
+            yield _LONGER.format(steps, max(100, 10 * steps))
+
     def _trace(self, name: str) -> Trace:
         """What was recorded until now.
 
@@ -328,7 +338,7 @@ class Session:
                 *recorder.operations.said(),
                 *gradients.assumed(),
             ),
-            uncounted=(*self._kernels.uncounted, *recorder.uncounted),
+            uncounted=(*self._kernels.uncounted, *recorder.uncounted, *self._longer()),
             bounds=self._kernels.bounds,
             whole=True,
             asides=tuple(self.memory.asides),
