@@ -22,6 +22,7 @@ from memcalc.script import (
     backward,
     by_gpu,
     cuda,
+    cudnn_switches,
     decisions,
     endings,
     extensions,
@@ -53,17 +54,13 @@ from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.script.visible import usable
 from memcalc.trace import device
-from memcalc.trace.operators import attention, deterministic, gradients, overrides
+from memcalc.trace.operators import attention, gradients, overrides
 from memcalc.trace.properties import Properties
 from memcalc.trace.streams import of as of_streams
 from memcalc.trace.subclasses import data_watched
 from memcalc.trace.torch_private import python_kernels
 from memcalc.trace.torch_private.dispatch import no_rules
 
-REPEATED = (
-    "torch.use_deterministic_algorithms is on: convolutions, attention and what puts values into "
-    "places take what they take then; the rest is counted as without it"
-)
 _ONE_OF_SEVERAL = (
     "of the {0} GPUs named the script uses one: put torchrun --nproc-per-node {0} before it to "
     "have it simulated as the first of {0} processes"
@@ -190,7 +187,7 @@ class Session:
         self.phases.install(patches)
         graphs.install(patches, self.recorder, self.phases, self._target.torch)
         patches.environment("MEMCALC_SIMULATED", "1")
-        self._follow_cudnn(patches)
+        cudnn_switches.install(patches, self.recorder, self._kernels, self._target, self.say)
         self._serve_threads(patches, mode)
         opened.enter_context(mode)
         opened.enter_context(self.recorder)
@@ -231,52 +228,6 @@ class Session:
 
         patches.wrap(threading.Thread, "start", start)
         patches.wrap(threading.Thread, "_bootstrap_inner", begin)
-
-    def _follow_cudnn(self, patches: Patches) -> None:
-        """A script may switch cuDNN off and on, let it try its engines, and leave some out."""
-        allowed = self._target.cudnn
-
-        def use() -> None:
-            recorder = self.recorder
-            self._kernels.use(
-                replace(
-                    self._target,
-                    cudnn=recorder.cudnn,
-                    cudnn_benchmark=recorder.cudnn_benchmark,
-                    cudnn_deterministic=torch.backends.cudnn.deterministic
-                    or torch.are_deterministic_algorithms_enabled(),
-                    deterministic=deterministic.is_strict(),
-                )
-            )
-
-        def switch(original: Any, wanted: bool) -> None:
-            original(wanted)
-            self.recorder.cudnn = wanted and allowed
-            use()
-
-        def benchmark(original: Any, wanted: bool) -> None:
-            original(wanted)
-            self.recorder.cudnn_benchmark = wanted
-            use()
-
-        def repeat(original: Any, wanted: bool, **how: Any) -> None:
-            original(wanted, **how)
-            use()
-
-        def repeat_all(original: Any, wanted: bool, **how: Any) -> None:
-            repeat(original, wanted, **how)
-            if wanted:
-                self.say(REPEATED)
-
-        for name, around in (
-            ("enabled", switch),
-            ("benchmark", benchmark),
-            ("deterministic", repeat),
-        ):
-            patches.wrap(torch._C, f"_set_cudnn_{name}", around)
-            # torch.backends.cudnn.NAME = ... calls the function that it was made with.
-            patches.wrap(vars(type(torch.backends.cudnn))[name], "setter", around)
-        patches.wrap(torch._C, "_set_deterministic_algorithms", repeat_all)
 
     def _follow_conf(self, conf: str) -> None:
         plan = replace(self._question.plan, alloc_conf=conf)
