@@ -13,8 +13,8 @@ import contextlib
 import sys
 
 import torch
+import torchvision_operators
 from torch.nn.functional import cross_entropy
-from torchvision.models import vit_l_16
 
 BATCHES = 3
 WAYS = {
@@ -31,6 +31,9 @@ WAYS = {
 
 def main(way: str) -> None:
     """Train and validate."""
+    torchvision_operators.define()
+    from torchvision.models import vit_l_16
+
     size, accumulated, kind = WAYS[way]
     model = vit_l_16()
     model.heads.head = torch.nn.Linear(1024, 10)

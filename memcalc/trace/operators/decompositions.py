@@ -127,3 +127,19 @@ def _columns(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
     del copied
     return torch.as_strided(room, shape, strides)
+
+
+def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
+    """Every place in numbers from -1 to 1 and a one, multiplied by each picture's matrix.
+
+    Source: aten/src/ATen/native/AffineGridGenerator.cpp (2.13).
+
+    Args:
+        theta: (N, 2, 3), or (N, 3, 4) of volumes.
+        size: (N, C, H, W) or (N, C, D, H, W).
+        align_corners: which places the ends are; of no weight here.
+    """
+    count, _, *places = size
+    base = theta.new_empty((count, *places, len(places) + 1))
+    out = base.view(count, -1, len(places) + 1).bmm(theta.transpose(1, 2))
+    return out.view(count, *places, len(places))

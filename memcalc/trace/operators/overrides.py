@@ -105,6 +105,7 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.isinf.default: (decompositions.isinf, ""),
     _aten.im2col.default: (decompositions.im2col, ""),
     _aten.col2im.default: (decompositions.col2im, ""),
+    _aten.affine_grid_generator.default: (decompositions.affine_grid, ""),
     **{
         getattr(asked, name): (ctc.asks_another, "")
         for library in ("cudnn", "miopen")
