@@ -95,8 +95,12 @@ _FORMULAS = {
     **{node: {_aten.logical_and.default: _aten.logical_and_.default} for node in _SPREAD},
 }
 """Nodes whose formula goes on in place with what it has made, but for subclasses of tensors."""
-_NEVER = {"ScatterReduceBackward0", "IndexReduceBackward0"}
-"""Nodes whose formula never writes into what it has made."""
+_NEVER = {
+    *("ScatterReduceBackward0", "IndexReduceBackward0", "MaskedScatterBackward0"),
+    *("ScatterBackward0", "ScatterBackward1", "IndexPutBackward0", "PutBackward0"),
+    *("IndexFillBackward0", "IndexFillBackward1", "IndexCopyBackward0"),
+}
+"""Nodes whose formula never writes into what it has made, or into the gradient that it is given."""
 _BEGINS = {
     "BinaryCrossEntropyBackward0": ("logit",),
     "BinaryCrossEntropyWithLogitsBackward0": ("sigmoid", "add"),
