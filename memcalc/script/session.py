@@ -130,6 +130,9 @@ class Session:
     def _open(self, opened: contextlib.ExitStack) -> None:
         patches = Patches()
         opened.callback(self._leave_ground)
+        # What patches put around these goes first.
+        opened.callback(overrides.uninstall)
+        opened.callback(attention.uninstall)
         self._ground.enter_context(torch_private.seen(self.memory.gpus))
         if self.memory.several:
             # The engine has a thread for each device.
@@ -153,9 +156,7 @@ class Session:
         if self.memory.several:
             mode.share()
         attention.install(self._target, None)
-        opened.callback(attention.uninstall)
         overrides.install(self._target.torch)
-        opened.callback(overrides.uninstall)
         cuda.install(patches, self.memory, self._properties, self.say, self.recorder.traffic.within)
         if not self._question.plan.alloc_conf:
             alloc_conf.install(

@@ -135,3 +135,19 @@ def asks_after_a_fork():
 
 def test_a_process_that_was_forked_from_one_that_looked_for_gpus_has_this_one(forked):
     assert forked(asks_after_a_fork)
+
+
+@pytest.mark.parametrize("gpu", ["t4", "2xt4"])
+def test_an_older_release_leaves_pytorch_as_it_was(gpu):
+    done = cold(f"""
+    import memcalc, torch
+    from torch.nn import functional
+    def own():
+        return torch.Tensor.__getitem__, functional.multi_head_attention_forward
+    before = own()
+    with memcalc.simulate(gpu="{gpu}", torch="2.0") as run:
+        torch.ones(4, 4, device="cuda", requires_grad=True)[:, 0].sum().backward()
+    assert run.peak.allocated
+    assert own() == before
+    """)
+    assert done.returncode == 0, done.stderr

@@ -26,10 +26,11 @@ _held = threading.local()
 
 def use() -> None:
     """Do as the release that runs does."""
-    if release.is_since(*_SLICES_SKIPPED_SINCE):
-        torch.Tensor.__getitem__ = _getitem  # type: ignore[method-assign, assignment]
-    else:
+    if not release.is_since(*_SLICES_SKIPPED_SINCE):
         torch.Tensor.__getitem__ = _sliced  # type: ignore[method-assign, assignment]
+    elif vars(torch.Tensor).get("__getitem__") is _sliced:
+        # It has its own from the class that it is of.
+        del torch.Tensor.__getitem__
     earlier = {} if release.is_since(*_HEADS_FREED_SINCE) else _HOLDING
     for name, original in _originals.items():
         setattr(F, name, earlier.get(name, original))

@@ -255,9 +255,11 @@ def _views_of_zeros(library: torch.library.Library) -> None:
 
 
 def uninstall() -> None:
-    """Let operators be taken apart again."""
+    """Let operators be taken apart again, and PyTorch's own functions be what they were."""
     _libraries.clear()
     _of_release.clear()
+    release.use(NEWEST_TORCH)
+    earlier.use()
 
 
 def _never(*args: Any, **kwargs: Any) -> Any:
