@@ -23,7 +23,6 @@ USUAL = {
 LEAST = {True: 40, False: 250}
 """Cases of a recording where cuDNN runs, and where it does not."""
 UNEQUAL = {
-    "index_put": "autograd takes the two gradients in another order",
     **dict.fromkeys(
         ("optim.Rprop fp32", "optim.Rprop bf16", "optim.Rprop foreach=False"),
         "a number is made for each write by a mask, of 4 bytes",
@@ -51,7 +50,6 @@ LOWER = {
     "linalg.matrix_exp": ("its steps depend on values, and are named as not counted", 0.58),
     "masked_scatter": ("the stand-in selects nothing: zeros are added in backward", 0.2),
     "sort": ("on older GPUs counters of narrow keys are named as not counted", 0.87),
-    "index_put": ("autograd takes the two gradients in another order", 0.02),
     "weight_norm": ("the norms of fp16 rows are fp32", 0.01),
     **dict.fromkeys("segment_reduce bincount foreach".split(), (_FEW_BYTES, 0.08)),
 }
