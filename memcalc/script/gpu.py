@@ -56,6 +56,7 @@ class GpuMemory(Ledger):
             OneGpu(index, settings, total=total, outside=outside, limit=limit)
             for index in range(count)
         ]
+        self._used: set[int] = set()
         self._seen = 0
         """How many events the models have seen."""
         self.pools = Pools(self._tell)
@@ -99,6 +100,7 @@ class GpuMemory(Ledger):
             entry = self.entries[event]
             entry.stream = self.pools.stream_of(entry.stream)
             one = self._each[entry.device]
+            self._used.add(entry.device)
             if not one.surely_takes(entry.bytes):
                 self._catch_up()
                 if not one.takes_now():
@@ -198,4 +200,4 @@ class GpuMemory(Ledger):
     @property
     def used(self) -> list[int]:
         """Devices on which there was something, in their order."""
-        return sorted({entry.device for entry in self.entries})
+        return sorted(self._used)

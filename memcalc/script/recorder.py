@@ -125,16 +125,12 @@ class ScriptRecorder(TraceRecorder):
         placed.check_indices(func, args)
         gpus, named = self.memory.gpus, kwargs.get("device")
         index = placed.first_device((named,) if named is not None else args)
-        before = gpus.current()
-        if index is not None:
-            gpus.use(index)
-        elif named is not None and torch.device(named).type == "cuda":
-            # What is kept of like calls is kept of this device.
-            kwargs = {**kwargs, "device": torch.device("cuda", before)}
-        try:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        finally:
-            gpus.use(before)
+        if index is None:
+            index = gpus.current()
+            if named is not None and torch.device(named).type == "cuda":
+                # What is kept of like calls is kept of this device.
+                kwargs = {**kwargs, "device": torch.device("cuda", index)}
+        return gpus.on(index, super().__torch_dispatch__, func, types, args, kwargs)
 
     def _special(self, func: Any) -> bool:
         return func in self._own or super()._special(func)

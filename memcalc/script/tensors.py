@@ -59,11 +59,7 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
     def on_its_device(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not self.is_cuda:
             return original(self, *args, **kwargs)
-        before = gpus.exchange(self.get_device())
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            gpus.use(before)
+        return gpus.on(self.get_device(), original, self, *args, **kwargs)
 
     def made(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.is_cuda and kwargs.get("device") is None:

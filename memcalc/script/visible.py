@@ -87,6 +87,14 @@ class Gpus:
         self.use(index)
         return before
 
+    def on(self, index: int, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a call returns that is made while this one is current."""
+        before = self.exchange(index)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.use(before)
+
     def index_of(self, device: Any = None) -> int:
         """The number of a device that is named in any way, or of the current one."""
         index = device if device is None or isinstance(device, int) else torch.device(device).index
