@@ -86,8 +86,12 @@ def of_third(model, parallel, **arguments):
 
 @pytest.mark.parametrize(
     ("parallel", "arguments"),
-    [("fsdp2", {}), ("fsdp1", {"device_mesh": "3x4"})],
-    ids=["uneven shards", "copies of shards"],
+    [
+        pytest.param("fsdp2", {}, id="uneven shards"),
+        pytest.param(
+            *("fsdp1", {"device_mesh": "3x4"}), id="copies of shards", marks=pytest.mark.nightly
+        ),
+    ],
 )
 def test_layers_of_odd_sizes_take_the_same_in_every_phase(parallel, arguments):
     index = of_third("odd-llama", parallel, **arguments)

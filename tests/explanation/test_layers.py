@@ -1,8 +1,11 @@
 """What the layers of a quantised base hold sums to what is loaded."""
 
+import json
+
 import pytest
 
 import memcalc
+from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
 from memcalc.explanation.layers import layers
@@ -11,9 +14,11 @@ from memcalc.records.trace import Component
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory):
-    model = "HuggingFaceTB/SmolLM2-135M"
+    config = models.find("HuggingFaceTB/SmolLM2-135M").config | {"num_hidden_layers": 6}
+    path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(config))
     with Tracer() as tracer:
-        return tracer.trace(make({"model": model, "quant": "nf4-dq", "batch": 1, "seq": 8}))
+        return tracer.trace(make({"model": str(path), "quant": "nf4-dq", "batch": 1, "seq": 8}))
 
 
 def test_layers_sum_to_the_components_at_the_peak(traced):
@@ -28,8 +33,8 @@ def test_layers_sum_to_the_components_at_the_peak(traced):
 def test_quantised_layers_come_first_each_kind_once(traced):
     kinds = layers(traced.trace.inventory)
     assert [kind.quantised for kind in kinds] == sorted((k.quantised for k in kinds), reverse=True)
-    assert kinds[0].name == "model.layers.[0-29].self_attn.q_proj"
-    assert (kinds[0].count, kinds[0].shape) == (30, (576, 576))
+    assert kinds[0].name == "model.layers.[0-5].self_attn.q_proj"
+    assert (kinds[0].count, kinds[0].shape) == (6, (576, 576))
     assert 0.5 < kinds[0].per_weight < 0.53
     assert not any("lora" in kind.name for kind in kinds)
 

@@ -14,7 +14,13 @@ assert layer.weight.shape == (64, 96)
 """
 
 
-@pytest.mark.parametrize("how", ["householder", "matrix_exp", "cayley"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "householder",
+        *(pytest.param(how, marks=pytest.mark.nightly) for how in ("matrix_exp", "cayley")),
+    ],
+)
 def test_an_orthogonal_layer_is_made_and_trained(run, how):
     assert run(ORTHOGONAL.format(how=how), gpu="t4").ending.code == 0
 

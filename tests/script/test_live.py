@@ -137,7 +137,7 @@ def test_a_process_that_was_forked_from_one_that_looked_for_gpus_has_this_one(fo
     assert forked(asks_after_a_fork)
 
 
-@pytest.mark.parametrize("gpu", ["t4", "2xt4"])
+@pytest.mark.parametrize("gpu", ["t4", pytest.param("2xt4", marks=pytest.mark.nightly)])
 def test_an_older_release_leaves_pytorch_as_it_was(gpu):
     done = cold(f"""
     import memcalc, torch

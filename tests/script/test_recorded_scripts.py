@@ -16,12 +16,10 @@ ALWAYS = (
     "ema_eval",
     "prefetch_stream",
     "clip_two_towers",
-    "side_stream",
     "thread_prefetch",
-    "reinforce_a2c",
     "flash_calls",
 )
-"""Autocast and a scaler, copies, streams, attention, reads; the rest at night."""
+"""Autocast and a scaler, copies, streams, attention; the rest at night."""
 NEEDED = {
     "trl": "trl",
     "diffusers": "diffusers",

@@ -67,6 +67,7 @@ def held(*question):
     return held_on(*question)
 
 
+@pytest.mark.nightly
 def test_experts_whose_products_run_otherwise_on_another_gpu_are_learnt_there_anew(
     forked, tmp_path
 ):

@@ -85,6 +85,7 @@ def test_a_folded_trace_of_a_whole_model_equals_the_whole_one(forked, model, set
     assert folds is None or was_folded == folds
 
 
+@pytest.mark.nightly
 def test_what_a_model_does_at_some_layers_alone_is_not_overlooked(forked, tmp_path):
     # Behind its first two layers there are half as many frames, which no layer itself knows.
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "head_dim": 16}

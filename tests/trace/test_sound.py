@@ -66,16 +66,13 @@ MODELS = {
                                           "num_key_value_heads": 4, "head_dim": 16},
                          "text_config": {"model_type": "voxtral_realtime_text", **WORDS}},
 }  # fmt: skip
-BY_DAY = ("qwen3_asr",)
 BOUNDS = {"seamless_m4t": 4 << 20, "fun_asr_nano": 4 << 20, "kyutai_speech_to_text": 2 << 20}
 """What the trace cannot see: scratch of oneDNN's convolutions, 2 MiB seen; and a copy of the
 gradient that the sum over codebooks expanded, which the backward of an embedding makes, 1 MiB."""
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind in BY_DAY else pytest.param(kind, marks=pytest.mark.nightly) for kind in MODELS],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", MODELS)
 def test_the_peak_of_a_model_of_sound_is_what_the_cpu_allocator_reports(tmp_path, kind):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": kind, **MODELS[kind]}))
