@@ -129,6 +129,20 @@ class Session:
 
     def _open(self, opened: contextlib.ExitStack) -> None:
         patches = Patches()
+        self._open_ground(opened, patches)
+        self._open_processes(opened, patches)
+        mode = Mode(allow_non_fake_inputs=True)
+        if self.memory.several:
+            mode.share()
+        self._open_gpus(patches)
+        self._open_tensors(patches, mode)
+        self._open_packages(patches)
+        self._serve_threads(patches, mode)
+        opened.enter_context(mode)
+        opened.enter_context(self.recorder)
+
+    def _open_ground(self, opened: contextlib.ExitStack, patches: Patches) -> None:
+        """What PyTorch's C++ is told of devices, and what stays until threads have ended."""
         opened.callback(self._leave_ground)
         # What patches put around these goes first.
         opened.callback(overrides.uninstall)
@@ -142,6 +156,9 @@ class Session:
         opened.enter_context(no_rules())
         opened.enter_context(device.use_cuda())
         opened.callback(patches.undo)
+
+    def _open_processes(self, opened: contextlib.ExitStack, patches: Patches) -> None:
+        """The script's processes and their groups; the backward's thread and streams."""
         backward.install(patches)
         streams.follow_packing(patches)
         processes.install(
@@ -152,9 +169,9 @@ class Session:
             lightning.install(patches, named, self._one_of_several)
         if self._process is not None and self._process.world > 1:
             self.say(self._process.said)
-        mode = Mode(allow_non_fake_inputs=True)
-        if self.memory.several:
-            mode.share()
+
+    def _open_gpus(self, patches: Patches) -> None:
+        """The GPUs, as ``torch.cuda`` shows them, and how they choose kernels."""
         attention.install(self._target, None)
         overrides.install(self._target.torch)
         cuda.install(patches, self.memory, self._properties, self.say, self.recorder.traffic.within)
@@ -163,6 +180,9 @@ class Session:
                 patches, self.memory, self._target.torch, self._follow_conf, self.say
             )
         patches.set(torch._C, "_cuda_clearCublasWorkspaces", self.recorder.clear_workspaces)
+
+    def _open_tensors(self, patches: Patches, mode: Mode) -> None:
+        """Tensors, their types and values, and where they are saved and loaded."""
         tensors.like_real_ones(patches)
         tensors.install(patches, self.recorder)
         tensor_types.install(patches)
@@ -173,6 +193,9 @@ class Session:
         jagged.install(patches, self._target)
         loading.install(patches)
         pickled.install(patches, mode, self.say)
+
+    def _open_packages(self, patches: Patches) -> None:
+        """What other code than PyTorch's operators is asked for."""
         folders = untouched.install(patches, self.say)
         quiet.install(patches, self.say)
         torchscript.install(patches, self.say)
@@ -189,9 +212,6 @@ class Session:
         graphs.install(patches, self.recorder, self.phases, self._target.torch)
         patches.environment("MEMCALC_SIMULATED", "1")
         cudnn_switches.install(patches, self.recorder, self._kernels, self._target, self.say)
-        self._serve_threads(patches, mode)
-        opened.enter_context(mode)
-        opened.enter_context(self.recorder)
 
     def __exit__(self, *_: object) -> None:
         # Threads of the script that still run are no part of it any more.

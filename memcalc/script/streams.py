@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
+from memcalc.script.visible import number_of
 from memcalc.trace import streams
 from memcalc.trace.streams import current_device
 
@@ -51,7 +52,7 @@ class Stream(streams.Stream):
 
 
 def _index_of(device: Any) -> int:
-    index = device if isinstance(device, int) else torch.device(device).index
+    index = number_of(device)
     return current_device() if index is None else index
 
 

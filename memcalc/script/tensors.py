@@ -8,6 +8,7 @@ import torch
 
 from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
+from memcalc.script.visible import Gpus
 from memcalc.trace.subclasses import pointer
 from memcalc.trace.torch_private.dispatch import FakeTensor
 
@@ -22,6 +23,15 @@ _NO_ARRAY_WITH_GRADIENT = (
 
 def install(patches: Patches, recorder: ScriptRecorder) -> None:
     """Answer for fake tensors; others are asked themselves."""
+    _install_reads(patches, recorder)
+    _install_addresses(patches)
+    if recorder.memory.several:
+        _install_places(patches, recorder.memory.gpus)
+    _install_moves(patches, recorder)
+
+
+def _install_reads(patches: Patches, recorder: ScriptRecorder) -> None:
+    """Values that leave a tensor for Python and NumPy."""
     tensor = torch.Tensor
 
     def read(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -44,16 +54,22 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
     for name in ("numpy", "__array__"):
         patches.wrap(tensor, name, array)
 
+
+def _install_addresses(patches: Patches) -> None:
+    """Where data lies."""
+
     def address(original: Any, self: torch.Tensor) -> int:
         return pointer(self) if isinstance(self, FakeTensor) else int(original(self))
 
     def storage_pointer(original: Any, self: Any) -> int:
         return int(self._cdata if self.device.type == "meta" else original(self))
 
-    patches.wrap(tensor, "data_ptr", address)
+    patches.wrap(torch.Tensor, "data_ptr", address)
     patches.wrap(torch.UntypedStorage, "data_ptr", storage_pointer)
 
-    gpus = recorder.memory.gpus
+
+def _install_places(patches: Patches, gpus: Gpus) -> None:
+    """On which of several GPUs a method makes its result."""
 
     # C++ does these on a tensor's device, made the current one (torch/csrc/autograd, 2.13).
     def on_its_device(original: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -66,11 +82,15 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
             kwargs["device"] = self.device
         return original(self, *args, **kwargs)
 
-    if recorder.memory.several:
-        for name in ("__getitem__", "__setitem__", "type"):
-            patches.wrap(tensor, name, on_its_device)
-        for name in ("new", "new_tensor"):
-            patches.wrap(tensor, name, made)
+    for name in ("__getitem__", "__setitem__", "type"):
+        patches.wrap(torch.Tensor, name, on_its_device)
+    for name in ("new", "new_tensor"):
+        patches.wrap(torch.Tensor, name, made)
+
+
+def _install_moves(patches: Patches, recorder: ScriptRecorder) -> None:
+    """What takes a tensor to the GPU, to another stream, or into memory that is shared."""
+    tensor = torch.Tensor
 
     def cuda(
         original: Any, self: Any, device: Any = None, non_blocking: bool = False, **_: Any

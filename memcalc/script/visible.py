@@ -34,6 +34,12 @@ def usable(named: int, processes: int | None) -> int:
     return 1
 
 
+def number_of(device: Any) -> int | None:
+    """The number of a device that is named in any way; ``None`` where it has none."""
+    named = device is None or isinstance(device, int)
+    return device if named else torch.device(device).index
+
+
 class Gpus:
     """Those that the script finds; of these the first ones are its own.
 
@@ -97,11 +103,11 @@ class Gpus:
 
     def index_of(self, device: Any = None) -> int:
         """The number of a device that is named in any way, or of the current one."""
-        index = device if device is None or isinstance(device, int) else torch.device(device).index
+        index = number_of(device)
         if index is None or index < 0:
             return self.current()
         self.there(index)
-        return int(index)
+        return index
 
 
 class Each(Sequence[Any]):
