@@ -15,7 +15,7 @@ Where a source does not say all that such a run depends on, it names ``limits``:
 script that make it the least and the most that what is not said may be. Each is a run of its own,
 and the range is that of all. ``--cudnn`` names folders with the cuDNN and cuBLAS that came with a
 PyTorch, which are asked for the workspaces of convolutions of readings with it.
-``--blind`` judges the set too that was written down before any of it was estimated.
+``--blind`` judges the sets too that were written down before any of them was estimated.
 ``--apart`` says how far readings that memcalc may be improved by (``tune``) lie from today's code,
 which is what an answer for another release allows for.
 """
@@ -57,8 +57,10 @@ SCRIPTS = FOLDER / "published_scripts"
 BESIDE = "allocated_and_outside"
 """What PyTorch's allocator had in use, and what the process held outside it."""
 RUNGS = ("allocated", "reserved", "process_used", BESIDE)
-SETS = ("tune", "report", "held out", "blind")
-"""What a source's ``half`` may be; ``blind``: written down with its plans, judged once, last."""
+BLIND = ("blind", "blind 2")
+"""Written down with their plans before any of them was estimated, each judged once."""
+SETS = ("tune", "report", "held out", *BLIND)
+"""What a source's ``half`` may be."""
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 OLDEST = "2.0"
 """PyTorch that stands in for older ones and for those that are not said."""
@@ -322,10 +324,10 @@ def _lines(rows: Sequence[msgspec.Struct]) -> str:
 
 
 def chosen(names: Sequence[str], *, blind: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Sources that are named, or all; the blind set only where it is asked for."""
+    """Sources that are named, or all; the blind sets only where they are asked for."""
     for path in sorted(PUBLISHED.glob("*.json")):
         source = json.loads(path.read_text())
-        if path.stem in names or (not names and (blind or source["half"] != "blind")):
+        if path.stem in names or (not names and (blind or source["half"] not in BLIND)):
             yield path.stem, source
 
 
@@ -336,7 +338,7 @@ def main() -> None:
     parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
     parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
     parser.add_argument("--cudnn", action="append", default=[], metavar="TORCH=FOLDERS")
-    parser.add_argument("--blind", action="store_true", help="with no name: the blind set too")
+    parser.add_argument("--blind", action="store_true", help="with no name: the blind sets too")
     parser.add_argument("-o", "--output", type=pathlib.Path)
     parser.add_argument("--apart", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()

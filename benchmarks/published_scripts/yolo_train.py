@@ -2,9 +2,10 @@
 
     yolo_train.py MODEL CLASSES BATCH BOXES [even|full]
 
-``MODEL`` is yolo11n or yolo11n-seg. What its log prints of the GPU is what is reserved at the end
-of an epoch, before validation; so the run ends there. Eight batches stand for one. ``BOXES``: how
-many a picture has on average once it is augmented, of the objects that the log prints for the last
+``MODEL`` is one of Ultralytics' names, as yolo11n or yolo11n-seg, or one over pictures of another
+side, as yolov8n@1280. What its log prints of the GPU is what is reserved at the end of an epoch,
+before validation; so the run ends there. Eight batches stand for one. ``BOXES``: how many a picture
+has on average once it is augmented, of the objects that the log prints for the last
 batch of an epoch; they are drawn (Poisson), as the loss takes its memory for the fullest picture of
 a batch. ``even``: all have as many, the least that the fullest one can have. ``full``: they are
 drawn from the distribution of the largest entropy that has this mean (geometric), for no more is
@@ -73,13 +74,15 @@ def counts(drawn: random.Random, batch: int, boxes: float, spread: str) -> list[
     return found
 
 
-def write_pictures(folder: Path, objects: list[int], classes: int, outline: bool) -> Path:
+def write_pictures(
+    folder: Path, objects: list[int], classes: int, outline: bool, side: int
+) -> Path:
     """A data set in Ultralytics' own form."""
     drawn = random.Random(0)
     for part in ("images", "labels"):
         (folder / part).mkdir()
     for number, count in enumerate(objects):
-        picture = np.full((SIDE, SIDE, 3), 114, dtype=np.uint8)
+        picture = np.full((side, side, 3), 114, dtype=np.uint8)
         cv2.imwrite(str(folder / "images" / f"{number}.jpg"), picture)
         lines = [shape(drawn, outline=outline) for _ in range(count)]
         (folder / "labels" / f"{number}.txt").write_text("\n".join(lines))
@@ -124,19 +127,21 @@ def main(name: str, classes: str, batch: str, boxes: str, spread: str = "") -> N
     torchvision_operators.define()
     from ultralytics import YOLO
 
+    name, _, said = name.partition("@")
+    side = int(said or SIDE)
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         os.chdir(folder)
         YOLO("yolo11n.yaml").save("yolo11n.pt")
         matched(round(float(boxes) * (1 if spread == "even" else TOPK)) or 1)
         objects = counts(random.Random(1), int(batch), float(boxes), spread)
-        data = write_pictures(folder, objects, int(classes), name.endswith("-seg"))
+        data = write_pictures(folder, objects, int(classes), name.endswith("-seg"), side)
         model = YOLO(f"{name}.yaml")
         model.add_callback("on_train_epoch_end", end)
         # What a mosaic adds is in the number of boxes; it is off, as it changes no other size.
         quiet = {"plots": False, "workers": 0, "mosaic": 0.0, "close_mosaic": 0}
         still = {"scale": 0.0, "translate": 0.0, "device": 0, "project": text}
-        model.train(data=str(data), epochs=10, batch=int(batch), imgsz=SIDE, **quiet, **still)
+        model.train(data=str(data), epochs=10, batch=int(batch), imgsz=side, **quiet, **still)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,9 @@ def test_limits_say_what_they_are_of_and_name_words_of_the_script(path):
             assert f'"{source["limits"][end]}"' in script.read_text()
 
 
-def test_the_blind_set_is_judged_only_where_it_is_asked_for(judge, tmp_path, monkeypatch):
-    for name, half in (("one", "tune"), ("two", "blind")):
+@pytest.mark.parametrize("blind_set", ["blind", "blind 2"])
+def test_a_blind_set_is_judged_only_where_it_is_asked_for(judge, blind_set, tmp_path, monkeypatch):
+    for name, half in (("one", "tune"), ("two", blind_set)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"half": half}))
     monkeypatch.setitem(judge["chosen"].__globals__, "PUBLISHED", tmp_path)
 
@@ -73,24 +74,27 @@ def test_there_are_many_readings_of_many_kinds_of_card():
     assert len({source["gpu"] for source in found}) >= 10
 
 
-def test_every_reading_was_judged_and_the_page_shows_what_was_found():
+def test_every_reading_was_judged_and_the_page_shows_what_was_found(judge):
     judged = json.loads((ROOT / "evidence" / "judged.json").read_text())
-    blind = {path.stem for path in SOURCES if json.loads(path.read_text())["half"] == "blind"}
-    waiting = {path.stem for path in SOURCES} - {row["source"] for row in judged}
-    # Those are judged together, once, or not yet.
-    assert waiting in (set(), blind)
+    halves = {path.stem: json.loads(path.read_text())["half"] for path in SOURCES}
+    waiting = halves.keys() - {row["source"] for row in judged}
+    sets = {halves[name] for name in waiting}
+    # Those of a blind set are judged together, once, or not yet.
+    assert sets <= set(judge["BLIND"])
+    assert waiting == {name for name, half in halves.items() if half in sets}
     for row in judged:
         assert (row["predicted"] is None) == (row["reason"] is not None)
     made = runpy.run_path(str(ROOT / "scripts" / "make_accuracy.py"))
     assert made["page"]() == (ROOT / "docs" / "accuracy.md").read_text()
 
 
-def test_the_blind_set_has_a_row_of_its_own_once_it_is_judged(judge):
+@pytest.mark.parametrize("half", ["blind", "blind 2"])
+def test_a_blind_set_has_rows_of_its_own_once_it_is_judged(judge, half):
     made = runpy.run_path(str(ROOT / "scripts" / "make_accuracy.py"))
     assert made["SETS"] == judge["SETS"]
-    row = {"half": "blind", "rung": "reserved", "source": "a", "gpu": "T4", "plan": "p"}
+    row = {"half": half, "rung": "reserved", "source": "a", "gpu": "T4", "plan": "p"}
     row |= {"published": 100, "predicted": 101, "low": 99, "high": 102, "rounding": 0}
-    source = {"source": "a log", "card": "T4", "half": "blind"}
+    source = {"source": "a log", "card": "T4", "half": half}
     said = made["published"]([row], {"a": source})
-    for name in ("blind", "blind, reserved"):
+    for name in (half, f"{half}, reserved"):
         assert f"| {name} | 1 | 1.00% | 1.00% | 1.0% | 1 of 1 |" in said
