@@ -1,11 +1,12 @@
 """Pretraining of From-0-to-AGI's language models.
 
-    zero_lm.py train|probe SIZE BATCH ACCUMULATED LENGTH
+    zero_lm.py train|kept|probe SIZE BATCH ACCUMULATED LENGTH
 
 A Llama whose queries and keys are normed too, its head the embedding's weight, every block
-recomputed in backward; weights in fp32, forward under autocast to bf16, the loss outside it over
-logits in fp32; fused AdamW with two groups. ``probe`` is three steps; ``train`` validates after two
-and goes on: twenty batches made at once, their losses, and the same once more for bits per byte.
+recomputed in backward, but for ``kept``; weights in fp32, forward under autocast to bf16, the loss
+outside it over logits in fp32; fused AdamW with two groups. ``probe`` is three steps; the others
+validate after two and go on: twenty batches made at once, their losses, and the same once more for
+bits per byte.
 """
 
 import sys
@@ -103,8 +104,9 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Logits of the next token."""
 
-    def __init__(self, size: str) -> None:
+    def __init__(self, size: str, *, recompute: bool) -> None:
         super().__init__()
+        self.recompute = recompute
         width, blocks, heads, groups, head, inner, longest = SIZES[size]
         self.embedding = nn.Embedding(TOKENS, width)
         self.blocks = nn.ModuleList(Block(width, heads, groups, head, inner) for _ in range(blocks))
@@ -117,7 +119,7 @@ class Model(nn.Module):
         x = self.embedding(tokens)
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blocks:
-            if self.training:
+            if self.recompute and self.training:
                 x = checkpoint(block, x, cos, sin, use_reentrant=False)
             else:
                 x = block(x, cos, sin)
@@ -151,7 +153,7 @@ def validate(model: nn.Module, batch: int, length: int) -> None:
 
 def main(mode: str, size: str, batch: str, accumulated: str, length: str) -> None:
     """Train."""
-    model = Model(size).to("cuda")
+    model = Model(size, recompute=mode != "kept").to("cuda")
     named = list(model.named_parameters())
     decayed = [one for name, one in named if one.dim() > 1 and "embedding" not in name]
     others = [one for name, one in named if one.dim() < 2 or "embedding" in name]
@@ -168,7 +170,7 @@ def main(mode: str, size: str, batch: str, accumulated: str, length: str) -> Non
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if mode == "train" and step == 1:
+        if mode != "probe" and step == 1:
             validate(model, int(batch), int(length))
     print(f"reserved {torch.cuda.max_memory_reserved()}")
 
