@@ -19,6 +19,7 @@ from memcalc.records.plan import FLASH_ATTN
 from memcalc.records.trace import Trace
 from memcalc.script import (
     alloc_conf,
+    attention_support,
     backward,
     by_gpu,
     cuda,
@@ -27,7 +28,6 @@ from memcalc.script import (
     endings,
     extensions,
     graphs,
-    jagged,
     loading,
     packages,
     parameters,
@@ -190,7 +190,7 @@ class Session:
         parameters.install(patches, mode, real_on_host=self.recorder.real_weights)
         self.recorder.draws.install(patches)
         decisions.install(patches, self.recorder.know, self.say)
-        jagged.install(patches, self._target)
+        attention_support.install(patches, self._target)
         loading.install(patches)
         pickled.install(patches, mode, self.say)
 

@@ -41,6 +41,7 @@ from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.dispatch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     HigherOrderOperator,
     mode_in_use,
 )
@@ -207,7 +208,7 @@ class TraceRecorder(Routes):
         if known.call is not None or operator.written:
             self._write_down(operator.name, args, out, node, known.call)
         elif known.container is None:
-            if out is not None and out.fake_device.type == device.NAME:
+            if isinstance(out, FakeTensor) and out.fake_device.type == device.NAME:
                 self.ledger.birth(out, operator.name, node)
         else:
             self._writer.track(out, operator.name, node, args)

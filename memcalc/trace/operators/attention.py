@@ -27,6 +27,12 @@ _aten = torch.ops.aten
 _libraries: list[torch.library.Library] = []
 run: Callable[..., torch.Tensor] = _aten.scaled_dot_product_attention
 """Attention as it was installed, for whoever calls it where no dispatch key leads to it."""
+_NUMBERS = {Backend.MATH: 0, Backend.FLASH: 1, Backend.EFFICIENT: 2, Backend.CUDNN: 3}
+"""``SDPBackend`` (aten/src/ATen/native/transformers/sdp_utils_cpp.h, 2.13)."""
+_NO_KERNEL = (
+    "No viable backend for scaled_dot_product_attention was found. This is likely due to turning "
+    "off both the math kernel and the fused kernels."
+)
 _ALIGNMENT = 8
 _FIRST_ALIGNMENT = 16
 """Of a mask's rows, in PyTorch 2.1."""
@@ -42,6 +48,40 @@ def install(
     _libraries.clear()
     library = torch.library.Library("aten", "IMPL")
 
+    def chosen(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        causal: bool,
+        grouped: bool,
+    ) -> Backend | None:
+        if query.dim() != 4:
+            return Backend.MATH
+        call = described(query, key, value, mask)
+        call = _with(call, dropout=dropout, causal=causal, grouped=grouped)
+        enabled = allowed if allowed is not None else _enabled()
+        if lies_across(query, key, value, mask):
+            enabled &= {Backend.MATH}
+        backend = choose(call, target, enabled)
+        return backend if allowed is not None or backend in enabled else None
+
+    def choice(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> int:
+        backend = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        if backend is None:
+            raise RuntimeError(_NO_KERNEL)
+        return _NUMBERS[backend]
+
     def attention(
         query: torch.Tensor,
         key: torch.Tensor,
@@ -52,16 +92,9 @@ def install(
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        call = _describe(query, key, value, attn_mask)
-        call = _with(call, dropout=dropout_p, causal=is_causal, grouped=enable_gqa)
-        backend = Backend.MATH
-        if query.dim() == 4:
-            enabled = allowed if allowed is not None else _enabled()
-            if _lies_across(query, key, value, attn_mask):
-                enabled &= {Backend.MATH}
-            backend = choose(call, target, enabled)
-            if allowed is None and backend not in enabled:
-                raise RuntimeError("No available kernel. Aborting execution.")
+        backend = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        if backend is None:
+            raise RuntimeError("No available kernel. Aborting execution.")
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         if backend is Backend.EFFICIENT:
             # It frees the converted mask where it pads it; the others hold it to their end.
@@ -77,6 +110,9 @@ def install(
         return _math(query, key, value, mask, {**options, "grouped": enable_gqa})
 
     library.impl("scaled_dot_product_attention", attention, device.keys()[0])
+    with_gradient, without = device.keys()
+    for place in (with_gradient, without):
+        library.impl("_fused_sdp_choice", choice, place)
     _libraries.append(library)
     global run
     run = attention
@@ -100,7 +136,7 @@ def uninstall() -> None:
     _libraries.clear()
 
 
-def _lies_across(*given: torch.Tensor | None) -> bool:
+def lies_across(*given: torch.Tensor | None) -> bool:
     """Numbers of a head, or of a mask's row, do not lie side by side: no fused kernel takes it.
 
     Source: sdp_utils_cpp.h, ``check_last_dim_stride_equals_1_dense`` (2.13).
@@ -110,9 +146,10 @@ def _lies_across(*given: torch.Tensor | None) -> bool:
     return heads or (mask is not None and mask.stride(-1) != 1)
 
 
-def _describe(
+def described(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
 ) -> AttentionCall:
+    """What the choice of a kernel asks of tensors, shaped as ``AttentionCall`` says."""
     return AttentionCall(
         batch=query.shape[0] if query.dim() > 3 else 1,
         heads=query.shape[-3] if query.dim() > 3 else 1,
