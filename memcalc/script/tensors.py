@@ -10,6 +10,7 @@ from memcalc.script.patches import Patches
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.trace.subclasses import pointer
 from memcalc.trace.torch_private.dispatch import FakeTensor
+from memcalc.trace.torch_private.tensors import storage_key
 
 _NO_ARRAY = (
     "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
@@ -44,11 +45,20 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
     for name in ("numpy", "__array__"):
         patches.wrap(tensor, name, array)
 
+    # What was freed makes room for others: a script may tell tensors apart by where they lie.
     def address(original: Any, self: torch.Tensor) -> int:
-        return pointer(self) if isinstance(self, FakeTensor) else int(original(self))
+        if not isinstance(self, FakeTensor):
+            return int(original(self))
+        begins = recorder.memory.address(storage_key(self))
+        if begins is None:
+            return pointer(self)
+        return begins + int(self.storage_offset()) * self.element_size()
 
     def storage_pointer(original: Any, self: Any) -> int:
-        return int(self._cdata if self.device.type == "meta" else original(self))
+        if self.device.type != "meta":
+            return int(original(self))
+        begins = recorder.memory.address(self._cdata)
+        return int(self._cdata) if begins is None else begins
 
     patches.wrap(tensor, "data_ptr", address)
     patches.wrap(torch.UntypedStorage, "data_ptr", storage_pointer)
