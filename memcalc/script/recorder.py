@@ -21,7 +21,13 @@ from memcalc.script.refused import REFUSED
 from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
-from memcalc.trace.operators.sparse_parts import both_parts, is_sparse, like
+from memcalc.trace.operators.sparse_parts import (
+    assembled,
+    is_compressed,
+    is_sparse,
+    like,
+    parts,
+)
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.reals import RealValues
 from memcalc.trace.recipes import UnansweredError
@@ -42,8 +48,10 @@ _READS = (
     "real ones that the script put there, with zeros in place of all others"
 )
 _WEIGHTS_READ = "weights on the host (at {}) are read as zeros (--weights reads the real ones)"
+_MAKES = torch.ops.aten.sparse_compressed_tensor.comp_plain_value_size
 _NOT_SENT = (
-    "of sparse tensors only those in coordinates are copied from the host to a simulated GPU: run "
+    "of sparse tensors those in coordinates and in compressed rows or columns (CSR, CSC) are "
+    "copied from the host to a simulated GPU: run "
     "the script with --backend driver, or measure it with memcalc run"
 )
 _CAPTURING = "CUDA error: operation not permitted when stream is capturing"
@@ -195,6 +203,8 @@ class ScriptRecorder(TraceRecorder):
         self._check(wanted)
         dtype = options.get("dtype") or tensor.dtype
         if wanted.type == "cpu" and _on_cuda(tensor):
+            if tensor.layout is not torch.strided:
+                return self._sparse_to_host(tensor, dtype)
             if isinstance(tensor, torch.nn.Parameter) and not self.real_weights:
                 # Nobody looks into weights that move, and there may be many.
                 return NotImplemented
@@ -223,23 +233,49 @@ class ScriptRecorder(TraceRecorder):
     def _sparse_to_device(
         self, tensor: torch.Tensor, dtype: torch.dtype, non_blocking: bool
     ) -> torch.Tensor:
-        """Indices, then values, as SparseTensor.cpp's ``copy_sparse_to_sparse_`` (2.13)."""
-        if not is_sparse(tensor) or is_fake((tensor,)):
+        """Part by part.
+
+        Sources: indices, then values in SparseTensor.cpp's ``copy_sparse_to_sparse_``; values,
+        then what is compressed in TensorConversions.cpp's ``_to_copy`` (2.13).
+        """
+        if is_fake((tensor,)) or not (is_sparse(tensor) or is_compressed(tensor)):
             raise EstimateError(_NOT_SENT)
         with without_dispatch():
-            parts = both_parts(tensor)
+            held = parts(tensor)
         how = {"device": "cuda", "non_blocking": non_blocking}
-        indices, values = (
-            self._to_copy(part, dtype=kind, **how)
-            for part, kind in zip(parts, (torch.long, dtype), strict=True)
-        )
+        if is_sparse(tensor):
+            indices, values = held
+            indices = self._to_copy(indices, dtype=torch.long, **how)
+            values = self._to_copy(values, dtype=dtype, **how)
+            with self:
+                return like(tensor, indices, values)
+        first, second, values = held
+        values = self._to_copy(values, dtype=dtype, **how)
+        first, second = self._to_copy(first, **how), self._to_copy(second, **how)
         with self:
-            return like(tensor, indices, values)
+            made: torch.Tensor = _MAKES(
+                first, second, values, list(tensor.shape), layout=tensor.layout
+            )
+            return made
+
+    def _sparse_to_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Part by part; nobody looks whether unknown positions, which are zeros, can be there."""
+        with self:
+            held = parts(tensor)
+            layout, unique = tensor.layout, is_compressed(tensor) or tensor.is_coalesced()
+        *places, values = (self._to_copy(part, device="cpu") for part in held)
+        with without_dispatch():
+            values = values.to(dtype)
+            return assembled(layout, (*places, values), tensor.shape, unique=unique, device="cpu")
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
         there, here = _on_cuda(target), _on_cuda(source)
         if there == here:
             return NotImplemented
+        if is_compressed(target) and is_compressed(source):
+            for part, other in zip(parts(target), parts(source), strict=True):
+                self._copy(part, other, non_blocking)
+            return target
         with self:
             transfers.staging(target, source, blocking=not non_blocking)
         if there:

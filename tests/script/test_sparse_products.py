@@ -47,9 +47,3 @@ def test_products_take_what_cuda_code_takes(run):
     assert found.ending.code == 0
     said = " ".join(found.traced.prediction.uncounted)
     assert "cuSPARSE" in said
-
-
-def test_another_layout_is_refused_in_a_sentence(run, capfd):
-    found = run("import torch\ntorch.eye(3).to_sparse_csr().cuda()", gpu="t4")
-    assert found.ending.code != 0
-    assert "in coordinates" in capfd.readouterr().err

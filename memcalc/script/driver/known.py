@@ -24,6 +24,7 @@ from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.driver import lightning
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.operators.sparse_parts import any_sparse
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.reals import CLOSE, RealValues
 from memcalc.trace.recipes import UnansweredError
@@ -42,6 +43,10 @@ _COUNTS_MASKS: dict[Any, Callable[[Any], list[tuple[torch.Tensor, int]]]] = {
     _aten.index_put_.default: lambda args: _masks(args[1]),
     _aten.index_put.default: lambda args: _masks(args[1]),
     _aten._index_put_impl_.default: lambda args: _masks(args[1]),
+    _aten.masked_scatter_backward.default: lambda args: [(args[1], _times(*args[:2]))],
+    _aten._to_sparse.default: lambda args: _dense(args[0]),
+    _aten._to_sparse_csr.default: lambda args: _dense(args[0]) * 2,
+    _aten._to_sparse_csc.default: lambda args: _dense(args[0]) * 2,
 }
 """Operators that read how many places are nonzero, in which of their arguments, and how many times
 over."""
@@ -150,6 +155,9 @@ class Known:
             return self._values.run(func, args, kwargs)
         if func in _TO_HOST and self._transferred(func, args, out):
             return out
+        if func._schema.is_mutable and any_sparse(args):
+            # What is in a sparse tensor is known of its parts alone.
+            return out
         if _uses_device(args) or _uses_device(kwargs.values()) or _uses_device((out,)):
             self._values.remember(func, args, kwargs, out)
             if func in arrivals.GATHERS:
@@ -238,6 +246,10 @@ def _positions(tensor: torch.Tensor) -> int:
 
 def _passed() -> int:
     return 1
+
+
+def _dense(tensor: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    return [(tensor, 1)] if tensor.layout is torch.strided else []
 
 
 def _masks(indices: Any) -> list[tuple[torch.Tensor, int]]:

@@ -18,6 +18,8 @@ import torch
 
 from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.operators.sparse_compressed import AS_COMPRESSED_ARE, on_compressed
+from memcalc.trace.operators.sparse_layouts import LAYOUTS
 from memcalc.trace.operators.sparse_parts import (
     CLONE,
     DETACH,
@@ -25,6 +27,7 @@ from memcalc.trace.operators.sparse_parts import (
     both_parts,
     cloned,
     flattened,
+    is_compressed,
     is_sparse,
     like,
 )
@@ -62,6 +65,10 @@ class SparseKernels:
         Raises:
             EstimateError: what CUDA does there is not known.
         """
+        if func in LAYOUTS:
+            return LAYOUTS[func](self, *args, **kwargs)
+        if any(map(is_compressed, args)):
+            return on_compressed(self, func, args, kwargs)
         if func is _aten._coalesce.default:
             return self.coalesce(*args)
         if func in _ON_UNIQUE:
@@ -100,6 +107,11 @@ class SparseKernels:
             indices = given.new_empty((depth, left))
         del first, order, flat
         return like(tensor, indices, summed, coalesced=True)
+
+
+def takes_nothing(func: Any, args: tuple[Any, ...]) -> bool:
+    """An operator that only looks at a sparse tensor, or gives out its parts."""
+    return func in AS_THEY_ARE or (func in AS_COMPRESSED_ARE and is_compressed(args[0]))
 
 
 def _one_by_one(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

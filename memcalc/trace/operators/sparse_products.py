@@ -8,28 +8,22 @@ asked of cuSPARSE, and are not known (2.13).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import KernelCall
-from memcalc.trace.operators.sparse_parts import both_parts, cloned, is_sparse, like
+from memcalc.trace.operators.sparse_parts import (
+    Kernels,
+    both_parts,
+    cloned,
+    is_sparse,
+    like,
+)
 
 _aten = torch.ops.aten
 _WORKSPACE = KernelCall("untold", ("cuSPARSE",))
-
-
-class Kernels(Protocol):
-    """What products ask for."""
-
-    def coalesce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Each position once."""
-        ...
-
-    def take(self, call: KernelCall) -> None:
-        """Take and give back what a kernel needs beside its outputs."""
-        ...
 
 
 def _added(
