@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,6 +62,7 @@ _COUNTS_DISTINCT = {_aten.isin.Tensor_Tensor}
 """Operators that sort both arguments, and read how many different numbers each of them has."""
 _COUNT_BYTES = 4
 _INDEX_BYTES = 4
+_SUMS = _aten._sparse_sum.dim
 _CHECKS: dict[Any, tuple[int, ...]] = {
     _aten.repeat_interleave.Tensor: (1,),
     _aten.normal.float_Tensor: (1, 1),
@@ -147,7 +148,8 @@ class Known:
                 self._announce(8, self._distinct, tensor)
         for tensor in args:
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
-                self._announce(_INDEX_BYTES, _positions, tensor)
+                summed = args[1] if func is _SUMS else ()
+                self._announce(_INDEX_BYTES, _positions, tensor, summed)
         out = func(*args, **kwargs)
         if self._answer is not None:
             self._answer(0, 0)
@@ -238,10 +240,11 @@ def _answers() -> Any:
     return answer
 
 
-def _positions(tensor: torch.Tensor) -> int:
+def _positions(tensor: torch.Tensor, summed: Sequence[int]) -> int:
     """How many differ, where they are made to: all, as in the simulated back-end."""
-    sparse = tensor.sparse_dim()
-    return min(tensor._nnz(), math.prod(tensor.shape[:sparse]))
+    gone = {dim % tensor.dim() for dim in summed}
+    sides = tensor.shape[: tensor.sparse_dim()]
+    return min(tensor._nnz(), math.prod(side for dim, side in enumerate(sides) if dim not in gone))
 
 
 def _passed() -> int:

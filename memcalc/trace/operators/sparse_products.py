@@ -24,6 +24,8 @@ from memcalc.trace.operators.sparse_parts import (
 
 _aten = torch.ops.aten
 _WORKSPACE = KernelCall("untold", ("cuSPARSE",))
+_REFUSED = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
+"""What CUDA has no product for; compressed matrices it multiplies in these too."""
 
 
 def _added(
@@ -48,6 +50,9 @@ def _added(
     rows = dense.new_empty((sparse.shape[0] + 1,), dtype=torch.int32)
     dense.new_empty((count,), dtype=torch.int32)  # rows of all positions, for a moment
     columns = dense.new_empty((count,), dtype=torch.int32)
+    if dense.dtype in _REFUSED:
+        kind = _REFUSED[dense.dtype]
+        raise NotImplementedError(f"\"addmm_sparse_cuda\" not implemented for '{kind}'")
     column_major = dense.new_empty(out.shape[::-1])
     kept = dense if _in_rows_or_columns(dense) else dense.contiguous()
     kernels.take(_WORKSPACE)
