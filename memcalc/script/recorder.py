@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
-from memcalc.script import arrivals, decisions, endings, place, placed, transfers
+from memcalc.script import arrivals, decisions, endings, place, placed, sparse_copies, transfers
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
@@ -21,13 +20,7 @@ from memcalc.script.refused import REFUSED
 from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
-from memcalc.trace.operators.sparse_parts import (
-    assembled,
-    is_compressed,
-    is_sparse,
-    like,
-    parts,
-)
+from memcalc.trace.operators.sparse_parts import has_parts, is_compressed, parts
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.reals import RealValues
 from memcalc.trace.recipes import UnansweredError
@@ -48,12 +41,6 @@ _READS = (
     "real ones that the script put there, with zeros in place of all others"
 )
 _WEIGHTS_READ = "weights on the host (at {}) are read as zeros (--weights reads the real ones)"
-_MAKES = torch.ops.aten.sparse_compressed_tensor.comp_plain_value_size
-_NOT_SENT = (
-    "of sparse tensors those in coordinates and in compressed rows or columns (CSR, CSC) are "
-    "copied from the host to a simulated GPU: run "
-    "the script with --backend driver, or measure it with memcalc run"
-)
 _CAPTURING = "CUDA error: operation not permitted when stream is capturing"
 _NESTED = (
     "nn.TransformerEncoder evaluates with its padding: nested tensors, which leave it out and take "
@@ -203,8 +190,9 @@ class ScriptRecorder(TraceRecorder):
         self._check(wanted)
         dtype = options.get("dtype") or tensor.dtype
         if wanted.type == "cpu" and _on_cuda(tensor):
-            if tensor.layout is not torch.strided:
-                return self._sparse_to_host(tensor, dtype)
+            if has_parts(tensor):
+                down = functools.partial(self._to_copy, device="cpu")
+                return sparse_copies.to_host(tensor, dtype, down, self)
             if isinstance(tensor, torch.nn.Parameter) and not self.real_weights:
                 # Nobody looks into weights that move, and there may be many.
                 return NotImplemented
@@ -216,7 +204,9 @@ class ScriptRecorder(TraceRecorder):
         if wanted.type != "cuda" or tensor.device.type != "cpu":
             return NotImplemented
         if tensor.layout is not torch.strided:
-            return self._sparse_to_device(tensor, dtype, bool(options.get("non_blocking")))
+            waits = not options.get("non_blocking")
+            up = functools.partial(self._to_copy, device="cuda", non_blocking=not waits)
+            return sparse_copies.to_device(tensor, dtype, up, self)
         with self:
             out = transfers.like(tensor, dtype, options.get("memory_format"))
             number = self.memory.number_of(out)
@@ -229,44 +219,6 @@ class ScriptRecorder(TraceRecorder):
             transfers.staging(out, tensor, blocking=not options.get("non_blocking"))
         self._values.know(out, tensor)
         return out
-
-    def _sparse_to_device(
-        self, tensor: torch.Tensor, dtype: torch.dtype, non_blocking: bool
-    ) -> torch.Tensor:
-        """Part by part.
-
-        Sources: indices, then values in SparseTensor.cpp's ``copy_sparse_to_sparse_``; values,
-        then what is compressed in TensorConversions.cpp's ``_to_copy`` (2.13).
-        """
-        if is_fake((tensor,)) or not (is_sparse(tensor) or is_compressed(tensor)):
-            raise EstimateError(_NOT_SENT)
-        with without_dispatch():
-            held = parts(tensor)
-        how = {"device": "cuda", "non_blocking": non_blocking}
-        if is_sparse(tensor):
-            indices, values = held
-            indices = self._to_copy(indices, dtype=torch.long, **how)
-            values = self._to_copy(values, dtype=dtype, **how)
-            with self:
-                return like(tensor, indices, values)
-        first, second, values = held
-        values = self._to_copy(values, dtype=dtype, **how)
-        first, second = self._to_copy(first, **how), self._to_copy(second, **how)
-        with self:
-            made: torch.Tensor = _MAKES(
-                first, second, values, list(tensor.shape), layout=tensor.layout
-            )
-            return made
-
-    def _sparse_to_host(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Part by part; nobody looks whether unknown positions, which are zeros, can be there."""
-        with self:
-            held = parts(tensor)
-            layout, unique = tensor.layout, is_compressed(tensor) or tensor.is_coalesced()
-        *places, values = (self._to_copy(part, device="cpu") for part in held)
-        with without_dispatch():
-            values = values.to(dtype)
-            return assembled(layout, (*places, values), tensor.shape, unique=unique, device="cpu")
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
         there, here = _on_cuda(target), _on_cuda(source)

@@ -25,6 +25,8 @@ from memcalc.trace.operators.sparse_parts import (
 )
 
 _aten = torch.ops.aten
+_TO_CSR = _aten._convert_indices_from_coo_to_csr.default
+_TO_COO = _aten._convert_indices_from_csr_to_coo.default
 _ELSEWHERE = "run the script with --backend driver, or measure it with memcalc run"
 
 
@@ -65,14 +67,14 @@ def flipped(tensor: torch.Tensor) -> torch.Tensor:
     moved = first[:-1] + offset
     whole = torch.empty_like(first)
     del moved
-    places = torch._convert_indices_from_csr_to_coo(whole, second, out_int32=narrow, transpose=True)
+    places = _TO_COO(whole, second, out_int32=narrow, transpose=True)
     _tiled(places[0])
     flat = flattened(places)
     order = flat.sort()[1]
     sorted_places = places.index_select(1, order)
     values = values.index_select(0, order)
     outer, inner = sorted_places
-    found = torch._convert_indices_from_coo_to_csr(outer, begins, out_int32=narrow)
+    found = _TO_CSR(outer, begins, out_int32=narrow)
     batched = torch.zeros_like(found)
     found[1:].clone()
     del found, order, flat, places, whole, offset
@@ -118,7 +120,7 @@ def _of_coordinates(kernels: Kernels, tensor: torch.Tensor, layout: Any) -> torc
         return compressed(COLUMNS, tensor.shape, *compressed_parts(turned))
     unique = tensor if tensor.is_coalesced() else kernels.coalesce(tensor)
     (rows, columns), values = both_parts(unique)
-    begins = torch._convert_indices_from_coo_to_csr(rows, tensor.shape[0])
+    begins = _TO_CSR(rows, tensor.shape[0])
     return compressed(ROWS, tensor.shape, begins, columns, values)
 
 
@@ -128,7 +130,7 @@ def _of_dense(dense: torch.Tensor, layout: Any) -> torch.Tensor:
         raise EstimateError(f"batches of sparse matrices are not simulated: {_ELSEWHERE}")
     mask = dense != 0
     outer, inner = _turned(mask, layout).contiguous().nonzero().unbind(1)
-    begins = torch._convert_indices_from_coo_to_csr(outer, dense.shape[layout is COLUMNS])
+    begins = _TO_CSR(outer, dense.shape[layout is COLUMNS])
     places = _turned(mask, layout).flatten().nonzero().flatten()
     values = _turned(dense, layout).flatten().index_select(0, places)
     return compressed(layout, dense.shape, begins, inner, values)
@@ -148,7 +150,7 @@ def in_coordinates(
         return _of_places(tensor)
     first, second, values = compressed_parts(tensor)
     columns = tensor.layout is COLUMNS
-    places = torch._convert_indices_from_csr_to_coo(first, second, transpose=columns)
+    places = _TO_COO(first, second, transpose=columns)
     return _coordinates(tensor, places, values, coalesced=not columns)
 
 
