@@ -184,6 +184,14 @@ class GpuMemory(Ledger):
             one = self.one(device)
             one.model.record_stream(one.blocks[number], stream)
 
+    def address(self, storage: int) -> int | None:
+        """Where a storage lies, by its key; ``None``: it has no memory on a GPU."""
+        number = None if storage in self._empty else self._live.get(storage, (None,))[0]
+        if number is None:
+            return None
+        block = self.one(self.entries[number].device).blocks.get(number)
+        return None if block is None else int(block.address)
+
     def _tell(self, what: Op, stream: int) -> None:
         """Something of a private pool."""
         device = self._pooled.setdefault(stream, self.gpus.current())

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
-from memcalc.script import arrivals, decisions, endings, place, placed, transfers
+from memcalc.script import arrivals, decisions, endings, place, placed, sparse_copies, transfers
 from memcalc.script.draws import Draws, is_random
 from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
@@ -21,7 +20,7 @@ from memcalc.script.refused import REFUSED
 from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
-from memcalc.trace.operators.sparse_parts import both_parts, is_sparse, like
+from memcalc.trace.operators.sparse_parts import has_parts, is_compressed, parts
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.reals import RealValues
 from memcalc.trace.recipes import UnansweredError
@@ -42,10 +41,6 @@ _READS = (
     "real ones that the script put there, with zeros in place of all others"
 )
 _WEIGHTS_READ = "weights on the host (at {}) are read as zeros (--weights reads the real ones)"
-_NOT_SENT = (
-    "of sparse tensors only those in coordinates are copied from the host to a simulated GPU: run "
-    "the script with --backend driver, or measure it with memcalc run"
-)
 _CAPTURING = "CUDA error: operation not permitted when stream is capturing"
 _NESTED = (
     "nn.TransformerEncoder evaluates with its padding: nested tensors, which leave it out and take "
@@ -195,6 +190,9 @@ class ScriptRecorder(TraceRecorder):
         self._check(wanted)
         dtype = options.get("dtype") or tensor.dtype
         if wanted.type == "cpu" and _on_cuda(tensor):
+            if has_parts(tensor):
+                down = functools.partial(self._to_copy, device="cpu")
+                return sparse_copies.to_host(tensor, dtype, down, self)
             if isinstance(tensor, torch.nn.Parameter) and not self.real_weights:
                 # Nobody looks into weights that move, and there may be many.
                 return NotImplemented
@@ -206,7 +204,9 @@ class ScriptRecorder(TraceRecorder):
         if wanted.type != "cuda" or tensor.device.type != "cpu":
             return NotImplemented
         if tensor.layout is not torch.strided:
-            return self._sparse_to_device(tensor, dtype, bool(options.get("non_blocking")))
+            waits = not options.get("non_blocking")
+            up = functools.partial(self._to_copy, device="cuda", non_blocking=not waits)
+            return sparse_copies.to_device(tensor, dtype, up, self)
         with self:
             out = transfers.like(tensor, dtype, options.get("memory_format"))
             number = self.memory.number_of(out)
@@ -220,26 +220,14 @@ class ScriptRecorder(TraceRecorder):
         self._values.know(out, tensor)
         return out
 
-    def _sparse_to_device(
-        self, tensor: torch.Tensor, dtype: torch.dtype, non_blocking: bool
-    ) -> torch.Tensor:
-        """Indices, then values, as SparseTensor.cpp's ``copy_sparse_to_sparse_`` (2.13)."""
-        if not is_sparse(tensor) or is_fake((tensor,)):
-            raise EstimateError(_NOT_SENT)
-        with without_dispatch():
-            parts = both_parts(tensor)
-        how = {"device": "cuda", "non_blocking": non_blocking}
-        indices, values = (
-            self._to_copy(part, dtype=kind, **how)
-            for part, kind in zip(parts, (torch.long, dtype), strict=True)
-        )
-        with self:
-            return like(tensor, indices, values)
-
     def _copy(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
         there, here = _on_cuda(target), _on_cuda(source)
         if there == here:
             return NotImplemented
+        if is_compressed(target) and is_compressed(source):
+            for part, other in zip(parts(target), parts(source), strict=True):
+                self._copy(part, other, non_blocking)
+            return target
         with self:
             transfers.staging(target, source, blocking=not non_blocking)
         if there:

@@ -12,6 +12,7 @@ import torch
 from memcalc.script import place
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
 from memcalc.script.patches import Patches
+from memcalc.trace.operators.sparse_parts import assembled, has_parts, parts
 from memcalc.trace.subclasses import on_host
 from memcalc.trace.torch_private.dispatch import (
     FakeTensor,
@@ -49,6 +50,20 @@ class _Kept:
         if key not in storages:
             storages[key] = _arrived(self.host, self.elements, wanted)
         return storages[key].as_strided(*self.view)
+
+
+class _KeptParts:
+    """A sparse tensor of a checkpoint."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.parts = [_Kept(part) for part in parts(tensor)]
+        self.layout, self.shape = tensor.layout, tuple(tensor.shape)
+        self.unique = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
+
+    def loaded(self, location: Any, storages: dict[Any, torch.Tensor]) -> torch.Tensor:
+        """The tensor where it is wanted."""
+        loaded = (part.loaded(location, storages) for part in self.parts)
+        return assembled(self.layout, loaded, self.shape, unique=self.unique)
 
 
 def install(patches: Patches, say: Say, *, simulated: bool = True) -> UnwrittenFiles:
@@ -212,7 +227,7 @@ def _is_zip(file: Any) -> bool:
 def _kept(value: Any) -> Any:
     """A checkpoint as it is kept."""
     if isinstance(value, torch.Tensor):
-        return _Kept(value)
+        return _KeptParts(value) if has_parts(value) else _Kept(value)
     return _mapped(value, _kept)
 
 
@@ -225,7 +240,9 @@ def _size(content: Any, storages: dict[Any, int]) -> int:
     if isinstance(content, _Tensors):
         content = content.tensors
     if isinstance(content, torch.nn.Module):
-        content = {name: _Kept(tensor) for name, tensor in content.state_dict().items()}
+        content = {name: _kept(tensor) for name, tensor in content.state_dict().items()}
+    if isinstance(content, _KeptParts):
+        content = content.parts
     if isinstance(content, _Kept):
         storages[content.storage] = content.elements * content.host.element_size()
     elif isinstance(content, Mapping):
@@ -237,7 +254,7 @@ def _size(content: Any, storages: dict[Any, int]) -> int:
 
 def _loaded(value: Any, location: Any, storages: dict[Any, torch.Tensor]) -> Any:
     """A checkpoint as it is loaded again; what was read of its storages is noted."""
-    if isinstance(value, _Kept):
+    if isinstance(value, _Kept | _KeptParts):
         return value.loaded(location, storages)
     if isinstance(value, torch.nn.Module):
         made = copy.deepcopy(value)

@@ -11,6 +11,7 @@ from memcalc.script.recorder import ScriptRecorder
 from memcalc.script.visible import Gpus
 from memcalc.trace.subclasses import pointer
 from memcalc.trace.torch_private.dispatch import FakeTensor
+from memcalc.trace.torch_private.tensors import storage_key
 
 _NO_ARRAY = (
     "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
@@ -24,7 +25,7 @@ _NO_ARRAY_WITH_GRADIENT = (
 def install(patches: Patches, recorder: ScriptRecorder) -> None:
     """Answer for fake tensors; others are asked themselves."""
     _install_reads(patches, recorder)
-    _install_addresses(patches)
+    _install_addresses(patches, recorder)
     if recorder.memory.several:
         _install_places(patches, recorder.memory.gpus)
     _install_moves(patches, recorder)
@@ -55,14 +56,25 @@ def _install_reads(patches: Patches, recorder: ScriptRecorder) -> None:
         patches.wrap(tensor, name, array)
 
 
-def _install_addresses(patches: Patches) -> None:
-    """Where data lies."""
+def _install_addresses(patches: Patches, recorder: ScriptRecorder) -> None:
+    """Where data lies.
+
+    What was freed makes room for others: a script may tell tensors apart by where they lie.
+    """
 
     def address(original: Any, self: torch.Tensor) -> int:
-        return pointer(self) if isinstance(self, FakeTensor) else int(original(self))
+        if not isinstance(self, FakeTensor):
+            return int(original(self))
+        begins = recorder.memory.address(storage_key(self))
+        if begins is None:
+            return pointer(self)
+        return begins + int(self.storage_offset()) * self.element_size()
 
     def storage_pointer(original: Any, self: Any) -> int:
-        return int(self._cdata if self.device.type == "meta" else original(self))
+        if self.device.type != "meta":
+            return int(original(self))
+        begins = recorder.memory.address(self._cdata)
+        return int(self._cdata) if begins is None else begins
 
     patches.wrap(torch.Tensor, "data_ptr", address)
     patches.wrap(torch.UntypedStorage, "data_ptr", storage_pointer)

@@ -24,7 +24,8 @@ from memcalc.trace.operators.overrides import (
     without_cudnn,
 )
 from memcalc.trace.operators.placed import PLACED, needs_places
-from memcalc.trace.operators.sparse import AS_THEY_ARE, SparseKernels
+from memcalc.trace.operators.sparse import SparseKernels, takes_nothing
+from memcalc.trace.operators.sparse_layouts import LAYOUTS
 from memcalc.trace.operators.sparse_parts import CLONE, DETACH, MAKES, any_sparse
 from memcalc.trace.reading import Reading
 from memcalc.trace.reads import compared_with_zeros
@@ -101,6 +102,7 @@ class Routes(Reading):
             (func is NONZERO, self._positions),
             (func in COUNTED and self._symbols is None, self._counted),
             (func in OVERRIDES, self._replaced),
+            (func in LAYOUTS, self._on_sparse),
             (is_composed(func), self._composed),
         )
         return tuple(way for may, way in ways if may)
@@ -211,7 +213,7 @@ class Routes(Reading):
         """Run an operator that has to do with sparse tensors, part by part."""
         if self._sparse is None:
             self._sparse = SparseKernels(self._take, self.assume, compared_with_zeros())
-        if func in AS_THEY_ARE:
+        if takes_nothing(func, args):
             return func(*args, **kwargs)
         with self:
             return self._sparse(func, args, kwargs)

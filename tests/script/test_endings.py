@@ -63,11 +63,7 @@ def test_an_error_of_a_number_that_was_read_says_where(run, capfd, number, expla
 
 
 NO_RULE = {
-    "rows that are compressed": ("torch.rand(8, 8).cuda().to_sparse_csr()", "_to_sparse_csr"),
-    "made of parts": (
-        "n = torch.arange(3).cuda(); torch.sparse_csr_tensor(n, n[:2], n[:2], (2, 3))",
-        "sparse_compressed_tensor",
-    ),
+    "blocks that are compressed": ("torch.rand(8, 8).cuda().to_sparse_bsr(2)", "_to_sparse_bsr"),
     "two of four": ("torch._cslt_compress(torch.rand(128, 128).half().cuda())", "_cslt_compress"),
 }
 

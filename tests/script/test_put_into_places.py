@@ -9,6 +9,7 @@ one = torch.ones(512, 1024, device="cuda", requires_grad=True)
 other = torch.ones(512, 1024, device="cuda", requires_grad=True)
 places = torch.zeros(512, 1024, dtype=torch.long, device="cuda")
 rows = torch.arange(256, device="cuda")
+mask = (torch.arange(512) % 3 == 0).cuda()[:, None].expand(512, 1024)
 LEAVES = [one, other]
 def back(out):
     out.backward(torch.zeros_like(out))
@@ -21,6 +22,8 @@ CASES = {
     "index_copy": lambda: back((one * 1).index_copy(0, rows, other[:256])),
     "index_add": lambda: back((one * 1).index_add(0, rows, other[:256])),
     "take": lambda: back((one * 1).take(places[:2])),
+    "masked_select": lambda: back((one * 1).masked_select(mask)),
+    "masked_scatter": lambda: back((one * 1).masked_scatter(mask, other)),
 }
 """
 CASES = {
@@ -32,6 +35,8 @@ CASES = {
     "index_copy": 10_485_760,
     "index_add": 8_388_608,
     "take": 4_210_688,
+    "masked_select": 10_324_480,
+    "masked_scatter": 11_186_176,
 }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.driver import lightning
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.operators.sparse_parts import any_sparse
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.reals import CLOSE, RealValues
 from memcalc.trace.recipes import UnansweredError
@@ -42,6 +43,10 @@ _COUNTS_MASKS: dict[Any, Callable[[Any], list[tuple[torch.Tensor, int]]]] = {
     _aten.index_put_.default: lambda args: _masks(args[1]),
     _aten.index_put.default: lambda args: _masks(args[1]),
     _aten._index_put_impl_.default: lambda args: _masks(args[1]),
+    _aten.masked_scatter_backward.default: lambda args: [(args[1], _times(*args[:2]))],
+    _aten._to_sparse.default: lambda args: _dense(args[0]),
+    _aten._to_sparse_csr.default: lambda args: _dense(args[0]) * 2,
+    _aten._to_sparse_csc.default: lambda args: _dense(args[0]) * 2,
 }
 """Operators that read how many places are nonzero, in which of their arguments, and how many times
 over."""
@@ -57,6 +62,7 @@ _COUNTS_DISTINCT = {_aten.isin.Tensor_Tensor}
 """Operators that sort both arguments, and read how many different numbers each of them has."""
 _COUNT_BYTES = 4
 _INDEX_BYTES = 4
+_SUMS = _aten._sparse_sum.dim
 _CHECKS: dict[Any, tuple[int, ...]] = {
     _aten.repeat_interleave.Tensor: (1,),
     _aten.normal.float_Tensor: (1, 1),
@@ -142,13 +148,17 @@ class Known:
                 self._announce(8, self._distinct, tensor)
         for tensor in args:
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.sparse_coo:
-                self._announce(_INDEX_BYTES, _positions, tensor)
+                summed = args[1] if func is _SUMS else ()
+                self._announce(_INDEX_BYTES, _positions, tensor, summed)
         out = func(*args, **kwargs)
         if self._answer is not None:
             self._answer(0, 0)
         if func is CLOSE and _uses_device(args):
             return self._values.run(func, args, kwargs)
         if func in _TO_HOST and self._transferred(func, args, out):
+            return out
+        if func._schema.is_mutable and any_sparse(args):
+            # What is in a sparse tensor is known of its parts alone.
             return out
         if _uses_device(args) or _uses_device(kwargs.values()) or _uses_device((out,)):
             self._values.remember(func, args, kwargs, out)
@@ -230,14 +240,19 @@ def _answers() -> Any:
     return answer
 
 
-def _positions(tensor: torch.Tensor) -> int:
+def _positions(tensor: torch.Tensor, summed: Sequence[int]) -> int:
     """How many differ, where they are made to: all, as in the simulated back-end."""
-    sparse = tensor.sparse_dim()
-    return min(tensor._nnz(), math.prod(tensor.shape[:sparse]))
+    gone = {dim % tensor.dim() for dim in summed}
+    sides = tensor.shape[: tensor.sparse_dim()]
+    return min(tensor._nnz(), math.prod(side for dim, side in enumerate(sides) if dim not in gone))
 
 
 def _passed() -> int:
     return 1
+
+
+def _dense(tensor: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+    return [(tensor, 1)] if tensor.layout is torch.strided else []
 
 
 def _masks(indices: Any) -> list[tuple[torch.Tensor, int]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +53,18 @@ def _selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _scattered_back(grad: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """The gradient at the mask's places, and zeros for what was left of the source.
+
+    Source: aten/src/ATen/native/TensorAdvancedIndexing.cpp, ``masked_scatter_backward`` (2.13).
+    """
+    out = grad.masked_select(mask)
+    left = math.prod(sizes) - out.numel()
+    if left > 0:
+        out = torch.cat((out, grad.new_zeros((left,))))
+    return out.view(list(sizes))
+
+
 def _all_alike(
     tensor: torch.Tensor,
     return_inverse: bool = False,
@@ -97,6 +110,7 @@ def _grouped_mm(
 OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.unique_consecutive.default: (_all_alike, "all entries are taken to be alike"),
     _aten.masked_select.default: (_selected, ""),
+    _aten.masked_scatter_backward.default: (_scattered_back, ""),
     _aten.logsumexp.default: (decompositions.logsumexp, ""),
     _aten.mse_loss.default: (decompositions.mean_squares, ""),
     _aten.smooth_l1_loss.default: (decompositions.mean_squares, ""),

@@ -18,6 +18,9 @@ import torch
 
 from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.operators.sparse_compressed import AS_COMPRESSED_ARE, on_compressed
+from memcalc.trace.operators.sparse_layouts import LAYOUTS
+from memcalc.trace.operators.sparse_merged import MERGED, met
 from memcalc.trace.operators.sparse_parts import (
     CLONE,
     DETACH,
@@ -25,6 +28,7 @@ from memcalc.trace.operators.sparse_parts import (
     both_parts,
     cloned,
     flattened,
+    is_compressed,
     is_sparse,
     like,
 )
@@ -62,6 +66,10 @@ class SparseKernels:
         Raises:
             EstimateError: what CUDA does there is not known.
         """
+        if func in LAYOUTS:
+            return LAYOUTS[func](self, *args, **kwargs)
+        if any(map(is_compressed, args)):
+            return on_compressed(self, func, args, kwargs)
         if func is _aten._coalesce.default:
             return self.coalesce(*args)
         if func in _ON_UNIQUE:
@@ -69,6 +77,8 @@ class SparseKernels:
             return _ON_UNIQUE[func](first, *args[1:], **kwargs)
         if func in PRODUCTS:
             return PRODUCTS[func](self, *args, **kwargs)
+        if func in MERGED:
+            return MERGED[func](self, *args, **kwargs)
         name = func._schema.name.removeprefix("aten::")
         if name in _NOT_ON_CUDA:
             raise EstimateError(f"PyTorch cannot run {_NOT_ON_CUDA[name]}")
@@ -102,6 +112,11 @@ class SparseKernels:
         return like(tensor, indices, summed, coalesced=True)
 
 
+def takes_nothing(func: Any, args: tuple[Any, ...]) -> bool:
+    """An operator that only looks at a sparse tensor, or gives out its parts."""
+    return func in AS_THEY_ARE or (func in AS_COMPRESSED_ARE and is_compressed(args[0]))
+
+
 def _one_by_one(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lists with sparse tensors go the slow way (ForeachUtils.h, ``can_use_fast_route``)."""
     made = [
@@ -129,7 +144,9 @@ def _cast(tensor: torch.Tensor, *, dtype: Any = None, **_: Any) -> torch.Tensor:
 
 
 def _scaled(tensor: torch.Tensor, by: Any, *_: Any, **__: Any) -> torch.Tensor:
-    """Times or divided by one number."""
+    """Times or divided by one number, or times another of the same positions."""
+    if is_sparse(by) and by.is_coalesced():
+        return met(tensor, by)
     _one(by)
     indices, values = both_parts(tensor)
     indices = indices.clone()
@@ -229,6 +246,8 @@ def _masked(dense: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """The dense tensor's values at the positions of another: their product with ones."""
     if not mask._nnz():
         return _none_like(mask)
+    if is_sparse(dense):
+        return met(dense, mask)
     indices, values = both_parts(mask)
     one = dense.new_empty((1,))
     taken = values.new_empty(values.shape, dtype=dense.dtype)
@@ -285,6 +304,6 @@ _KERNELS: dict[Any, Callable[..., Any]] = {
     _aten.sub.Tensor: _subtract,
     _aten.sub_.Tensor: _subtract_in_place,
     _aten.sparse_mask.default: _masked,
-    _aten.sum.default: _sum,
+    **dict.fromkeys((_aten.sum.default, _aten._sparse_sum.default), _sum),
 }
 """What runs instead of others."""

@@ -8,28 +8,24 @@ asked of cuSPARSE, and are not known (2.13).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import KernelCall
-from memcalc.trace.operators.sparse_parts import both_parts, cloned, is_sparse, like
+from memcalc.trace.operators.sparse_parts import (
+    Kernels,
+    both_parts,
+    cloned,
+    is_sparse,
+    like,
+)
 
 _aten = torch.ops.aten
 _WORKSPACE = KernelCall("untold", ("cuSPARSE",))
-
-
-class Kernels(Protocol):
-    """What products ask for."""
-
-    def coalesce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Each position once."""
-        ...
-
-    def take(self, call: KernelCall) -> None:
-        """Take and give back what a kernel needs beside its outputs."""
-        ...
+_REFUSED = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
+"""What CUDA has no product for; compressed matrices it multiplies in these too."""
 
 
 def _added(
@@ -54,6 +50,9 @@ def _added(
     rows = dense.new_empty((sparse.shape[0] + 1,), dtype=torch.int32)
     dense.new_empty((count,), dtype=torch.int32)  # rows of all positions, for a moment
     columns = dense.new_empty((count,), dtype=torch.int32)
+    if dense.dtype in _REFUSED:
+        kind = _REFUSED[dense.dtype]
+        raise NotImplementedError(f"\"addmm_sparse_cuda\" not implemented for '{kind}'")
     column_major = dense.new_empty(out.shape[::-1])
     kept = dense if _in_rows_or_columns(dense) else dense.contiguous()
     kernels.take(_WORKSPACE)
