@@ -11,12 +11,14 @@ from memcalc.allocator.constants import (
     SMALL_REQUEST,
     SMALL_SEGMENT,
 )
-from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.device import FIRST_ADDRESS, DeviceMemory
 from memcalc.allocator.settings import AllocatorSettings
 from memcalc.units import GIB, MIB
 
 _SURELY_SMALL = SMALL_REQUEST // 2
 """Requests up to this are small ones however they are rounded."""
+_SPACE = 1 << 40
+"""Bytes of addresses for each GPU: more than any has."""
 
 
 class OneGpu:
@@ -45,7 +47,10 @@ class OneGpu:
         """Be an allocator with these settings; it holds nothing yet."""
         # Rounding to divisions of powers of two doubles a size at most.
         self._rounding = max(settings.large_segment, LARGE_SEGMENT) + SEGMENT_ROUNDING
-        self.model = CachingAllocator(settings, DeviceMemory(self.total, available=self._limit))
+        # All GPUs of a process share one space of addresses.
+        begins = FIRST_ADDRESS + self.index * _SPACE
+        memory = DeviceMemory(self.total, available=self._limit, first_address=begins)
+        self.model = CachingAllocator(settings, memory)
 
     def surely_takes(self, size: int) -> bool:
         """One storage more is neither refused nor makes the allocator give its cache back."""

@@ -65,6 +65,8 @@ def _install_addresses(patches: Patches, recorder: ScriptRecorder) -> None:
     def address(original: Any, self: torch.Tensor) -> int:
         if not isinstance(self, FakeTensor):
             return int(original(self))
+        if not self.numel():
+            return 0
         begins = recorder.memory.address(storage_key(self))
         if begins is None:
             return pointer(self)
@@ -73,6 +75,8 @@ def _install_addresses(patches: Patches, recorder: ScriptRecorder) -> None:
     def storage_pointer(original: Any, self: Any) -> int:
         if self.device.type != "meta":
             return int(original(self))
+        if not self.nbytes():
+            return 0
         begins = recorder.memory.address(self._cdata)
         return int(self._cdata) if begins is None else begins
 

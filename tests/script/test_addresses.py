@@ -12,10 +12,22 @@ del first
 again = torch.empty(1 << 20, device="cuda")
 assert again.data_ptr() == there
 assert torch.empty(1 << 20, device="cuda").data_ptr() == there + again.nbytes
-none = [torch.empty(0, device="cuda") for _ in range(2)]
-assert none[0].data_ptr() != none[1].data_ptr()
+none = torch.empty(0, device="cuda")
+assert none.data_ptr() == none.untyped_storage().data_ptr() == 0
 """
 
 
 def test_what_was_freed_makes_room_for_others(run):
     assert run(SCRIPT, gpu="t4", steps=0).ending.code == 0
+
+
+SEVERAL = """
+import torch
+
+first, second = (torch.empty(4, device=f"cuda:{index}") for index in range(2))
+assert first.data_ptr() != second.data_ptr()
+"""
+
+
+def test_gpus_share_one_space_of_addresses(run):
+    assert run(SEVERAL, gpu="t4", devices=2, steps=0).ending.code == 0
