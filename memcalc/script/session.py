@@ -26,6 +26,7 @@ from memcalc.script import (
     cudnn_switches,
     decisions,
     endings,
+    exact_types,
     extensions,
     graphs,
     loading,
@@ -185,6 +186,7 @@ class Session:
         """Tensors, their types and values, and where they are saved and loaded."""
         tensors.like_real_ones(patches)
         tensors.install(patches, self.recorder)
+        exact_types.install(patches)
         tensor_types.install(patches)
         patches.wrap(torch.library.Library, "impl", python_kernels.register)
         parameters.install(patches, mode, real_on_host=self.recorder.real_weights)
