@@ -54,7 +54,7 @@ def asked(request, small_model, settings, cached):
 
 
 _BY_DAY = [
-    pytest.param(name, marks=() if number % 6 == 1 or number == 0 else pytest.mark.nightly)
+    pytest.param(name, marks=() if number % 12 == 1 or number == 0 else pytest.mark.nightly)
     for number, name in enumerate(QUESTIONS)
 ]
 

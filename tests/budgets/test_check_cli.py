@@ -275,6 +275,7 @@ def suggested(memcalc, tmp_path):
     return of
 
 
+@pytest.mark.nightly
 def test_a_suggestion_is_the_cheapest_change_that_keeps_the_budget(suggested):
     """Half a batch keeps half the activations."""
     remedy = suggested("1 MiB")

@@ -17,6 +17,7 @@ def runs_of(tmp_path, lines, limits='peak = { reserved = "100 GiB" }'):
     return read(path).runs
 
 
+@pytest.mark.nightly
 def test_peaks_and_fit_are_those_of_all_batches(tmp_path, small_model):
     (tmp_path / "lengths.txt").write_text("9\n40\n64\n")
     lines = f'model = "{small_model}"\nbatch = 2\nseq = 64\ngpu = "t4"\n'

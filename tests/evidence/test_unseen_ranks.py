@@ -44,6 +44,7 @@ def test_all_of_them_are_met_within_the_bounds_that_are_promised():
 ENGINE = ("deepspeed_zero1", "zero2", "zero3")
 
 
+@pytest.mark.nightly
 @pytest.mark.pinned
 def test_gradients_that_are_exchanged_each_time_stay_in_shards():
     plans = plans_of(FOURTH)

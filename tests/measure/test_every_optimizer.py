@@ -58,7 +58,7 @@ def plan_of(name: str):
 NAMES = [row.name for row in registry.rows() if runs_on_cpu(row)]
 
 
-BY_DAY = {*NAMES[::5], *MORE}
+BY_DAY = {*NAMES[::10], *MORE}
 _CASES = [n if n in BY_DAY else pytest.param(n, marks=pytest.mark.nightly) for n in NAMES]
 
 

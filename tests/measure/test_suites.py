@@ -15,7 +15,17 @@ from memcalc.workload import layouts
 SUITES = pathlib.Path(__file__).parent.parent.parent / "configs" / "suites"
 
 
-@pytest.mark.parametrize("path", sorted(SUITES.glob("*.toml")), ids=lambda path: path.stem)
+BY_DAY = ("community", "evidence", "several-gpus", "standin")
+"""What people run, and the largest of those that are recorded."""
+
+
+def suites():
+    for path in sorted(SUITES.glob("*.toml")):
+        marks = [] if path.stem in BY_DAY else [pytest.mark.nightly]
+        yield pytest.param(path, id=path.stem, marks=marks)
+
+
+@pytest.mark.parametrize("path", suites())
 def test_every_run_of_a_suite_can_be_estimated(path):
     plans = load(path)
     assert len({repr(plan) for plan in plans}) == len(plans)

@@ -36,7 +36,7 @@ def _gradients(model, batch):
 
 
 @pytest.mark.parametrize("family", SMALL)
-@pytest.mark.parametrize("chunks", [2, 5])
+@pytest.mark.parametrize("chunks", [2, pytest.param(5, marks=pytest.mark.nightly)])
 def test_a_loss_in_pieces_has_the_loss_and_the_gradients_of_the_whole(forked, family, chunks):
     # A backward on the CPU, after which nothing can be traced in the same process.
     forked(compared, family, chunks)
