@@ -48,39 +48,7 @@ def install(
     _libraries.clear()
     library = torch.library.Library("aten", "IMPL")
 
-    def chosen(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        mask: torch.Tensor | None,
-        dropout: float,
-        causal: bool,
-        grouped: bool,
-    ) -> Backend | None:
-        if query.dim() != 4:
-            return Backend.MATH
-        call = described(query, key, value, mask)
-        call = _with(call, dropout=dropout, causal=causal, grouped=grouped)
-        enabled = allowed if allowed is not None else _enabled()
-        if lies_across(query, key, value, mask):
-            enabled &= {Backend.MATH}
-        backend = choose(call, target, enabled)
-        return backend if allowed is not None or backend in enabled else None
-
-    def choice(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> int:
-        backend = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        if backend is None:
-            raise RuntimeError(_NO_KERNEL)
-        return _NUMBERS[backend]
+    chosen = _choosing(target, allowed, choose)
 
     def attention(
         query: torch.Tensor,
@@ -109,13 +77,61 @@ def install(
             return _cudnn(query, key, value, mask, options)
         return _math(query, key, value, mask, {**options, "grouped": enable_gqa})
 
-    library.impl("scaled_dot_product_attention", attention, device.keys()[0])
-    with_gradient, without = device.keys()
-    for place in (with_gradient, without):
-        library.impl("_fused_sdp_choice", choice, place)
+    with_autograd, without = device.keys()
+    library.impl("scaled_dot_product_attention", attention, with_autograd)
+    for place in (with_autograd, without):
+        library.impl("_fused_sdp_choice", _told(chosen), place)
     _libraries.append(library)
     global run
     run = attention
+
+
+def _choosing(
+    target: Target, allowed: frozenset[Backend] | None, choose: Chooser
+) -> Callable[..., Backend | None]:
+    """What tells the kernel that a call takes; ``None``: the program leaves none on."""
+
+    def chosen(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        dropout: float,
+        causal: bool,
+        grouped: bool,
+    ) -> Backend | None:
+        if query.dim() != 4:
+            return Backend.MATH
+        call = described(query, key, value, mask)
+        call = replace(call, dropout=dropout, causal=causal, grouped=grouped)
+        enabled = allowed if allowed is not None else _enabled()
+        if lies_across(query, key, value, mask):
+            enabled &= {Backend.MATH}
+        backend = choose(call, target, enabled)
+        return backend if allowed is not None or backend in enabled else None
+
+    return chosen
+
+
+def _told(chosen: Callable[..., Backend | None]) -> Callable[..., int]:
+    """``torch._fused_sdp_choice``."""
+
+    def choice(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> int:
+        backend = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+        if backend is None:
+            raise RuntimeError(_NO_KERNEL)
+        return _NUMBERS[backend]
+
+    return choice
 
 
 def _enabled() -> frozenset[Backend]:
@@ -163,11 +179,6 @@ def described(
         mask_needs_grad=mask is not None and mask.requires_grad,
         needs_grad=_needs_grad(query, key, value),
     )
-
-
-def _with(call: AttentionCall, **changes: Any) -> AttentionCall:
-
-    return replace(call, **changes)
 
 
 def _needs_grad(*tensors: torch.Tensor) -> bool:
