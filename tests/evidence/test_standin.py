@@ -22,7 +22,7 @@ accuracy = runpy.run_path(str(ROOT / "benchmarks" / "accuracy.py"))
 
 
 @pytest.mark.parametrize(
-    ("path", "index"), pairwise(6), ids=lambda value: getattr(value, "stem", value)
+    ("path", "index"), pairwise(4), ids=lambda value: getattr(value, "stem", value)
 )
 def test_a_run_of_the_sample_is_equal_in_every_phase_on_every_rung(path, index):
     (row,) = accuracy["compare"](path, first=index, every=1 << 20)
