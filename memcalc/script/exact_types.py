@@ -59,7 +59,10 @@ def install(patches: Patches) -> None:
     def run(original: Any, self: SourceFileLoader, module: ModuleType) -> None:
         outside = not f"{module.__name__}.".startswith(_LEFT_ALONE)
         if outside and asks(Path(self.path)):
-            patches.set(module, "type", type_of)
+            named = vars(module)
+            named["type"] = type_of
+            # One that the module makes itself stays.
+            patches.also(lambda: named.pop("type") if named.get("type") is type_of else None)
         original(self, module)
 
     patches.wrap(SourceFileLoader, "exec_module", run)

@@ -1,5 +1,10 @@
 """``type(x) is torch.Tensor`` holds for a tensor of the GPU, as it does on one."""
 
+import importlib
+import sys
+
+from memcalc.script import exact_types
+from memcalc.script.patches import Patches
 from memcalc.script.simulate import plan_of, simulate
 
 ASKS = """
@@ -48,3 +53,20 @@ def test_so_it_is_in_a_module_that_is_run(parent, tmp_path, monkeypatch):
     (tmp_path / "whole" / "__main__.py").write_text(SCRIPT)
     plan = plan_of(["python", "-m", "whole"], gpu="t4", steps=0)
     assert simulate(plan, parent).ending.code == 0
+
+
+def test_a_module_has_its_own_names_back(tmp_path, monkeypatch):
+    (tmp_path / "asking.py").write_text(ASKS)
+    (tmp_path / "naming.py").write_text(f"{ASKS}\ntype = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    patches = Patches()
+    exact_types.install(patches)
+    try:
+        asking, naming = map(importlib.import_module, ("asking", "naming"))
+        assert asking.type is exact_types.type_of
+    finally:
+        patches.undo()
+        for name in ("asking", "naming"):
+            sys.modules.pop(name, None)
+    assert "type" not in vars(asking)
+    assert naming.type == 3
