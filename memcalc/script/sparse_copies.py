@@ -10,6 +10,7 @@ import torch
 
 from memcalc.errors import EstimateError
 from memcalc.trace.operators.sparse_parts import (
+    ELSEWHERE,
     assembled,
     is_compressed,
     is_sparse,
@@ -21,8 +22,7 @@ from memcalc.trace.torch_private.dispatch import FakeTensor, without_dispatch
 _MAKES = torch.ops.aten.sparse_compressed_tensor.comp_plain_value_size
 _NOT_SENT = (
     "of sparse tensors those in coordinates and in compressed rows or columns (CSR, CSC) are "
-    "copied from the host to a simulated GPU: run the script with --backend driver, or measure it "
-    "with memcalc run"
+    f"copied from the host to a simulated GPU: {ELSEWHERE}"
 )
 Copy = Callable[..., Any]
 """``_to_copy`` of a dense tensor."""

@@ -21,6 +21,7 @@ from memcalc.trace.operators.sparse_layouts import LAYOUTS, dense, flipped
 from memcalc.trace.operators.sparse_parts import (
     CLONE,
     COLUMNS,
+    ELSEWHERE,
     Kernels,
     compressed,
     compressed_parts,
@@ -42,7 +43,7 @@ def on_compressed(
     if func not in _KERNELS:
         raise EstimateError(
             f"{func._schema.name} of a sparse matrix in compressed rows or columns (CSR, CSC) is "
-            "not simulated: run the script with --backend driver, or measure it with memcalc run"
+            f"not simulated: {ELSEWHERE}"
         )
     return _KERNELS[func](kernels, *args, **kwargs)
 
@@ -126,10 +127,7 @@ def _added(
 
 def _refuse_two(left: torch.Tensor, right: torch.Tensor) -> None:
     if left.layout is not torch.strided and right.layout is not torch.strided:
-        raise EstimateError(
-            "the product of two sparse matrices is not simulated: run the script with --backend "
-            "driver, or measure it with memcalc run"
-        )
+        raise EstimateError(f"the product of two sparse matrices is not simulated: {ELSEWHERE}")
 
 
 def _as_it_lies(dense: torch.Tensor) -> bool:

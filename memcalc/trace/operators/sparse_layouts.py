@@ -13,6 +13,7 @@ import torch
 from memcalc.errors import EstimateError
 from memcalc.trace.operators.sparse_parts import (
     COLUMNS,
+    ELSEWHERE,
     ROWS,
     Kernels,
     both_parts,
@@ -27,7 +28,6 @@ from memcalc.trace.operators.sparse_parts import (
 _aten = torch.ops.aten
 _TO_CSR = _aten._convert_indices_from_coo_to_csr.default
 _TO_COO = _aten._convert_indices_from_csr_to_coo.default
-_ELSEWHERE = "run the script with --backend driver, or measure it with memcalc run"
 
 
 def made(
@@ -45,7 +45,7 @@ def made(
     if layout not in (ROWS, COLUMNS) or values.dim() != 1:
         raise EstimateError(
             "of sparse tensors in compressed rows or columns single matrices of single numbers "
-            f"are simulated: {_ELSEWHERE}"
+            f"are simulated: {ELSEWHERE}"
         )
     if shape is None:
         sides = first.numel() - 1, int(second.max()) + 1
@@ -127,7 +127,7 @@ def _of_coordinates(kernels: Kernels, tensor: torch.Tensor, layout: Any) -> torc
 def _of_dense(dense: torch.Tensor, layout: Any) -> torch.Tensor:
     """``dense_to_sparse_csr``: positions are looked for twice."""
     if dense.dim() != 2:
-        raise EstimateError(f"batches of sparse matrices are not simulated: {_ELSEWHERE}")
+        raise EstimateError(f"batches of sparse matrices are not simulated: {ELSEWHERE}")
     mask = dense != 0
     outer, inner = _turned(mask, layout).contiguous().nonzero().unbind(1)
     begins = _TO_CSR(outer, dense.shape[layout is COLUMNS])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from memcalc.errors import EstimateError
-from memcalc.trace.operators.sparse_parts import Kernels, both_parts, flattened, like
+from memcalc.trace.operators.sparse_parts import ELSEWHERE, Kernels, both_parts, flattened, like
 
 _aten = torch.ops.aten
 
@@ -27,8 +27,7 @@ def _summed(
     indices, values = both_parts(tensor)
     if tensor.dense_dim():
         raise EstimateError(
-            "the sum of a sparse tensor whose values are tensors is not simulated: run the script "
-            "with --backend driver, or measure it with memcalc run"
+            f"the sum of a sparse tensor whose values are tensors is not simulated: {ELSEWHERE}"
         )
     values = values.clone()
     if len(gone) == count:
@@ -50,8 +49,7 @@ def met(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if not tensor.is_coalesced() or tensor._nnz() != other._nnz():
         raise EstimateError(
             "positions of a sparse tensor that are looked up in those of another, of more or "
-            "fewer, are not simulated: run the script with --backend driver, or measure it with "
-            "memcalc run"
+            f"fewer, are not simulated: {ELSEWHERE}"
         )
     indices, values = both_parts(other)
     hashes, order = flattened(indices), flattened(indices)

@@ -17,6 +17,8 @@ from memcalc.trace.torch_private.dispatch import FakeTensor, as_meta, mode_in_us
 _aten = torch.ops.aten
 CLONE, DETACH = _aten.clone.default, _aten.detach.default
 MAKES = _aten._sparse_coo_tensor_with_dims_and_tensors.default
+ELSEWHERE = "run the script with --backend driver, or measure it with memcalc run"
+"""What to do where sparse tensors are not simulated."""
 ROWS, COLUMNS = torch.sparse_csr, torch.sparse_csc
 _LAYOUTS = (torch.sparse_coo, ROWS, COLUMNS)
 _COMPRESSED = _aten._sparse_compressed_tensor_unsafe.default
