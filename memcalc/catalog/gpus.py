@@ -31,6 +31,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU model. Sizes in bytes."""
 
     name: str
+    driver_name: str
+    """What its driver calls it: ``torch.cuda.get_device_name``, nvidia-smi."""
     memory: int
     """What CUDA offers a process (``cudaMemGetInfo``)."""
     nvml_memory: int | None = None
@@ -73,7 +75,7 @@ def find(name: str, total: int | None = None) -> Gpu:
     plain, size = _parts(name)
     by_name = _by_name()
     exact = by_name.get(plain, {}).get(size)
-    if exact is not None:
+    if exact is not None and (total is None or _is_near(exact, total)):
         return exact
     found = {gpu.name: gpu for gpu in by_name.get(plain, {}).values()}
     if size is not None:
@@ -83,6 +85,8 @@ def find(name: str, total: int | None = None) -> Gpu:
         found = near or found
     if len(found) == 1:
         return next(iter(found.values()))
+    if exact is not None:
+        return exact
     if found:
         raise UsageError(f"There are several GPUs called {name!r}: name one of {_list(found)}.")
     raise _none(name, plain)
@@ -172,6 +176,7 @@ def _gpu(entry: dict[str, Any], entries: dict[str, dict[str, Any]]) -> dict[str,
         source = f"{source}; less what the driver keeps of the memory of the {like['name']}"
     return {
         "name": entry["name"],
+        "driver_name": entry["driver_name"],
         "memory": memory,
         "nvml_memory": nvml,
         "sold_as": entry["sold_as"],

@@ -14,7 +14,11 @@ class Card(NamedTuple):
     """Sizes in bytes."""
 
     name: str
+    """By its driver."""
     total: int
+    """What CUDA offers."""
+    kept: int
+    """What the driver keeps of the card, which NVML counts and CUDA does not offer."""
     outside: int
     """What the process holds outside the allocator."""
     room: int
@@ -26,5 +30,6 @@ def card(gpu: Gpu | None) -> Card:
     context = context_span(gpu)
     outside = context.likely if context.likely is not None else context.low
     if gpu is None:
-        return Card("NVIDIA A100-SXM4-80GB", 80 * GIB, outside, UNLIMITED)
-    return Card(gpu.name, gpu.memory, outside, gpu.memory - outside)
+        return Card("NVIDIA A100-SXM4-80GB", 80 * GIB, 0, outside, UNLIMITED)
+    kept = (gpu.nvml_memory or gpu.memory) - gpu.memory
+    return Card(gpu.driver_name, gpu.memory, kept, outside, gpu.memory - outside)

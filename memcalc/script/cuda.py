@@ -129,6 +129,7 @@ def _install_nvml(
         name=properties.name,
         capability=(properties.major, properties.minor),
         total=memory.total,
+        kept=memory.kept,
         free=free,
         cuda=_NUMBER,
         gpus=memory.gpus.usable,

@@ -32,6 +32,7 @@ class GpuMemory(Ledger):
     Args:
         settings: of the allocator.
         total: bytes of a device.
+        kept: bytes of it that the driver keeps beside them.
         outside: bytes of it that the process holds outside the allocator.
         limit: bytes that the allocator may take; more ends in ``torch.OutOfMemoryError``.
         count: of the GPUs, all alike, on which the script can put something.
@@ -42,6 +43,7 @@ class GpuMemory(Ledger):
         settings: AllocatorSettings,
         *,
         total: int,
+        kept: int = 0,
         outside: int,
         limit: int,
         count: int = 1,
@@ -49,7 +51,7 @@ class GpuMemory(Ledger):
         super().__init__()
         self.gpus = Gpus(count)
         self.several = count > 1
-        self.total = total
+        self.total, self.kept = total, kept
         self.begins: Callable[[], None] | None = None
         """Called once, when something is first asked of the allocator."""
         self._each = [

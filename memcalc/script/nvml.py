@@ -49,6 +49,12 @@ class Card(NamedTuple):
     cuda: int
     """Version of CUDA, such as 13000."""
     gpus: int = 1
+    kept: int = 0
+    """What the driver keeps of each beside ``total``."""
+
+    def used(self, gpu: int) -> int:
+        """What processes take of one."""
+        return self.total - self.free(gpu)
 
 
 class Library:
@@ -123,9 +129,14 @@ class Library:
 
     def _memory(self, handle: Any, *given: Any) -> int:
         self._say(place.named(_SAID))
-        found = _target(given[-1])
-        found.total, found.free = self._card.total, self._card.free(_index_of(handle))
-        found.used = found.total - found.free
+        card, index, found = self._card, _index_of(handle), _target(given[-1])
+        found.total, found.free = card.total + card.kept, card.free(index)
+        found.used = card.used(index)
+        # The second version tells what the driver keeps apart from what is used.
+        if hasattr(found, "reserved"):
+            found.reserved = card.kept
+        else:
+            found.used += card.kept
         return _SUCCESS
 
     def _capability(self, _: Any, major: Any, minor: Any) -> int:
@@ -144,7 +155,7 @@ class Library:
         if room < 1:
             return _INSUFFICIENT_SIZE
         found[0].pid = os.getpid()
-        found[0].usedGpuMemory = self._card.total - self._card.free(_index_of(handle))
+        found[0].usedGpuMemory = self._card.used(_index_of(handle))
         return _SUCCESS
 
 

@@ -95,11 +95,18 @@ class Session:
         self._process = process
         self._question = question
         gpu, target = question.gpu, question.target
-        name, total, outside, room = card(gpu)
+        told = card(gpu)
         settings = parse_alloc_conf(question.plan.alloc_conf, torch=target.torch)
         processes = process.local if process is not None else None
         count = usable(question.plan.devices, processes)
-        self.memory = GpuMemory(settings, total=total, outside=outside, limit=room, count=count)
+        self.memory = GpuMemory(
+            settings,
+            total=told.total,
+            kept=told.kept,
+            outside=told.outside,
+            limit=told.room,
+            count=count,
+        )
         self._kernels = ScriptKernels(target)
         self.recorder = ScriptRecorder(self._kernels, self.memory, breadcrumbs)
         self.recorder.real_weights = weights
@@ -108,9 +115,9 @@ class Session:
         self.phases = Phases(self.recorder, self.labels, question.plan.steps or 0)
         self._target = target
         self._properties = Properties(
-            name,
+            told.name,
             target.capability,
-            total,
+            told.total,
             target.multiprocessors,
             target.architecture,
         )

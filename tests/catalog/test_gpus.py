@@ -39,6 +39,11 @@ def test_a_gpu_answers_to_its_own_names_in_every_spelling(gpu):
             assert gpus.find(typed) is gpu
 
 
+@pytest.mark.parametrize("gpu", gpus.table(), ids=lambda gpu: gpu.name)
+def test_a_gpu_is_found_by_what_its_driver_says(gpu):
+    assert gpus.find(gpu.driver_name, gpu.nvml_memory or gpu.memory) is gpu
+
+
 SUFFIXES = ("Ti", "SUPER", "Ti SUPER", "D", "Laptop", "Mobile", "Max-Q", "Ada", "SFF Ada", "NVL",
             "PCIe", "SXM", "Blackwell", "G", "S", "X")  # fmt: skip
 

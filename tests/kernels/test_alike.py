@@ -23,7 +23,7 @@ def no_library(monkeypatch):
     alike.limits.cache_clear()
 
 
-@pytest.mark.parametrize("each", [4, pytest.param(20, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("each", [2, pytest.param(20, marks=pytest.mark.nightly)])
 def test_of_recorded_convolutions_95_in_a_hundred_lie_within_the_limits_of_the_others(each):
     draw, inside, count = random.Random(0), 0, 0
     for capability in convolution.capabilities():

@@ -16,10 +16,7 @@ RECORDINGS = sorted(
 )
 LAYOUTS = sorted(STANDIN.glob("layouts-*.json"))
 AT_NIGHT = pytest.mark.nightly
-USUAL = {
-    "operators-torch2.13-cc75",
-    "operators-torch2.13-cc90-cudnn",
-}
+USUAL = {"operators-torch2.13-cc90-cudnn"}
 LEAST = {True: 40, False: 250}
 """Cases of a recording where cuDNN runs, and where it does not."""
 UNEQUAL = {
@@ -89,11 +86,12 @@ def peak(events):
 @pytest.mark.parametrize(
     ("path", "every"),
     [
-        # One PyTorch, also with cuDNN, some layouts and some of the newest; the rest at night.
+        # Some of a PyTorch, of layouts and of the newest, and those with cuDNN; the rest at night.
         *(
             pytest.param(path, 1, id=path.stem, marks=() if path.stem in USUAL else [AT_NIGHT])
             for path in [*RECORDINGS, *LAYOUTS]
         ),
+        pytest.param(STANDIN / "operators-torch2.13-cc75.json", 3, id="some"),
         pytest.param(LAYOUTS[0], 12, id="some layouts"),
         pytest.param(STANDIN / "operators-torch2.15-cc90.json", 4, id="some of the newest"),
     ],

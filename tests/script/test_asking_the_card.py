@@ -6,8 +6,11 @@ import pynvml
 import pytest
 import torch
 
+from memcalc.catalog import gpus
+from memcalc.script.card import card
 from memcalc.script.nvml import Card, Library, install
 from memcalc.script.patches import Patches
+from memcalc.units import MIB
 
 NVML = """
 import os, torch
@@ -49,6 +52,17 @@ def test_nvml_says_what_the_process_takes(run):
     found = run(NVML)
     assert found.ending.code == 0
     assert any("NVML answers for" in said for said in found.traced.prediction.assumptions)
+
+
+def test_what_the_driver_keeps_is_part_of_the_card_and_not_of_what_cuda_offers():
+    t4 = card(gpus.find("t4"))
+    assert t4.total + t4.kept == 15360 * MIB
+    library = Library(Card("any", (9, 0), 100, lambda _: 30, 13000, kept=5))
+    first, second = pynvml.c_nvmlMemory_t(), pynvml.c_nvmlMemory_v2_t()
+    assert library.nvmlDeviceGetMemoryInfo(None, ctypes.byref(first)) == pynvml.NVML_SUCCESS
+    assert (first.total, first.used, first.free) == (105, 75, 30)
+    assert library.nvmlDeviceGetMemoryInfo_v2(None, ctypes.byref(second)) == pynvml.NVML_SUCCESS
+    assert (second.total, second.reserved, second.used, second.free) == (105, 5, 70, 30)
 
 
 def test_who_asks_for_processes_is_told_how_many_there_are_first():

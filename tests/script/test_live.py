@@ -1,5 +1,7 @@
 """``memcalc.simulate`` and ``memcalc.estimate`` of live objects."""
 
+import contextlib
+import os
 import subprocess
 import sys
 import textwrap
@@ -21,40 +23,40 @@ def cold(text):
     )
 
 
-def test_a_block_runs_on_a_gpu_that_is_gone_afterwards():
-    done = cold(
-        """
-        import os, torch, memcalc
-        def train(steps=2):
-            model = torch.nn.Linear(64, 32).cuda()
-            optimizer = torch.optim.Adam(model.parameters())
-            for _ in range(steps):
-                model(torch.randn(8, 64, device="cuda")).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            return torch.cuda.max_memory_allocated(), torch.cuda.get_device_name()
-        for gpu, name in (("t4", "Tesla T4"), ("h100-sxm", None)):
-            with memcalc.simulate(gpu=gpu) as run:
-                peak, called = train()
-            assert peak == run.peak.allocated == run.prediction.peak.allocated, run.peak
-            assert run.prediction.fit.gpu, run.prediction.fit
-        assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
-        assert "MEMCALC_SIMULATED" not in os.environ
-        model = torch.nn.Linear(4, 4)
-        model(torch.ones(2, 4)).sum().backward()
-        assert model.weight.grad.sum() == 32, model.weight.grad
-        with memcalc.simulate(steps=2) as run:
-            train(steps=50)
-        assert run.prediction.optimizer_state.optimizer == "Adam"
-        try:
-            with memcalc.simulate(gpu="h100-sxm") as run:
-                train()
-                raise KeyError("own")
-        except KeyError:
-            assert run.peak.allocated == peak
-        """
-    )
-    assert done.returncode == 0, done.stderr
+def train(steps=2):
+    model = torch.nn.Linear(64, 32).cuda()
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(steps):
+        model(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cuda.max_memory_allocated(), torch.cuda.get_device_name()
+
+
+def blocks_and_what_is_left_of_them():
+    for gpu in ("t4", "h100-sxm"):
+        with memcalc.simulate(gpu=gpu) as run:
+            peak, called = train()
+        assert peak == run.peak.allocated == run.prediction.peak.allocated, run.peak
+        assert run.prediction.fit.gpu, run.prediction.fit
+        assert gpu != "t4" or called == "Tesla T4"
+    assert not torch.cuda.is_available()
+    assert torch.cuda.device_count() == 0
+    assert "MEMCALC_SIMULATED" not in os.environ
+    model = torch.nn.Linear(4, 4)
+    model(torch.ones(2, 4)).sum().backward()
+    assert model.weight.grad.sum() == 32
+    with memcalc.simulate(steps=2) as run:
+        train(steps=50)
+    assert run.prediction.optimizer_state.optimizer == "Adam"
+    with contextlib.suppress(KeyError), memcalc.simulate(gpu="h100-sxm") as run:
+        train()
+        raise KeyError
+    assert run.peak.allocated == peak
+
+
+def test_a_block_runs_on_a_gpu_that_is_gone_afterwards(forked):
+    forked(blocks_and_what_is_left_of_them)
 
 
 @pytest.mark.nightly
@@ -137,17 +139,17 @@ def test_a_process_that_was_forked_from_one_that_looked_for_gpus_has_this_one(fo
     assert forked(asks_after_a_fork)
 
 
-@pytest.mark.parametrize("gpu", ["t4", pytest.param("2xt4", marks=pytest.mark.nightly)])
-def test_an_older_release_leaves_pytorch_as_it_was(gpu):
-    done = cold(f"""
-    import memcalc, torch
-    from torch.nn import functional
+def what_an_older_release_leaves(gpu):
     def own():
-        return torch.Tensor.__getitem__, functional.multi_head_attention_forward
+        return torch.Tensor.__getitem__, torch.nn.functional.multi_head_attention_forward
+
     before = own()
-    with memcalc.simulate(gpu="{gpu}", torch="2.0") as run:
+    with memcalc.simulate(gpu=gpu, torch="2.0") as run:
         torch.ones(4, 4, device="cuda", requires_grad=True)[:, 0].sum().backward()
     assert run.peak.allocated
     assert own() == before
-    """)
-    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("gpu", ["t4", pytest.param("2xt4", marks=pytest.mark.nightly)])
+def test_an_older_release_leaves_pytorch_as_it_was(forked, gpu):
+    forked(what_an_older_release_leaves, gpu)

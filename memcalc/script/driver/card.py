@@ -28,6 +28,7 @@ def install(patches: Patches, say: Callable[[str], None]) -> None:
         name=os.environ.get("MEMCALC_DRIVER_NAME", ""),
         capability=capability,
         total=total,
+        kept=int(os.environ.get("MEMCALC_DRIVER_KEPT", "0")),
         free=free,
         cuda=version.value,
         gpus=int(os.environ.get("MEMCALC_DRIVER_DEVICES", "1")),

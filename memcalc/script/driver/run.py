@@ -108,17 +108,18 @@ def _preloaded(folder: Path) -> dict[str, str]:
 def _settings(question: Asked, launch: Launch | None) -> dict[str, str]:
     """The GPU as the stand-in driver is told of it."""
     gpu, target = question.gpu, question.target
-    name, total, outside, room = card(gpu)
+    told = card(gpu)
     found = {
         "CAPABILITY": 10 * target.capability[0] + target.capability[1],
         "PROCESSORS": target.multiprocessors,
         "THREADS": target.architecture.threads,
         "SHARED": target.architecture.shared_memory,
         "SHARED_OF_BLOCK": target.architecture.shared_memory_of_block,
-        "MEMORY": total,
-        "OUTSIDE": outside,
-        "ROOM": room,
-        "NAME": name,
+        "MEMORY": told.total,
+        "KEPT": told.kept,
+        "OUTSIDE": told.outside,
+        "ROOM": told.room,
+        "NAME": told.name,
         "DEVICES": usable(question.plan.devices, launch.local if launch is not None else None),
     }
     conf = question.plan.alloc_conf
