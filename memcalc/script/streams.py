@@ -108,11 +108,13 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
 
     STATE = 16
     """Bytes of a CUDA generator's state: seed and offset."""
+    default_seed = 67280421310721
+    """``default_rng_seed_val`` of GeneratorImpl.h."""
 
     def __new__(cls, device: Any = None) -> CudaGenerator:
         """A generator in host memory stands for it where C++ wants one."""
         made: CudaGenerator = super().__new__(cls, "cpu")
-        made._seed = 0
+        made._seed = made.default_seed
         made._place = torch.device("cuda", 0 if device is None else _index_of(device))
         return made
 
@@ -133,6 +135,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
 
     def seed(self) -> int:
         """Draw a seed."""
+        self._seed = _Generator().seed()
         return self._seed
 
     def get_state(self) -> torch.Tensor:
