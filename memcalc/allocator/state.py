@@ -66,7 +66,6 @@ class AllocatorState:
             **self.stats.named(),
             **self.oversize_blocks.named("oversize_allocations"),
             **self.oversize_segments.named("oversize_segments"),
-            "max_split_size": self.settings.max_split if self.limited else -1,
             "num_alloc_retries": self.retries,
             "num_ooms": self.ooms,
             "num_sync_all_streams": self.syncs,

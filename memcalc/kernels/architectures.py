@@ -46,7 +46,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """Whose engine cuDNN's attention runs: that for 8.0, 9.0 or 10.0."""
     large_workspace_since: tuple[int, int] | None = None
     """The PyTorch that gives cuBLAS its large workspace there first (CublasHandlePool.cpp,
-    ``parseChosenWorkspaceSize``); ``None``: none does."""
+    ``parseChosenWorkspaceSize``; for Blackwell pytorch/pytorch#175344, and readings of 12.0 with
+    2.10 and 2.11 that have the small one); ``None``: none does."""
     cub: int = 7
     """Whose tuning CUB's sorts have: 7, 8 or 9; later ones took that of 9 when recorded."""
     cub_choice: int = 7
@@ -106,13 +107,13 @@ _BLACKWELL = replace(
     name="Blackwell",
     cudnn_wide_heads=False,
     cudnn_attention="10.0",
-    large_workspace_since=(2, 10),
+    large_workspace_since=(2, 12),
     cub_choice=10,
 )
 _BLACKWELL_RTX = replace(
     _AMPERE,
     name="Blackwell RTX",
-    large_workspace_since=(2, 10),
+    large_workspace_since=(2, 12),
     cub=9,
     cub_choice=10,
 )

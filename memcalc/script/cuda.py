@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memcalc.allocator.constants import UNLIMITED
 from memcalc.script import libraries, nvml, scattered, unserved
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.inert import Inert
@@ -173,7 +174,10 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
 
 def _of_memory(memory: GpuMemory) -> dict[str, Any]:
     def stats(device: int = 0) -> dict[str, Any]:
-        return _nested(memory.one(device).model.memory_stats())
+        model = memory.one(device).model
+        largest = model.settings.max_split
+        said = {"max_split_size": -1 if largest == UNLIMITED else largest}
+        return _nested({**model.memory_stats(), **said})
 
     def snapshot(*_: Any) -> dict[str, Any]:
         each = [memory.one(index) for index in range(memory.gpus.usable)]

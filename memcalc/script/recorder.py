@@ -17,6 +17,7 @@ from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.script.refused import REFUSED
+from memcalc.script.streams import drawn_by
 from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
@@ -117,7 +118,6 @@ class ScriptRecorder(TraceRecorder):
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """An operator runs on the device that it names, or that of its first tensor on one."""
-        placed.check_indices(func, args)
         gpus, named = self.memory.gpus, kwargs.get("device")
         index = placed.first_device((named,) if named is not None else args)
         if index is None:
@@ -144,7 +144,7 @@ class ScriptRecorder(TraceRecorder):
             with self:
                 return attention.run(*args, **kwargs)
         if kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": None} if on_device(args, kwargs) else kwargs
+            kwargs = drawn_by(kwargs, "cuda" if on_device(args, kwargs) else "cpu")
         if kwargs.get("device") is not None:
             self._check(torch.device(kwargs["device"]))
         out = super()._run(operator, key, types, args, kwargs)

@@ -103,6 +103,23 @@ def set_stream(stream: Stream | None) -> None:
 _Generator: Any = torch.Generator
 
 
+_MARK = int.from_bytes(b"memcalc", "big")
+"""The seed of generators in host memory that stand for one of the GPU: C++ hands on these alone."""
+
+
+def drawn_by(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
+    """Arguments of what draws on a device with a generator: the GPU's draws nothing here.
+
+    Raises:
+        RuntimeError: the generator is another device's (aten/src/ATen/core/Generator.h,
+            ``check_generator``, 2.13).
+    """
+    own = "cuda" if _Generator.initial_seed(kwargs["generator"]) == _MARK else "cpu"
+    if own != device:
+        raise RuntimeError(f"Expected a '{device}' device type for generator but found '{own}'")
+    return {**kwargs, "generator": None} if device == "cuda" else kwargs
+
+
 class CudaGenerator(_Generator):  # type: ignore[misc]
     """A generator of the simulated GPU: it has a seed and draws nothing."""
 
@@ -114,6 +131,7 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
     def __new__(cls, device: Any = None) -> CudaGenerator:
         """A generator in host memory stands for it where C++ wants one."""
         made: CudaGenerator = super().__new__(cls, "cpu")
+        _Generator.manual_seed(made, _MARK)
         made._seed = made.default_seed
         made._place = torch.device("cuda", 0 if device is None else _index_of(device))
         return made

@@ -115,13 +115,20 @@ def _install_moves(patches: Patches, recorder: ScriptRecorder) -> None:
         return self.to(place, non_blocking=non_blocking)
 
     patches.wrap(tensor, "cuda", cuda)
-    patches.wrap(tensor, "pin_memory", lambda original, self, *_, **__: self)
+    patches.wrap(tensor, "pin_memory", _pinned)
     patches.wrap(
         tensor, "record_stream", lambda original, self, stream: recorder.used(self, stream)
     )
     patches.wrap(tensor, "share_memory_", lambda original, self: self)
     patches.wrap(tensor, "is_shared", lambda original, self: self.is_cuda or original(self))
     patches.wrap(tensor, "is_pinned", lambda original, self, *_, **__: self.device.type == "cpu")
+
+
+def _pinned(original: Any, self: Any, *_: Any, **__: Any) -> Any:
+    if self.is_cuda:
+        kind = self.type()
+        raise RuntimeError(f"cannot pin '{kind}' only dense CPU tensors can be pinned")
+    return self
 
 
 def like_real_ones(patches: Patches) -> None:
@@ -133,6 +140,8 @@ def like_real_ones(patches: Patches) -> None:
     # It makes a real tensor, so that there is a CUDA context (2.11: of whatever device).
     if hasattr(fake_tensor, "init_gpu_context"):
         patches.set(fake_tensor, "init_gpu_context", lambda device: None)
+    # It tells of every error, also of those that a script catches, with a traceback of its own.
+    patches.set(fake_tensor.log, "exception", lambda *_, **__: None)
     before = list(_foreach_supported_types)
     _foreach_supported_types.append(FakeTensor)
     patches.also(lambda: _foreach_supported_types.__setitem__(slice(None), before))

@@ -9,6 +9,7 @@ import torch
 from memcalc.kernels.blas import PRODUCTS
 from memcalc.trace import device, memo
 from memcalc.trace.engine import IN_FORMULAS
+from memcalc.trace.operators import mismatched
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.torch_private.dispatch import FakeTensor
@@ -26,6 +27,7 @@ class Operator:
     __slots__ = (
         "adds",
         "by_value",
+        "check",
         "composed",
         "func",
         "in_formula",
@@ -41,6 +43,8 @@ class Operator:
 
     def __init__(self, func: Any, ways: tuple[Any, ...], special: bool) -> None:
         self.func = func
+        self.check = mismatched.check_of(func)
+        """Refuses what CUDA refuses, and fake tensors do not."""
         self.ways = ways
         """What may run it instead of a kernel of its own, with some arguments."""
         self.number = memo.number_of(func)

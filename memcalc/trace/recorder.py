@@ -13,7 +13,7 @@ from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.target import Target
 from memcalc.trace import device, memo, outcomes
-from memcalc.trace.calls import RESIZES, Operator, name_of
+from memcalc.trace.calls import RESIZES, Operator, holds_others, name_of
 from memcalc.trace.engine import (
     IN_PLACE,
     accumulates,
@@ -218,6 +218,8 @@ class TraceRecorder(Routes):
         self, operator: Operator, key: Any, types: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:
         """A call whose like was not seen."""
+        if operator.check is not None and device.NAME != "cpu" and not holds_others(types):
+            operator.check(args, kwargs)
         out = self.by_others(operator, types, args, kwargs)
         if out is not ITSELF:
             return out

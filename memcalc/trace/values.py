@@ -118,6 +118,10 @@ class Values:
         """A tensor now holds what this one of the host holds."""
         others = self._forget(tensor)
         made = self.arrived(tensor, host)
+        if made is not None and host.shape != tensor.shape:
+            # It was written along other dimensions too.
+            wide = [made, list(tensor.shape)]
+            made = Recipe(_aten.expand.default, wide, {}, None, made.depth + 1, sure=made.sure)
         if made is not None:
             self.keep(tensor, made)
         self._spread(tensor, others)

@@ -20,7 +20,7 @@ from memcalc.kernels.attention.call import AttentionCall, Backend
 from memcalc.kernels.attention.choice import choose
 from memcalc.kernels.target import Target
 from memcalc.trace import device
-from memcalc.trace.operators import deterministic, release
+from memcalc.trace.operators import deterministic, mismatched, release
 from memcalc.trace.operators.autocast import HALVES
 
 _aten = torch.ops.aten
@@ -60,11 +60,13 @@ def install(
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
+        mismatched.check_attention(query, key, value, attn_mask)
         backend = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
         if backend is None:
             raise RuntimeError("No available kernel. Aborting execution.")
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         if backend is Backend.EFFICIENT:
+            mismatched.check_bias(query, attn_mask)
             # It frees the converted mask where it pads it; the others hold it to their end.
             return _efficient(query, key, value, attn_mask, options)
         mask = attn_mask

@@ -16,6 +16,7 @@ import torch
 from memcalc.kernels.formulas import KernelCall
 from memcalc.kernels.recurrent import Layers, Mode, weights
 from memcalc.trace import device
+from memcalc.trace.operators import mismatched
 from memcalc.trace.operators.recurrent_kernels import backward, forward
 from memcalc.trace.operators.recurrent_weights import (
     MODES,
@@ -45,6 +46,7 @@ def _run(
 ) -> Any:
     """PyTorch's ``_cudnn_impl`` and, inside autocast, ``_cudnn_rnn_cast_reflatten``."""
     bias, layers, dropout, train, both, batch_first = rest
+    mismatched.check_recurrent(data, (hx, cx), params)
     hidden, projected = hx.shape[2], 0
     if cx is not None and cx.shape[2] != hx.shape[2]:
         hidden, projected = cx.shape[2], hx.shape[2]

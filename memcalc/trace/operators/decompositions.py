@@ -52,7 +52,9 @@ def mean_squares(
     if reduction not in (_MEAN, _SUM):
         return NotImplemented
     room = torch.empty(
-        torch.broadcast_shapes(left.shape, right.shape), dtype=left.dtype, device=left.device
+        torch.broadcast_shapes(left.shape, right.shape),
+        dtype=torch.result_type(left, right),
+        device=left.device,
     )
     each = torch.empty_like(room)
     number = torch.as_strided(room, (), ())
@@ -67,7 +69,7 @@ def huber(
     """Source: aten/src/ATen/native/Loss.cpp, ``huber_loss`` (2.13)."""
     if reduction not in (_MEAN, _SUM):
         return NotImplemented
-    each = torch.empty_like(left)
+    each = torch.empty_like(left, dtype=torch.result_type(left, right))
     return each.mean() if reduction == _MEAN else each.sum()
 
 
