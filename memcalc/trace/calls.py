@@ -11,6 +11,7 @@ from memcalc.trace import device, memo
 from memcalc.trace.engine import IN_FORMULAS
 from memcalc.trace.operators import mismatched
 from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.scratch.algebra import ASKING
 from memcalc.trace.scratch.step import PROBES
 from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.trace.written_views import UNDO_VIEWS
@@ -58,7 +59,7 @@ class Operator:
         """It may give what it is given another shape."""
         self.writes_lists = self.writes and self.name.startswith("_foreach_")
         """Its kernel for CUDA says of each tensor that it was written to; others do not."""
-        self.written = self.name in PROBES or self.name in PRODUCTS
+        self.written = self.name in PROBES or self.name in PRODUCTS or self.name in ASKING
         """It takes more than what it makes, and at times."""
         self.in_formula = func in IN_FORMULAS
         self.undoes_views = func in UNDO_VIEWS

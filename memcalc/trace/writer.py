@@ -13,6 +13,7 @@ from memcalc.kernels.formulas import KernelCall
 from memcalc.trace import device
 from memcalc.trace.handles import Handles
 from memcalc.trace.ledger import Ledger
+from memcalc.trace.scratch.algebra import asks_cublas
 from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.scratch.readers import (
     AMID,
@@ -70,7 +71,7 @@ class Writer:
             self._track_with_scratch(out, name, node, call, args)
         else:
             self.track(out, name, node, args)
-            if name in blas.PRODUCTS:
+            if self._asks_cublas(name, args):
                 self._workspace(name, args, out, node)
 
     def take(self, call: KernelCall, node: Any) -> None:
@@ -163,7 +164,7 @@ class Writer:
             self.track(out, name, node, args)
             if listed:
                 self.ledger.leave_repetition()
-            if name in blas.PRODUCTS:
+            if self._asks_cublas(name, args):
                 # The handle is asked for when the operands are copied, and they are not yet let go.
                 held = next((at for at, word in enumerate(after) if word < 0), len(after))
                 self.ledger.play(after[:held], taken, name, node)
@@ -174,6 +175,13 @@ class Writer:
             for number in taken:
                 if number >= 0:
                     self.ledger.log(~number)
+
+    def _asks_cublas(self, name: str, args: tuple[Any, ...]) -> bool:
+        if name in blas.PRODUCTS:
+            return True
+        # What linear algebra does where each product takes a workspace of its own is not recorded.
+        kept = self._kernels is not None and blas.is_kept(self._kernels.torch)
+        return kept and asks_cublas(name, args)
 
     def _workspace(self, name: str, args: tuple[Any, ...], out: Any, node: Any) -> None:
         """Take cuBLAS' workspace at the first product of a thread on a stream, after the output.

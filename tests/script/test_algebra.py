@@ -109,3 +109,58 @@ LEAVES = (matrix,)
 def test_formulas_of_gradients_add_to_new_memory(peaks):
     """The engine alone adds in place, where gradients of several nodes meet."""
     assert peaks(OF_FACTORS, gpu="A100-80GB") == GRADIENTS
+
+
+BY_CUBLAS = {
+    "inverse": 33754628,
+    "inverses": 33606480,
+    "solve": 33633796,
+    "solve for a vector": 67080,
+    "several solved": 33606480,
+    "by factors": 33567744,
+    "triangle": 33559552,
+    "triangles": 33570880,
+    "qr": 131588,
+    "several qr": 33587776,
+    "cholesky solve": 33570880,
+    "cholesky inverse": 33587264,
+    "determinant": 67732,
+    "determinants": 33572688,
+    "svd": 197124,
+    "pseudo-inverse": 33817624,
+}
+"""Bytes over the stand-in driver of an H100 (2.13) where no product has run: cuBLAS' workspace is
+32 MiB, which cuSOLVER's own ways leave alone."""
+WITHOUT_A_PRODUCT = """
+import torch
+from torch import linalg
+one, few = torch.ones(128, 128, device="cuda"), torch.ones(4, 32, 32, device="cuda")
+right = torch.ones(128, 10, device="cuda")
+factors = linalg.lu_factor(one)
+ones = {
+    "inverse": lambda: linalg.inv(one), "inverses": lambda: linalg.inv(few),
+    "solve": lambda: linalg.solve(one, right),
+    "solve for a vector": lambda: linalg.solve(one, one[0]),
+    "several solved": lambda: linalg.solve(few, few),
+    "by factors": lambda: linalg.lu_solve(*factors, right),
+    "triangle": lambda: linalg.solve_triangular(one, right, upper=False),
+    "triangles": lambda: linalg.solve_triangular(few, few, upper=True),
+    "qr": lambda: linalg.qr(one), "several qr": lambda: linalg.qr(few),
+    "cholesky solve": lambda: torch.cholesky_solve(few, few),
+    "cholesky inverse": lambda: torch.cholesky_inverse(few),
+    "determinant": lambda: linalg.det(one), "determinants": lambda: linalg.det(few),
+    "svd": lambda: linalg.svd(one), "pseudo-inverse": lambda: linalg.pinv(one),
+}
+for name, wanted in TAKEN.items():
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats()
+    ones[name]()
+    taken = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+    assert taken == wanted, (name, taken)
+"""
+
+
+def test_linear_algebra_takes_the_workspace_of_cublas(run):
+    text = WITHOUT_A_PRODUCT.replace("TAKEN", repr(BY_CUBLAS))
+    assert run(text, gpu="H100 SXM").ending.code == 0

@@ -7,6 +7,7 @@ the stand-in driver.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,6 +50,36 @@ def _eigh(args: tuple[Any, ...], out: Any) -> KernelCall:
     return _taken(_INT * count, *(1,) * (1 if count > 1 else 2))
 
 
+def _solved_by(rows: int, columns: int, count: int, *, adjoint: bool = False) -> str:
+    """Who solves for so many columns by factors: triangles, cuBLAS, or cuSOLVER.
+
+    Source: cuda/linalg/BatchLinearAlgebra.cpp, ``lu_solve_kernel`` (2.13).
+    """
+    few = count <= 2
+    if rows == columns:
+        return "cuBLAS" if rows <= 16 else "triangles"
+    if rows <= 8:
+        return "cuBLAS"
+    if rows <= 64 and few and (columns <= 64 or adjoint or rows <= 32):
+        return "cuSOLVER"
+    if rows <= 128 and few and columns <= 2:
+        return "cuSOLVER"
+    at_most = 8 if rows <= 64 else 2 if rows <= 128 else 0
+    return "cuBLAS" if columns <= at_most else "triangles"
+
+
+def _columns(args: tuple[Any, ...]) -> int:
+    """Of what is solved for; a vector is one."""
+    matrix, solved = (arg for arg in (args[0], _solved(args)))
+    return 1 if solved.dim() == matrix.dim() - 1 else int(solved.shape[-1])
+
+
+def _solved(args: tuple[Any, ...]) -> torch.Tensor:
+    """It is the last tensor that operators which solve are given."""
+    found: torch.Tensor = [arg for arg in args if isinstance(arg, torch.Tensor)][-1]
+    return found
+
+
 def _pivots(count: int, rows: int) -> tuple[int, ...]:
     """Pivots made a permutation: three arrays, of which one is the same for all matrices."""
     return (_LONG * rows, _LONG * count * rows, _LONG * count * rows)
@@ -58,20 +89,49 @@ def _inverse(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Factors, pivots, and the identity that is solved for."""
     count, rows, _ = _sizes(args[0])
     whole = bytes_of(args[0])
-    return _taken(whole, _INT * count * rows, *_pivots(count, rows), whole)
+    if _solved_by(rows, rows, count) == "cuBLAS":
+        return _taken(whole, _INT * count * rows, *_pointers(count), *_pointers(count))
+    pivots = _INT * count * rows, *_pivots(count, rows)
+    return _taken(whole, *pivots, whole, *_triangles(count, rows))
 
 
 def _solve(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Factors lie in the output; what is solved for is last in both operators."""
+    (count, rows, _), columns, solved = _sizes(args[0]), _columns(args), _solved(args)
+    by = _solved_by(rows, columns, count, adjoint=args[4:5] == (True,))
+    if by == "triangles":
+        return _taken(*_pivots(count, rows), bytes_of(solved), *_triangles(count, rows))
+    vector = bytes_of(solved) if solved.dim() == args[0].dim() - 1 else 0
+    return _taken(vector, *(_pointers(count) * 2 if by == "cuBLAS" else (_INT,)))
+
+
+def _pointers(count: int) -> tuple[int, ...]:
+    """Where each of several matrices begins."""
+    return (_LONG * count,)
+
+
+def _triangles(count: int, rows: int) -> tuple[int, ...]:
+    """Few large ones are solved one after the other; source: ``triangular_solve_kernel``."""
+    return () if count <= 8 and rows >= 64 else _pointers(count) * 2
+
+
+def _solve_triangular(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """The triangle is the first matrix, or of ``triangular_solve`` the second."""
     count, rows, _ = _sizes(args[0])
-    solved = [arg for arg in args if isinstance(arg, torch.Tensor)][-1]
-    return _taken(*_pivots(count, rows), bytes_of(solved))
+    return fixed(after=nested(*_triangles(count, rows)))
 
 
 def _determinant(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Errors, and which pivots swapped rows, counted."""
     count, rows, _ = _sizes(args[0])
     numbers = (_INT * count, _INT * rows, count * rows)
+    return _taken(*numbers, _LONG * count, _LONG * count * rows)
+
+
+def _determinant_alone(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """The same, and whether the factors could be found."""
+    count, rows, _ = _sizes(args[0])
+    numbers = (_INT * count, _INT * count, _INT * rows, count * rows)
     return _taken(*numbers, _LONG * count, _LONG * count * rows)
 
 
@@ -83,12 +143,14 @@ def _lu(args: tuple[Any, ...], out: Any) -> KernelCall:
 
 def _cholesky_inverse(args: tuple[Any, ...], out: Any) -> KernelCall:
     whole = bytes_of(args[0])
-    return _taken(whole, _INT, whole) if _sizes(args[0])[0] == 1 else _taken(whole)
+    count = _sizes(args[0])[0]
+    return _taken(whole, *(_pointers(count) * 2 if count > 1 else (_INT, whole)))
 
 
 def _cholesky_solve(args: tuple[Any, ...], out: Any) -> KernelCall:
     """The factor is copied if it is the only one."""
-    return _taken(_INT, bytes_of(args[1])) if _sizes(args[1])[0] == 1 else _taken()
+    count = _sizes(args[1])[0]
+    return _taken(*(_pointers(count) * 2 if count > 1 else (_INT, bytes_of(args[1]))))
 
 
 def _check_errors(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -96,13 +158,59 @@ def _check_errors(args: tuple[Any, ...], out: Any) -> KernelCall:
     return fixed(after=nested(*(1,) * (1 if args[0].dim() else 2)))
 
 
+def _factored_by_cublas(args: tuple[Any, ...]) -> bool:
+    """Square matrices, several of them (seen with up to 600 rows)."""
+    count, rows, columns = _sizes(args[0])
+    return count > 1 and rows == columns
+
+
+def _reflected_by_cublas(args: tuple[Any, ...]) -> bool:
+    """Source: the same, ``geqrf_kernel``."""
+    count, rows, _ = _sizes(args[0])
+    return rows <= 256 and count >= max(2, rows // 16)
+
+
+def _solved_by_cublas(args: tuple[Any, ...]) -> bool:
+    count, rows, _ = _sizes(args[0])
+    return _solved_by(rows, _columns(args), count) != "cuSOLVER" or _factored_by_cublas(args)
+
+
+def _several(args: tuple[Any, ...]) -> bool:
+    return _sizes(args[0])[0] > 1
+
+
+_ASKS: dict[str, Callable[[tuple[Any, ...]], bool]] = {
+    **dict.fromkeys(
+        ("linalg_solve_triangular", "triangular_solve", "linalg_inv_ex", "linalg_lstsq"),
+        lambda _: True,
+    ),
+    **dict.fromkeys(("_linalg_solve_ex", "linalg_lu_solve"), _solved_by_cublas),
+    **dict.fromkeys(
+        ("linalg_lu_factor_ex", "linalg_lu", "_linalg_det", "_linalg_slogdet"),
+        _factored_by_cublas,
+    ),
+    **dict.fromkeys(("linalg_qr", "geqrf"), _reflected_by_cublas),
+    **dict.fromkeys(("cholesky_inverse", "cholesky_solve", "_cholesky_solve_helper"), _several),
+}
+"""Whether an operator asks for cuBLAS' handle, by what it is given."""
+ASKING = frozenset(_ASKS)
+"""Operators that may."""
+
+
+def asks_cublas(name: str, args: tuple[Any, ...]) -> bool:
+    """Linear algebra asks for cuBLAS' handle, with which its workspace is taken."""
+    return name in _ASKS and _ASKS[name](args)
+
+
 READERS: dict[str, Reader] = {
     "_linalg_svd": _svd,
     "linalg_qr": _qr,
     "_linalg_eigh": _eigh,
     "linalg_inv_ex": _inverse,
+    "linalg_solve_triangular": _solve_triangular,
     **dict.fromkeys(("_linalg_solve_ex", "linalg_lu_solve"), _solve),
-    **dict.fromkeys(("_linalg_det", "_linalg_slogdet"), _determinant),
+    "_linalg_det": _determinant_alone,
+    "_linalg_slogdet": _determinant,
     "linalg_lu": _lu,
     "cholesky_inverse": _cholesky_inverse,
     **dict.fromkeys(("cholesky_solve", "_cholesky_solve_helper"), _cholesky_solve),
