@@ -198,8 +198,7 @@ class TraceRecorder(Routes):
         node, out = self._arrived(operator, args)
         if out is not ITSELF:
             return out
-        if self._breadcrumbs is not None:
-            self._breadcrumbs.drop(self.position.module, operator.name)
+        self._runs(operator.name)
         out = known.again(args, mode_in_use())
         if known.noted or self._values.follows(args):
             self._values.note(operator.func, args, kwargs, out, deciding=known.decides)
@@ -219,6 +218,7 @@ class TraceRecorder(Routes):
     ) -> Any:
         """A call whose like was not seen."""
         if operator.check is not None and device.NAME != "cpu" and not holds_others(types):
+            self._runs(operator.name)
             operator.check(args, kwargs)
         out = self.by_others(operator, types, args, kwargs)
         if out is not ITSELF:
@@ -236,8 +236,7 @@ class TraceRecorder(Routes):
         if kwargs and sums_wider(node, args, kwargs):
             key, kwargs = None, {**kwargs, "dtype": torch.float32}
         name = name_of(func)
-        if self._breadcrumbs is not None:
-            self._breadcrumbs.drop(self.position.module, name)
+        self._runs(name)
         try:
             out = self._ran(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
@@ -247,6 +246,10 @@ class TraceRecorder(Routes):
         kept = key if func is operator.func else None
         self._write_down(name, args, out, node, self._counted_up(kept, func, args, kwargs, out))
         return out
+
+    def _runs(self, name: str) -> None:
+        if self._breadcrumbs is not None:
+            self._breadcrumbs.drop(self.position.module, name)
 
     def _put(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run what puts values into places, where that is more than a kernel."""
