@@ -187,7 +187,7 @@ def _of_memory(memory: GpuMemory) -> dict[str, Any]:
     return {
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": lambda device=0: memory.one(device).model.reset_peaks(),
-        "_cuda_resetAccumulatedMemoryStats": nothing,
+        "_cuda_resetAccumulatedMemoryStats": lambda device=0: memory.one(device).model.reset_sums(),
         "_cuda_emptyCache": memory.empty_cache,
         "_cuda_setMemoryFraction": lambda part, device=0: memory.one(device).set_fraction(part),
         "_cuda_getMemoryFraction": lambda device=0: memory.one(device).fraction,
