@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from memcalc.allocator.constants import UNLIMITED
 from memcalc.script import libraries, nvml, scattered, unserved
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.inert import Inert
@@ -164,6 +165,7 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_getCurrentSolverHandle": zero,
         **libraries.held("_cuda_{}_sync_debug_mode", 0),
         **_of_memory(memory),
+        **libraries.held("_cuda_{}MemoryMetadata", ""),
         "_nccl_version": _always(_NCCL[0] << 32 | _NCCL[1] << 16 | _NCCL[2]),
         "_nccl_version_suffix": _always(b""),
         "_nccl_unique_id": _always(bytes(_NCCL_UNIQUE_ID)),
@@ -172,7 +174,10 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
 
 def _of_memory(memory: GpuMemory) -> dict[str, Any]:
     def stats(device: int = 0) -> dict[str, Any]:
-        return _nested(memory.one(device).model.memory_stats())
+        one = memory.one(device)
+        split = one.model.settings.max_split
+        named = {"max_split_size": -1 if split == UNLIMITED else split, "num_oom_rejections": 0}
+        return _nested({**one.model.memory_stats(), **named})
 
     def snapshot(*_: Any) -> dict[str, Any]:
         each = [memory.one(index) for index in range(memory.gpus.usable)]
