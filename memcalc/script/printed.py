@@ -50,7 +50,12 @@ def _rest(tensor: torch.Tensor) -> list[str]:
     """What is said beside the numbers."""
     rest = [f"device='{tensor.device}'"]
     default = torch.get_default_dtype()
-    usual = (default, _COMPLEX.get(default, torch.complex64), torch.int64, torch.bool)
+    usual: tuple[torch.dtype, ...] = (
+        default,
+        _COMPLEX.get(default, torch.complex64),
+        torch.int64,
+        torch.bool,
+    )
     if not tensor.numel():
         if tensor.dim() != 1:
             rest.append(f"size={tuple(tensor.shape)}")
