@@ -24,6 +24,7 @@ is what ``torch.use_deterministic_algorithms`` wants there."""
 _PIECE = re.compile(r":(\d+):(\d+)")
 _GIVEN_BACK_SINCE = (2, 15)
 _LT_KEPT_SINCE = (2, 9)
+_OUTER_BY_ITSELF_SINCE = (2, 13)
 
 PRODUCTS = frozenset(
     [
@@ -58,6 +59,19 @@ def workspace(target: Target) -> int:
         return target.cublas_workspace
     since = target.architecture.large_workspace_since
     return _LARGE if since is not None and target.torch >= since else _SMALL
+
+
+def multiplies(left: tuple[int, ...], right: tuple[int, ...], torch: tuple[int, int]) -> bool:
+    """A batch is cuBLAS': for columns and rows this PyTorch may have a kernel of its own.
+
+    Source: torch/_native/ops/bmm_outer_product/triton_impl.py (2.13).
+
+    Args:
+        left: shape (B, M, K) of the first factors.
+        right: shape (B, K, N) of the second.
+        torch: major and minor of the release.
+    """
+    return torch < _OUTER_BY_ITSELF_SINCE or left[2] != 1 or right[1] != 1
 
 
 def is_kept(torch: tuple[int, int]) -> bool:

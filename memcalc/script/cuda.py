@@ -166,6 +166,7 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
         "_cuda_getCurrentSolverHandle": zero,
         **libraries.held("_cuda_{}_sync_debug_mode", 0),
         **_of_memory(memory),
+        **libraries.held("_cuda_{}MemoryMetadata", ""),
         "_nccl_version": _always(_NCCL[0] << 32 | _NCCL[1] << 16 | _NCCL[2]),
         "_nccl_version_suffix": _always(b""),
         "_nccl_unique_id": _always(bytes(_NCCL_UNIQUE_ID)),
@@ -174,10 +175,10 @@ def _functions(memory: GpuMemory) -> dict[str, Any]:
 
 def _of_memory(memory: GpuMemory) -> dict[str, Any]:
     def stats(device: int = 0) -> dict[str, Any]:
-        model = memory.one(device).model
-        largest = model.settings.max_split
-        said = {"max_split_size": -1 if largest == UNLIMITED else largest}
-        return _nested({**model.memory_stats(), **said})
+        one = memory.one(device)
+        split = one.model.settings.max_split
+        named = {"max_split_size": -1 if split == UNLIMITED else split, "num_oom_rejections": 0}
+        return _nested({**one.model.memory_stats(), **named})
 
     def snapshot(*_: Any) -> dict[str, Any]:
         each = [memory.one(index) for index in range(memory.gpus.usable)]
@@ -192,7 +193,7 @@ def _of_memory(memory: GpuMemory) -> dict[str, Any]:
     return {
         "_cuda_memoryStats": stats,
         "_cuda_resetPeakMemoryStats": lambda device=0: memory.one(device).model.reset_peaks(),
-        "_cuda_resetAccumulatedMemoryStats": nothing,
+        "_cuda_resetAccumulatedMemoryStats": lambda device=0: memory.one(device).model.reset_sums(),
         "_cuda_emptyCache": memory.empty_cache,
         "_cuda_setMemoryFraction": lambda part, device=0: memory.one(device).set_fraction(part),
         "_cuda_getMemoryFraction": lambda device=0: memory.one(device).fraction,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
+from memcalc.trace.own_classes import stood_for
 from memcalc.trace.torch_private.dispatch import FakeTensor
 
 _ASKS = re.compile(rb"(?<![\w.])type\(\s*[^,()\n]+(\([^()\n]*\))?[^,()\n]*\)")
@@ -35,7 +36,7 @@ class _Telling(type):
         if cls is not type_of or len(args) != 1:
             return super().__call__(*args, **kwargs)
         found = builtins.type(args[0])
-        return torch.Tensor if found is FakeTensor else found
+        return torch.Tensor if found is FakeTensor else stood_for(found)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if cls is type_of:

@@ -34,6 +34,7 @@ from memcalc.script import (
     parameters,
     pickled,
     place,
+    printed,
     processes,
     quiet,
     streams,
@@ -194,6 +195,7 @@ class Session:
         tensors.like_real_ones(patches)
         tensors.install(patches, self.recorder)
         exact_types.install(patches)
+        printed.install(patches)
         tensor_types.install(patches)
         patches.wrap(torch.library.Library, "impl", python_kernels.register)
         parameters.install(patches, mode, real_on_host=self.recorder.real_weights)

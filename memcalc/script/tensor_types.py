@@ -1,4 +1,4 @@
-"""``torch.cuda.FloatTensor`` and its like: types that older scripts make tensors by."""
+"""``torch.cuda.FloatTensor`` and its like, and classes of a script's own, which make tensors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from memcalc.script.patches import Patches
+from memcalc.trace.own_classes import seen_as, stood_for
+from memcalc.trace.torch_private.dispatch import FakeTensor, without_dispatch
 
 _NAMES = {
     "FloatTensor": torch.float32,
@@ -82,11 +84,26 @@ def install(patches: Patches) -> None:
             original(wanted)
 
     def new(original: Any, cls: type, *given: Any, **more: Any) -> Any:
-        """``torch.Tensor(...)`` makes one of the default type, wherever tensors are made else."""
-        if not chosen or cls is not torch.Tensor or isinstance(next(iter(given), 0), torch.Tensor):
+        """``torch.Tensor(...)`` makes one of the default type, wherever tensors are made else.
+
+        What is of a class of its own has to be new to Python.
+        """
+        data = next(iter(given), 0)
+        if cls is not torch.Tensor:
+            if isinstance(data, FakeTensor):
+                return seen_as(data, cls)
+            with without_dispatch():
+                return original(cls, *given, **more)
+        if not chosen or isinstance(data, torch.Tensor):
             return original(cls, *given, **more)
         return chosen[0](*given, **more)
 
+    def as_subclass(original: Any, tensor: torch.Tensor, cls: type) -> Any:
+        if isinstance(tensor, FakeTensor):
+            return seen_as(tensor, cls)
+        return original(tensor, stood_for(cls))
+
     patches.wrap(torch.Tensor, "__new__", new)
+    patches.wrap(torch.Tensor, "as_subclass", as_subclass)
     patches.wrap(torch.Tensor, "type", of_type)
     patches.wrap(torch._C, "_set_default_tensor_type", default)

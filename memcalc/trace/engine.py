@@ -140,13 +140,18 @@ def in_place(func: Any, node: Any, made_by: Callable[[], str]) -> Any:
     return formula[func]
 
 
-def writes_in_place(node: Any, args: tuple[Any, ...]) -> bool:
+def writes_in_place(func: Any, node: Any, args: tuple[Any, ...]) -> bool:
     """Would the gradient's formula write into the zeros it just made, were they not fake?
+
+    It does so for a gradient that is differentiated again as well, which keeps places alone; what
+    keeps its factors is another matter.
 
     Source: torch/csrc/autograd/FunctionsManual.cpp and aten/src/ATen/native, where formulas ask
     ``areAnyTensorSubclassLike`` (2.13).
     """
-    if node is None or torch.is_grad_enabled() or not isinstance(args[0], torch.Tensor):
+    if node is None or not isinstance(args[0], torch.Tensor):
+        return False
+    if torch.is_grad_enabled() and func not in IN_PLACE:
         return False
     return called_from_engine(sys._getframe(1)) and is_owned_once(args[0])
 

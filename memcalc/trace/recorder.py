@@ -228,7 +228,7 @@ class TraceRecorder(Routes):
             return out
         func = operator.func
         instead = in_place(func, node, lambda: self.ledger.maker_of(args[0], node))
-        if instead is not None and writes_in_place(node, args):
+        if instead is not None and writes_in_place(func, node, args):
             func = instead
         out = self._put(func, args, kwargs)
         if out is not NotImplemented:

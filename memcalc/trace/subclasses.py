@@ -10,7 +10,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from memcalc.trace.memo import forget, forms_watched
-from memcalc.trace.torch_private.choices import foreach_takes
+from memcalc.trace.own_classes import both
 from memcalc.trace.torch_private.devices import registered_device
 from memcalc.trace.torch_private.dispatch import (
     FakeTensor,
@@ -26,22 +26,6 @@ from memcalc.trace.torch_private.tensors import (
     subclasses_made_by,
     swap_contents,
 )
-
-_both: dict[type, Any] = {}
-
-
-def both(cls: type) -> Any:
-    """A class that is ``cls`` to whoever asks, and a fake tensor to PyTorch."""
-    if cls not in _both:
-        if issubclass(cls, FakeTensor):
-            return cls
-        if issubclass(FakeTensor, cls):
-            return FakeTensor
-        names = {"__torch_dispatch__": FakeTensor.__torch_dispatch__, "__module__": cls.__module__}
-        kind: Any = type(cls)
-        _both[cls] = kind(cls.__name__, (cls, FakeTensor), names)
-        foreach_takes(_both[cls])
-    return _both[cls]
 
 
 def made_of(cls: type, data: torch.Tensor, requires_grad: bool) -> Any:

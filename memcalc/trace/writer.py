@@ -192,6 +192,9 @@ class Writer:
         """
         if self._kernels is None or is_empty(args):
             return
+        if self.ledger.maker_of(out, node) == "bmm" and not self._asks_for_batch(*args[:2]):
+            # Into what there was before it is cuBLAS that writes.
+            return
         bias = name == "addmm" and self._adds_by_lt(args, out)
         if not blas.is_kept(self._kernels.torch):
             # Of ``addbmm`` one after the other, for each of its products.
@@ -210,6 +213,12 @@ class Writer:
                 self._workspaces |= {number: stream for number in taken if number >= 0}
         if bias and not kept:
             self.take(KernelCall("cublaslt"), node)
+
+    def _asks_for_batch(self, left: torch.Tensor, right: torch.Tensor) -> bool:
+        assert self._kernels is not None
+        if left.dtype.is_complex:
+            return True
+        return blas.multiplies(tuple(left.shape), tuple(right.shape), self._kernels.torch)
 
     def _adds_by_lt(self, args: tuple[Any, ...], out: Any) -> bool:
         assert self._kernels is not None

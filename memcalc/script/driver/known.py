@@ -24,12 +24,14 @@ from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.driver import lightning
 from memcalc.script.patches import Patches
 from memcalc.trace.operators.composed import is_composed
+from memcalc.trace.operators.gradients import LOOKS_FOR_ZEROS, NO_ZEROS
 from memcalc.trace.operators.sparse_parts import any_sparse
 from memcalc.trace.reads import read_as_zero
 from memcalc.trace.reals import CLOSE, RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private.beneath import seeing, seen_here, unseen
 from memcalc.trace.torch_private.dispatch import lift_from_host
+from memcalc.trace.torch_private.engine import current_node
 
 _aten = torch.ops.aten
 _SCALAR = _aten._local_scalar_dense.default
@@ -179,7 +181,17 @@ class Known:
             known = self._apart[func] = is_composed(func)
         return known
 
+    def _finds_no_zeros(self) -> bool:
+        """The gradient of a product looks for factors of zero."""
+        node = current_node()
+        if node is None or node.name() not in LOOKS_FOR_ZEROS:
+            return False
+        self.say(NO_ZEROS)
+        return True
+
     def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
+        if self._finds_no_zeros():
+            return read_as_zero(tensor.dtype)
         try:
             return self._values.read(tensor)
         except UnansweredError:
@@ -214,6 +226,8 @@ class Known:
             self._answer(size, 0)
 
     def _places(self, mask: torch.Tensor, times: int) -> int:
+        if self._finds_no_zeros():
+            return 0
         try:
             return int(self._values.whole(mask).count_nonzero()) * times
         except UnansweredError:

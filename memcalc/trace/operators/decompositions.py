@@ -6,13 +6,13 @@ returns ``NotImplemented``, the operator is one on CUDA as well.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from memcalc.trace.operators import release
+from memcalc.trace.operators.strides import resized
 
 _MEAN, _SUM = 1, 2
 _aten = torch.ops.aten
@@ -118,17 +118,12 @@ def col2im(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
 
 
 def _columns(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The output is made like the input, which is copied if not in rows, then in its own size.
-
-    Memory is kept where it is large enough, and taken before that of old is let go of.
-    """
+    """The output is made like the input, which is copied if not in rows, then in its own size."""
     room = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     copied = tensor.contiguous()
-    if room.numel() < shape.numel():
-        room = torch.empty(shape, dtype=room.dtype, device=room.device)
-    strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    out = resized(room, shape)
     del copied
-    return torch.as_strided(room, shape, strides)
+    return out
 
 
 def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:

@@ -18,6 +18,8 @@ from memcalc.trace.operators import release
 from memcalc.trace.torch_private.dispatch import below_autograd
 
 NO_ZEROS = "no factor of a product is taken to be zero: the gradient needs more where one is"
+LOOKS_FOR_ZEROS = {"CumprodBackward0", "ProdBackward0", "ProdBackward1"}
+"""Nodes of PyTorch's own formulas for these, which read whether there are such factors."""
 _aten = torch.ops.aten
 _assumed: dict[str, None] = {}
 
@@ -30,6 +32,7 @@ def assumed() -> tuple[str, ...]:
 def _product(grad: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, *dim: Any) -> Any:
     """``prod_backward``: zeros are looked for, and there are none."""
     _assumed[NO_ZEROS] = None
+    factors = factors.to(grad.dtype)
     if factors.dim() == 0:
         return grad * 1
     zeros = factors == 0
@@ -48,6 +51,7 @@ def _running_product(
     grad: torch.Tensor, factors: torch.Tensor, out: torch.Tensor, dim: int
 ) -> torch.Tensor:
     """``cumprod_backward``."""
+    grad = grad.to(factors.dtype)
     if factors.numel() <= 1 or factors.shape[dim] == 1:
         return grad
     _assumed[NO_ZEROS] = None
@@ -76,7 +80,7 @@ def _with(op: Any, backward: Callable[..., Any]) -> Callable[..., Any]:
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             tensor, out = ctx.saved_tensors
-            found = backward(grads[0].to(tensor.dtype), tensor, out, *ctx.rest)
+            found = backward(grads[0], tensor, out, *ctx.rest)
             return found, None, None
 
     def kernel(tensor: torch.Tensor, *rest: Any, **typed: Any) -> Any:

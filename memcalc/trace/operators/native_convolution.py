@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from memcalc.trace.operators import depthwise
+from memcalc.trace.operators.strides import resized
 from memcalc.trace.operators.windows import Shape, Window, bias_of
 from memcalc.trace.torch_private.tensors import suggest_memory_format
 
@@ -61,10 +62,10 @@ def _forward(
     inner = tuple(inputs.shape[2:])
     outer = window.out(inner)
     channels = weight.shape[1] if window.transposed else weight.shape[0]
-    # In three dimensions made like the input first, then in its own size.
-    room = torch.empty_like(inputs) if window.transposed and len(inner) == 3 else None
-    out = _like(inputs, (inputs.shape[0], channels, *outer))
-    del room
+    shape = (inputs.shape[0], channels, *outer)
+    # In three dimensions made like the input first.
+    first = window.transposed and len(inner) == 3
+    out = resized(torch.empty_like(inputs), shape) if first else _like(inputs, shape)
     if not (window.moves or window.transposed or window.dilated):
         _product(weight.flatten(1), inputs[0].flatten(1), out[0].flatten(1))
         return out

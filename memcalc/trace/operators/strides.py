@@ -7,7 +7,8 @@ last; sources are the kernels' files in aten/src/ATen/native.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +30,17 @@ def _first(out: Any, laid: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def resized(room: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A result that a kernel makes first, and then in its own size, in rows.
+
+    Memory is kept where it is large enough, and taken before that of old is let go of.
+    """
+    if room.numel() < math.prod(shape):
+        return torch.empty(shape, dtype=room.dtype, device=room.device)
+    strides = [math.prod(shape[at + 1 :]) for at in range(len(shape))]
+    return torch.as_strided(room, shape, strides)
 
 
 def _in_rows(func: Any) -> Kernel:

@@ -21,6 +21,7 @@ from memcalc.trace.scratch import fourier as fourier_scratch
 from memcalc.trace.scratch import gathering as gathering_scratch
 from memcalc.trace.scratch import images as images_scratch
 from memcalc.trace.scratch import indexing as indexing_scratch
+from memcalc.trace.scratch import losses as losses_scratch
 from memcalc.trace.scratch import norms as norms_scratch
 from memcalc.trace.scratch import products as products_scratch
 from memcalc.trace.scratch import reduction as reduction_scratch
@@ -196,6 +197,7 @@ READERS: dict[str, Reader] = {
     **images_scratch.READERS,
     **indexing_scratch.READERS,
     **algebra_scratch.READERS,
+    **losses_scratch.READERS,
     "sort": _sort,
     "topk": _topk,
     **dict.fromkeys(("abs", "angle"), _size_of_complex),

@@ -40,6 +40,7 @@ _PASS_BY = (
     # What they make has to be new to Python; they put dispatch modes aside as well.
     (torch.Tensor, "_make_subclass"),
     (torch.Tensor, "as_subclass"),
+    (torch.Tensor, "__new__"),
 )
 _seen_by: list[See] = []
 _libraries: dict[str, torch.library.Library] = {}

@@ -55,6 +55,8 @@ suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = ask(
     "torch._prims_common:suggest_memory_format"
 )
 """Whether rows or channels come last, as most operators choose for what they make."""
+unasked: Callable[[], Any] = ask("torch._C:DisableTorchFunctionSubclass")
+"""A context in which no class of tensors is asked about functions."""
 swap_contents: Callable[[torch.Tensor, torch.Tensor], None] = ask("torch._C:_swap_tensor_impl")
 """Exchange what two tensors are, and leave the Python objects where they are."""
 
