@@ -173,6 +173,12 @@ def _count_gpus(count: int) -> None:
         ):
             setattr(owner, name, lambda *_, value=value, **__: value)
 
+        def states() -> list[torch.Tensor]:
+            return [torch.cuda.get_rng_state(0) for _ in range(count)]
+
+        for module in (torch.cuda, torch.cuda.random):
+            setattr(module, "get_rng_state_all", states)  # noqa: B010
+
 
 def _started(peaks: Peaks, known: Any, count: int, of: str) -> None:
     """The program starts so many processes: nobody would see what others than the first take."""
