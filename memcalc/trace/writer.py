@@ -192,8 +192,9 @@ class Writer:
         """
         if self._kernels is None or is_empty(args):
             return
-        if self.ledger.maker_of(out, node) == "bmm" and not self._asks_for_batch(*args[:2]):
-            # Into what there was before it is cuBLAS that writes.
+        # Into what there was before it is cuBLAS that writes.
+        new = name == "bmm" and self.ledger.maker_of(out, node) == name
+        if new and not self._asks_for_batch(*args[:2]):
             return
         bias = name == "addmm" and self._adds_by_lt(args, out)
         if not blas.is_kept(self._kernels.torch):
