@@ -16,8 +16,6 @@ from memcalc.trace.operators.scalar_types import c_name_of, name_of
 from memcalc.trace.operators.type_pairs import PAIRS, check_pairs, dense
 
 _NARROW = (torch.float16, torch.bfloat16)
-
-
 _MATRICES = {"mm": 0, "addmm": 1}
 """Products of two matrices, by the place of the first."""
 _BATCH_NORMS = (
@@ -51,15 +49,15 @@ def check_of(func: Any) -> Check | None:
     written = func._schema.name.removeprefix("aten::")
     name = written.rstrip("_")
     checks = tuple(_checks(name, in_place=written != name))
-    typed = refused_types.refuses(func)
-    if not checks and not typed:
+    refused = refused_types.of(func)
+    if not checks and not refused:
         return None
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for one in checks:
             one(args)
-        if typed:
-            refused_types.check(func, args, kwargs)
+        if refused:
+            refused_types.check(refused, func, args, kwargs)
 
     return check
 
@@ -73,12 +71,12 @@ def _checks(name: str, *, in_place: bool) -> Iterator[Callable[[tuple[Any, ...]]
         yield _lengths_on_host
     if name in _MATRICES:
         yield lambda args: _multiply(*args[_MATRICES[name] :][:2])
+    if name in _CLASSES:
+        yield _classes_are_numbers
     if name in PAIRS:
         yield lambda args: check_pairs(PAIRS[name], args)
     if name in _BATCH_NORMS:
         yield _statistics_as_wide
-    if name in _CLASSES:
-        yield _classes_are_numbers
     if name in _TRANSFORMS:
         yield _narrow_ones_by_two
     if in_place and name in _PROMOTING:
@@ -140,14 +138,10 @@ def _statistics_as_wide(args: tuple[Any, ...]) -> None:
 
 def _classes_are_numbers(args: tuple[Any, ...]) -> None:
     """Source: aten/src/ATen/native/cuda/NLLLoss.cu, Loss.cu (2.13)."""
-    scores, target, weight = args[:3]
+    target = args[1]
     if target.dtype not in (torch.int64, torch.uint8):
         raise RuntimeError(
             f"expected target dtype to be Long or Byte, but got {name_of(target.dtype)}"
-        )
-    if weight is not None and weight.dtype != scores.dtype:
-        raise RuntimeError(
-            f"expected scalar type {name_of(scores.dtype)} but found {name_of(weight.dtype)}"
         )
 
 

@@ -45,13 +45,15 @@ def key_of(func: Any) -> str:
     return f"{name}.{func._overloadname}"
 
 
-def refuses(func: Any) -> bool:
-    """The operator has no kernel for some type that it can be given."""
-    return key_of(func) in _table().refused
+def of(func: Any) -> dict[str, str]:
+    """What an operator says of types that it has no kernel for."""
+    return _table().refused.get(key_of(func), {})
 
 
-def check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse what has no kernel.
+def check(
+    refused: dict[str, str], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Refuse what has no kernel: ``refused`` is what ``of`` says.
 
     Only what was recorded counts: all tensors of one type, and none that is asked for or that a
     number with a fraction leads to.
@@ -59,16 +61,16 @@ def check(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     Raises:
         RuntimeError: in PyTorch's words (``NotImplementedError`` is one).
     """
-    table = _table()
+    major, minor = _table().torch
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     kinds = {one.dtype for one in tensors}
     widened = kwargs.get("dtype") is not None or (
         torch.Tag.pointwise in func.tags and any(isinstance(arg, float) for arg in args)
     )
-    if len(kinds) != 1 or widened or release.is_since(table.torch[0], table.torch[1] + 1):
+    if len(kinds) != 1 or widened or release.is_since(major, minor + 1):
         return
     kind = name_of(kinds.pop())
-    words = table.refused[key_of(func)].get(kind)
+    words = refused.get(kind)
     if words is not None and all(one.numel() for one in tensors):
         error, _, said = words.partition(": ")
         raise getattr(builtins, error)(said.replace("{}", kind))

@@ -14,6 +14,7 @@ import torch
 
 from memcalc.errors import EstimateError
 from memcalc.kernels.formulas import KernelCall
+from memcalc.trace.operators.scalar_types import name_of
 from memcalc.trace.operators.sparse_parts import (
     Kernels,
     both_parts,
@@ -24,7 +25,7 @@ from memcalc.trace.operators.sparse_parts import (
 
 _aten = torch.ops.aten
 _WORKSPACE = KernelCall("untold", ("cuSPARSE",))
-_REFUSED = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
+_REFUSED = (torch.float16, torch.bfloat16)
 """What CUDA has no product for; compressed matrices it multiplies in these too."""
 
 
@@ -51,7 +52,7 @@ def _added(
     dense.new_empty((count,), dtype=torch.int32)  # rows of all positions, for a moment
     columns = dense.new_empty((count,), dtype=torch.int32)
     if dense.dtype in _REFUSED:
-        kind = _REFUSED[dense.dtype]
+        kind = name_of(dense.dtype)
         raise NotImplementedError(f"\"addmm_sparse_cuda\" not implemented for '{kind}'")
     column_major = dense.new_empty(out.shape[::-1])
     kept = dense if _in_rows_or_columns(dense) else dense.contiguous()

@@ -26,6 +26,7 @@ _OF_PRODUCTS = (
     _Pair(0, 2, "self and mat2 must have the same dtype, but got {0} and {1}"),
     _Pair(1, 2, "mat1 and mat2 must have the same dtype, but got {0} and {1}"),
 )
+_WITH_VECTOR = "addmv input tensors must have the same dtype, but got {0} and {1}"
 _VECTORS = _Pair(0, 1, "dot : expected both vectors to have same dtype, but found {0} and {1}")
 _PARTS = _Pair(
     0, 1, "Expected object of scalar type {0} but got scalar type {1} for second argument"
@@ -45,11 +46,8 @@ PAIRS: dict[str, tuple[_Pair, ...]] = {
         _Pair(0, 1, "Input dtypes must be the same, got: input {c0}, batch1: {c1}"),
         *_scalar_types(1, 2),
     ),
-    "mv": (_Pair(0, 1, "addmv input tensors must have the same dtype, but got {0} and {1}"),),
-    "addmv": (
-        _Pair(0, 1, "addmv input tensors must have the same dtype, but got {0} and {1}"),
-        _Pair(0, 2, "addmv input tensors must have the same dtype, but got {0} and {1}"),
-    ),
+    "mv": (_Pair(0, 1, _WITH_VECTOR),),
+    "addmv": (_Pair(0, 1, _WITH_VECTOR), _Pair(0, 2, _WITH_VECTOR)),
     "dot": (_VECTORS,),
     "vdot": (_VECTORS,),
     "convolution": (
@@ -58,6 +56,7 @@ PAIRS: dict[str, tuple[_Pair, ...]] = {
     ),
     "native_layer_norm": _scalar_types(0, 2, 3),
     "native_group_norm": _scalar_types(0, 1, 2),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _scalar_types(0, 2)),
     "grid_sampler_2d": _scalar_types(0, 1),
     "grid_sampler_3d": _scalar_types(0, 1),
     "_embedding_bag": _scalar_types(0, 6),

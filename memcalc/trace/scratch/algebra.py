@@ -40,8 +40,7 @@ def _qr(args: tuple[Any, ...], out: Any) -> KernelCall:
     count, rows, columns = _sizes(matrix)
     factors = count * min(rows, columns) * matrix.element_size()
     elsewhere = bytes_of(matrix) if mode == "r" and rows > columns else 0
-    pointers = (_LONG * count,) * 2 if count > 1 else (_INT,)
-    return _taken(factors, elsewhere, *pointers)
+    return _taken(factors, elsewhere, *(_pointers(count) if count > 1 else (_INT,)))
 
 
 def _eigh(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -50,7 +49,7 @@ def _eigh(args: tuple[Any, ...], out: Any) -> KernelCall:
     return _taken(_INT * count, *(1,) * (1 if count > 1 else 2))
 
 
-def _solved_by(rows: int, columns: int, count: int, *, adjoint: bool = False) -> str:
+def _solved_by(rows: int, columns: int, count: int) -> str:
     """Who solves for so many columns by factors: triangles, cuBLAS, or cuSOLVER.
 
     Source: cuda/linalg/BatchLinearAlgebra.cpp, ``lu_solve_kernel`` (2.13).
@@ -60,7 +59,7 @@ def _solved_by(rows: int, columns: int, count: int, *, adjoint: bool = False) ->
         return "cuBLAS" if rows <= 16 else "triangles"
     if rows <= 8:
         return "cuBLAS"
-    if rows <= 64 and few and (columns <= 64 or adjoint or rows <= 32):
+    if rows <= 64 and few and (columns <= 64 or rows <= 32):
         return "cuSOLVER"
     if rows <= 128 and few and columns <= 2:
         return "cuSOLVER"
@@ -70,8 +69,12 @@ def _solved_by(rows: int, columns: int, count: int, *, adjoint: bool = False) ->
 
 def _columns(args: tuple[Any, ...]) -> int:
     """Of what is solved for; a vector is one."""
-    matrix, solved = (arg for arg in (args[0], _solved(args)))
-    return 1 if solved.dim() == matrix.dim() - 1 else int(solved.shape[-1])
+    return 1 if _is_vector(args) else int(_solved(args).shape[-1])
+
+
+def _is_vector(args: tuple[Any, ...]) -> bool:
+    matrix: torch.Tensor = args[0]
+    return _solved(args).dim() == matrix.dim() - 1
 
 
 def _solved(args: tuple[Any, ...]) -> torch.Tensor:
@@ -90,7 +93,7 @@ def _inverse(args: tuple[Any, ...], out: Any) -> KernelCall:
     count, rows, _ = _sizes(args[0])
     whole = bytes_of(args[0])
     if _solved_by(rows, rows, count) == "cuBLAS":
-        return _taken(whole, _INT * count * rows, *_pointers(count), *_pointers(count))
+        return _taken(whole, _INT * count * rows, *_pointers(count))
     pivots = _INT * count * rows, *_pivots(count, rows)
     return _taken(whole, *pivots, whole, *_triangles(count, rows))
 
@@ -98,41 +101,37 @@ def _inverse(args: tuple[Any, ...], out: Any) -> KernelCall:
 def _solve(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Factors lie in the output; what is solved for is last in both operators."""
     (count, rows, _), columns, solved = _sizes(args[0]), _columns(args), _solved(args)
-    by = _solved_by(rows, columns, count, adjoint=args[4:5] == (True,))
+    by = _solved_by(rows, columns, count)
     if by == "triangles":
         return _taken(*_pivots(count, rows), bytes_of(solved), *_triangles(count, rows))
-    vector = bytes_of(solved) if solved.dim() == args[0].dim() - 1 else 0
-    return _taken(vector, *(_pointers(count) * 2 if by == "cuBLAS" else (_INT,)))
+    vector = bytes_of(solved) if _is_vector(args) else 0
+    return _taken(vector, *(_pointers(count) if by == "cuBLAS" else (_INT,)))
 
 
 def _pointers(count: int) -> tuple[int, ...]:
-    """Where each of several matrices begins."""
-    return (_LONG * count,)
+    """Where each matrix begins, and each of what goes with them."""
+    return (_LONG * count,) * 2
 
 
 def _triangles(count: int, rows: int) -> tuple[int, ...]:
     """Few large ones are solved one after the other; source: ``triangular_solve_kernel``."""
-    return () if count <= 8 and rows >= 64 else _pointers(count) * 2
+    return () if count <= 8 and rows >= 64 else _pointers(count)
 
 
 def _solve_triangular(args: tuple[Any, ...], out: Any) -> KernelCall:
-    """The triangle is the first matrix, or of ``triangular_solve`` the second."""
     count, rows, _ = _sizes(args[0])
     return fixed(after=nested(*_triangles(count, rows)))
 
 
-def _determinant(args: tuple[Any, ...], out: Any) -> KernelCall:
-    """Errors, and which pivots swapped rows, counted."""
-    count, rows, _ = _sizes(args[0])
-    numbers = (_INT * count, _INT * rows, count * rows)
-    return _taken(*numbers, _LONG * count, _LONG * count * rows)
+def _determinants(errors: int) -> Reader:
+    """So many errors of each, and which pivots swapped rows, counted."""
 
+    def read(args: tuple[Any, ...], out: Any) -> KernelCall:
+        count, rows, _ = _sizes(args[0])
+        numbers = (*(_INT * count,) * errors, _INT * rows, count * rows)
+        return _taken(*numbers, _LONG * count, _LONG * count * rows)
 
-def _determinant_alone(args: tuple[Any, ...], out: Any) -> KernelCall:
-    """The same, and whether the factors could be found."""
-    count, rows, _ = _sizes(args[0])
-    numbers = (_INT * count, _INT * count, _INT * rows, count * rows)
-    return _taken(*numbers, _LONG * count, _LONG * count * rows)
+    return read
 
 
 def _lu(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -144,13 +143,13 @@ def _lu(args: tuple[Any, ...], out: Any) -> KernelCall:
 def _cholesky_inverse(args: tuple[Any, ...], out: Any) -> KernelCall:
     whole = bytes_of(args[0])
     count = _sizes(args[0])[0]
-    return _taken(whole, *(_pointers(count) * 2 if count > 1 else (_INT, whole)))
+    return _taken(whole, *(_pointers(count) if count > 1 else (_INT, whole)))
 
 
 def _cholesky_solve(args: tuple[Any, ...], out: Any) -> KernelCall:
     """The factor is copied if it is the only one."""
     count = _sizes(args[1])[0]
-    return _taken(*(_pointers(count) * 2 if count > 1 else (_INT, bytes_of(args[1]))))
+    return _taken(*(_pointers(count) if count > 1 else (_INT, bytes_of(args[1]))))
 
 
 def _check_errors(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -209,8 +208,8 @@ READERS: dict[str, Reader] = {
     "linalg_inv_ex": _inverse,
     "linalg_solve_triangular": _solve_triangular,
     **dict.fromkeys(("_linalg_solve_ex", "linalg_lu_solve"), _solve),
-    "_linalg_det": _determinant_alone,
-    "_linalg_slogdet": _determinant,
+    "_linalg_det": _determinants(2),
+    "_linalg_slogdet": _determinants(1),
     "linalg_lu": _lu,
     "cholesky_inverse": _cholesky_inverse,
     **dict.fromkeys(("cholesky_solve", "_cholesky_solve_helper"), _cholesky_solve),
