@@ -83,6 +83,14 @@ def install(patches: Patches) -> None:
             torch.set_default_device(None)
             original(wanted)
 
+    patches.wrap(torch.Tensor, "type", of_type)
+    patches.wrap(torch._C, "_set_default_tensor_type", default)
+    _install_classes(patches, chosen)
+
+
+def _install_classes(patches: Patches, chosen: list[_Type]) -> None:
+    """Let tensors be made by a class: by the default type (``chosen``), or by a script's own."""
+
     def new(original: Any, cls: type, *given: Any, **more: Any) -> Any:
         """``torch.Tensor(...)`` makes one of the default type, wherever tensors are made else.
 
@@ -105,5 +113,3 @@ def install(patches: Patches) -> None:
 
     patches.wrap(torch.Tensor, "__new__", new)
     patches.wrap(torch.Tensor, "as_subclass", as_subclass)
-    patches.wrap(torch.Tensor, "type", of_type)
-    patches.wrap(torch._C, "_set_default_tensor_type", default)
