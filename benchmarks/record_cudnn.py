@@ -1,4 +1,4 @@
-"""Record what cuDNN takes, as PyTorch asks the allocator for it: attention and convolutions.
+r"""Record what cuDNN takes, as PyTorch asks the allocator for it: attention and convolutions.
 
 On a GPU, or over a stand-in driver with a cuDNN that plans for a device it is told of
 (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, "deviceless ahead-of-time compilation").
@@ -7,6 +7,8 @@ On a GPU, or over a stand-in driver with a cuDNN that plans for a device it is t
     python benchmarks/record_cudnn.py convolutions problems.json out.json
     python benchmarks/record_cudnn.py ask problems.json 8.0 108 out.json [1,2,4]  (needs no GPU)
     python benchmarks/record_cudnn.py changed configs/convolutions 9.0 132 2.13 2.15 (needs no GPU)
+    MEMCALC_CUDNN=FOLDER:FOLDER python benchmarks/record_cudnn.py changed configs/convolutions 9.0 \
+        132 2.13 2.8 2.9 2.10                                        (those of that PyTorch's wheel)
     python benchmarks/record_cudnn.py attention out.json
     python benchmarks/record_cudnn.py join configs/convolutions out.json...
 """
@@ -344,14 +346,23 @@ def join(folder: pathlib.Path, new: dict) -> None:
 
 
 def changed(
-    folder: pathlib.Path, capability: str, multiprocessors: int, since: str, version: str
+    folder: pathlib.Path, capability: str, multiprocessors: int, since: str, *versions: str
 ) -> None:
-    """Ask the installed library all that is recorded, and write down what it plans otherwise."""
+    """Ask a library all that is recorded, and write down what it plans otherwise.
+
+    Args:
+        folder: configs/convolutions.
+        capability: of the GPU.
+        multiprocessors: those that it has.
+        since: the PyTorch that was recorded whole.
+        versions: those that come with the library.
+    """
     from memcalc.kernels import convolution, cudnn
     from memcalc.kernels.target import Target
 
     major, minor = map(int, capability.split("."))
-    target = Target(capability=(major, minor), multiprocessors=multiprocessors, torch=(0, 0))
+    torch, *_ = (tuple(map(int, version.split("."))) for version in versions)
+    target = Target(capability=(major, minor), multiprocessors=multiprocessors, torch=torch)
     found: dict[str, dict[str, list]] = {}
     before = convolution.recorded((major, minor))[tuple(map(int, since.split(".")))]
     for name, by_batch in before.items():
@@ -366,10 +377,10 @@ def changed(
                 found.setdefault(name, {})[batch] = sizes
     path = folder / f"{capability}.json"
     data = json.loads(path.read_text())
-    others = [entry for entry in data.get("changed", []) if entry["torch"] != [version]]
+    others = [entry for entry in data.get("changed", []) if entry["torch"] != list(versions)]
     new = {
         "capability": capability,
-        "torch": [version],
+        "torch": list(versions),
         "since": since,
         "cudnn": cudnn.version(),
         "how": "the library asked without a device",

@@ -32,6 +32,7 @@ FOLDERS = "MEMCALC_CUDNN"
 _BROUGHT = {
     (2, 8): 10,
     (2, 9): 10,
+    (2, 10): 10,
     (2, 11): 20,
     (2, 12): 20,
     (2, 13): 20,
@@ -40,6 +41,8 @@ _BROUGHT = {
 }
 """Which cuDNN 9 comes with a PyTorch, by its wheels' metadata. 2.11 has 9.19, which planned as 9.20
 does in all 3,435 cases compared; 9.24 and 9.26 plan most others."""
+_UNASKED = {(10, 0): 10}
+"""By capability, the last cuDNN 9 that ends the process when it is asked of it (9.10.2)."""
 _LIBRARIES = (("libcublasLt.so.13", "libcublasLt.so.12"), ("libcudnn.so.9",))
 _PACKAGES = ("nvidia.cu13", "nvidia.cublas", "nvidia.cudnn")
 
@@ -61,10 +64,14 @@ def answers_for(torch: tuple[int, int]) -> bool:
     library = _library()
     if library is None:
         return False
-    minor = library.cudnnGetVersion() // 100 % 100
+    minor = _minor(library)
     brought = _BROUGHT.get(torch, minor if torch > max(_BROUGHT) else None)
     named = FOLDERS in os.environ and torch >= OLDEST_TORCH
     return named or brought == (20 if minor == 19 else minor)
+
+
+def _minor(library: ctypes.CDLL) -> int:
+    return int(library.cudnnGetVersion()) // 100 % 100
 
 
 def workspace(direction: int, problem: Any, target: Target) -> int | None:
@@ -93,6 +100,8 @@ def workspaces(
     """
     library = _library()
     if library is None or not answers_for(target.torch):
+        return ()
+    if _minor(library) <= _UNASKED.get(target.capability, 0):
         return ()
     try:
         return tuple(itertools.islice(planned(library, direction, problem, target), most))

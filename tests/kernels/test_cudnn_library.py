@@ -68,25 +68,42 @@ def test_the_library_of_another_pytorch_is_not_asked(monkeypatch):
     assert convolution.workspace(convolution.Direction.OUTPUT, PROBLEM, a100(other)) is None
 
 
-def test_a_library_that_takes_no_description_is_not_asked(monkeypatch, tmp_path):
-    class Library:
-        number = 90100
+class Library:
+    """Knows its version alone."""
 
-        def __getattr__(self, name):
-            return type("Function", (), {"__call__": lambda _: self.number})()
+    number = 90100
 
+    def __getattr__(self, name):
+        return type("Function", (), {"__call__": lambda _: self.number})()
+
+
+@pytest.fixture
+def library(monkeypatch):
     monkeypatch.setattr(cudnn, "_load", lambda name: Library())
+    cudnn._library.cache_clear()
+    yield Library
+    cudnn._library.cache_clear()
+    cudnn.workspaces.cache_clear()
+
+
+def test_a_library_that_ends_the_process_is_not_asked(monkeypatch, library):
+    monkeypatch.setattr(cudnn, "planned", lambda *_: iter([5]))
+    of = {"multiprocessors": 148, "torch": (2, 9)}
+    targets = [Target(capability=(major, 0), **of) for major in (9, 10)]
+    library.number = 91002
+    assert [cudnn.workspaces(0, PROBLEM, target) for target in targets] == [(5,), ()]
+
+
+def test_a_library_that_takes_no_description_is_not_asked(monkeypatch, tmp_path, library):
     monkeypatch.setenv(cudnn.FOLDERS, str(tmp_path))
-    try:
-        for number, found, oldest in ((90100, None, ()), (91002, "9.10.2", ((2, 8), (2, 9)))):
-            cudnn._library.cache_clear()
-            Library.number = number
-            assert cudnn.version() == found
-            answered = [torch for minor in range(16) if cudnn.answers_for(torch := (2, minor))]
-            named = [(2, minor) for minor in range(11, 16)] if found else []
-            assert answered == [*oldest, *named]
-    finally:
+    of_nine = ((2, 8), (2, 9), (2, 10))
+    for number, found, oldest in ((90100, None, ()), (91002, "9.10.2", of_nine)):
         cudnn._library.cache_clear()
+        library.number = number
+        assert cudnn.version() == found
+        answered = [torch for minor in range(16) if cudnn.answers_for(torch := (2, minor))]
+        named = [(2, minor) for minor in range(11, 16)] if found else []
+        assert answered == [*oldest, *named]
 
 
 def test_without_the_library_a_size_that_nobody_recorded_is_unknown(monkeypatch, tmp_path):
