@@ -126,11 +126,7 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
         return None
     version = convolution.nearest(target.torch, target.capability)
     chosen = replace(target, torch=version, cudnn_benchmark=False)
-    known = convolution.workspace(direction, problem, chosen)
-    if known is None and target.cudnn_deterministic:
-        known = convolution.workspace(
-            direction, problem, replace(chosen, cudnn_deterministic=False)
-        )
+    known = _planned(direction, problem, chosen)
     found = _near(direction, problem, chosen)
     if known is not None:
         found = Limits(least=min(found.least, known), likely=known, most=max(found.most, known))
@@ -139,11 +135,26 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
         tried = cudnn.workspaces(direction, problem, chosen) or (0, found.most)
         found = replace(found, least=min(tried), most=max(*tried, found.likely))
     elif version != target.torch or target.cudnn_deterministic:
-        found = replace(found, least=0)
+        others = [
+            _planned(direction, problem, replace(chosen, torch=torch))
+            for torch in convolution.versions(target.capability)
+        ]
+        # Another cuDNN may plan as any that was asked.
+        found = replace(found, least=0, most=max(found.most, *(other or 0 for other in others)))
     if target.torch < _NINE:
         found = replace(found, most=max(found.most, _of_eight(problem, target)))
     # What takes a byte has a place in the trace.
     return replace(found, likely=max(found.likely, 1), most=max(found.most, 1))
+
+
+def _planned(direction: int, problem: convolution.Problem, target: Target) -> int | None:
+    """What is known of a target; where nothing is of deterministic engines, of any."""
+    known = convolution.workspace(direction, problem, target)
+    if known is None and target.cudnn_deterministic:
+        known = convolution.workspace(
+            direction, problem, replace(target, cudnn_deterministic=False)
+        )
+    return known
 
 
 def _of_eight(problem: convolution.Problem, target: Target) -> int:

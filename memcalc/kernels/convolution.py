@@ -63,9 +63,14 @@ def workspace(direction: int, problem: Problem | None, target: Target) -> int | 
 
 def nearest(torch: tuple[int, int], capability: tuple[int, int]) -> tuple[int, int]:
     """The version that convolutions were recorded with there: this one, else the nearest."""
+    known = versions(capability)
+    return max((version for version in known if version <= torch), default=known[0])
+
+
+def versions(capability: tuple[int, int]) -> list[tuple[int, int]]:
+    """Those that convolutions were recorded with there; where none were, with any capability."""
     places = [capability] if capability in capabilities() else capabilities()
-    versions = sorted({version for where in places for version in recorded(where)})
-    return max((version for version in versions if version <= torch), default=versions[0])
+    return sorted({version for where in places for version in recorded(where)})
 
 
 def text(problem: Any) -> str:

@@ -59,12 +59,27 @@ def test_what_is_recorded_is_exact_and_has_no_limits():
 def test_an_older_cudnn_may_take_nothing_and_likely_takes_what_is_recorded():
     image, *rest = ((64, 56, 56), (64, 64, 3, 3), (1, 1, 1, 1, 1, 1), 1, 0)
     problem = ((32, *image), *rest)
-    known = convolution.workspace(0, problem, A100)
+    known = convolution.workspace(0, problem, replace(A100, torch=(2, 8)))
     old = replace(A100, torch=(2, 0))
     assert convolution.workspace(0, problem, old) is None
     within = alike.limits(0, problem, old)
     assert (within.least, within.likely) == (0, known)
     assert within.most >= known
+
+
+def test_an_unrecorded_cudnn_may_plan_as_any_that_was_asked():
+    versions = convolution.versions(A100.capability)
+    of = [convolution.recorded(A100.capability)[torch] for torch in versions]
+    apart = 0
+    for text in sorted(set.intersection(*map(set, of)))[::40]:
+        image, *rest = json.loads(text)
+        if "32" not in of[0][text] or len(rest) > 4:
+            continue
+        problem = ((32, *image), *rest)
+        most = max(known[text]["32"][0] for known in of if "32" in known[text])
+        apart += most > alike._near(0, problem, replace(A100, torch=versions[0])).most
+        assert alike.limits.__wrapped__(0, problem, replace(A100, torch=(2, 7))).most >= most
+    assert apart
 
 
 @pytest.mark.parametrize("dtype", [0, 1])
