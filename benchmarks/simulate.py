@@ -60,10 +60,13 @@ def main(*arguments: str) -> None:
         simulated = _step(*SIMULATE, "--steps", "0")
         print(f"simulated step: {1000 * simulated:.1f} ms of processor time")
         if arguments:
+            over = (*SIMULATE, "--steps", "0", "--backend", "driver", "--python", arguments[0])
+            driven = _step(*over)
             os.environ["MEMCALC_READS"] = "zeros"  # nobody watches
-            own = _step(*SIMULATE, "--steps", "0", "--backend", "driver", "--python", arguments[0])
+            own = _step(*over)
             del os.environ["MEMCALC_READS"]
             print(f"own host-side step: {1000 * own:.1f} ms; bar 3 x, is {simulated / own:.1f} x")
+            print(f"over the driver: {1000 * driven:.1f} ms, {driven / own:.1f} x")
         bare, held = _spent(sys.executable, "imports.py")
         cold, most = _spent(*SIMULATE, "--", "python", "large.py")
         print(

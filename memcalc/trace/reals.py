@@ -8,19 +8,22 @@ part in is unknown, and read as zero.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
 
 from memcalc.trace.recipes import Recipe, host_value
 from memcalc.trace.torch_private.dispatch import without_dispatch
+from memcalc.trace.torch_private.tensors import storage_key
 from memcalc.trace.values import FILLS, Values
+from memcalc.trace.writes import places_written, unwritten
 
 MOST = 1 << 16
 """Real numbers of a tensor that are remembered when it is copied to the device."""
 _aten = torch.ops.aten
-_FILLED = {
+_STRIDED = torch.strided
+FILLED = {
     *(_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default),
     *(_aten.ones_like.default, _aten.new_ones.default),
     *(_aten.full_like.default, _aten.new_full.default),
@@ -36,10 +39,10 @@ class RealValues(Values):
 
     def may_note(self, func: Any, args: Any, out: Any) -> bool:
         """Whether there may be anything to note of any call with tensors such as these."""
-        if super().may_note(func, args, out) or func in _FILLED:
+        if super().may_note(func, args, out) or func in FILLED:
             return True
         return not _goes_through_lists(func) and any(
-            not one.dtype.is_floating_point for one in _given(args)
+            not one.dtype.is_floating_point for one in tensors_of(args)
         )
 
     def follows(self, args: Any) -> bool:
@@ -48,6 +51,10 @@ class RealValues(Values):
         if isinstance(first, list | tuple):
             first = first[0] if first else None
         return id(first) in self._made or type(first) is torch.Tensor
+
+    def calls_of(self, func: Any) -> Calls:
+        """What tells calls of this operator apart."""
+        return Calls(func, self._made, self._sharing)
 
     def arrived(self, tensor: torch.Tensor, host: torch.Tensor) -> Recipe | None:
         """What is remembered of a copy of the host's; real numbers too, where they are few."""
@@ -60,12 +67,12 @@ class RealValues(Values):
 
     def counts(self, func: Any, args: Any) -> bool:
         """Numbers are filled in or put in known places, or all that goes in is known."""
-        if func in _FILLED or func in FILLS:
+        if func in FILLED or func in FILLS:
             return True
         if _goes_through_lists(func) or _RANDOM in getattr(func, "tags", ()):
             return super().counts(func, args)
         some, sure = False, True
-        for tensor in _given(args):
+        for tensor in tensors_of(args):
             made = self.recipe_of(tensor)
             if made is None:
                 sure = sure and tensor.device.type == "cpu"
@@ -88,7 +95,64 @@ class RealValues(Values):
 
     def sure(self, func: Any, described: tuple[Any, Any]) -> bool:
         """What an operator makes follows from its arguments, and all of these are sure."""
-        return func in _FILLED or super().sure(func, described)
+        return func in FILLED or super().sure(func, described)
+
+
+class Calls:
+    """Tells calls of one operator apart, over PyTorch's CUDA code: of most nothing is to be noted.
+
+    Args:
+        func: the operator.
+        made: tensors of which something is known, by their identity.
+        sharing: storages that such tensors lie in.
+    """
+
+    __slots__ = ("_in_lists", "_made", "_places", "_sharing", "_written")
+
+    def __init__(self, func: Any, made: Container[int], sharing: Container[int]) -> None:
+        self._made = made
+        self._sharing = sharing
+        self._in_lists = not _goes_through_lists(func)
+        self._places = places_written(func)
+        self._written = not unwritten(func)
+
+    def silent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Nothing follows from a call but by what comes out of it.
+
+        All that goes in are real numbers on the device that nobody knows, and what is written to
+        shares no memory with what is known.
+        """
+        made = self._made
+        for arg in args:
+            if isinstance(arg, torch.Tensor):
+                if id(arg) in made or not _is_real(arg):
+                    return False
+            elif self._in_lists and isinstance(arg, list | tuple):
+                for item in arg:
+                    if isinstance(item, torch.Tensor) and (id(item) in made or not _is_real(item)):
+                        return False
+        if kwargs:
+            for value in kwargs.values():
+                if isinstance(value, torch.Tensor):
+                    return False
+        for place in self._places:
+            for tensor in tensors_of(args[place : place + 1]):
+                if storage_key(tensor) in self._sharing:
+                    return False
+        return True
+
+    def decides(self, out: Any) -> bool:
+        """A program could decide by this result."""
+        if not self._written:
+            return False
+        if isinstance(out, torch.Tensor):
+            return not (out.dim() and out.is_floating_point())
+        return not all(one.dim() and one.is_floating_point() for one in tensors_of((out,)))
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    """It lies on the device, and holds real numbers in rows."""
+    return tensor.is_cuda and tensor.is_floating_point() and tensor.layout is _STRIDED
 
 
 @functools.cache
@@ -97,7 +161,7 @@ def _goes_through_lists(func: Any) -> bool:
     return str(func.name()).startswith(("aten::_foreach_", "aten::_fused_"))
 
 
-def _given(args: Any) -> Iterator[torch.Tensor]:
+def tensors_of(args: Any) -> Iterator[torch.Tensor]:
     """Tensors among arguments; those of an index lie in a list."""
     for arg in args:
         for item in arg if isinstance(arg, list | tuple) else (arg,):

@@ -72,6 +72,7 @@ class Recipe:
         depth: int,
         *,
         sure: bool = False,
+        by_choice: bool | None = None,
     ) -> None:
         self.func = func
         self.args = args
@@ -82,7 +83,9 @@ class Recipe:
         """Values that were worked out, by the numbers that symbols stood for."""
         self.sure = sure
         """The device holds just this, whatever is in memory that nobody described."""
-        self.by_choice: bool = func in CHOOSES or any(part.by_choice for part in self.inputs())
+        if by_choice is None:
+            by_choice = func in CHOOSES or any(part.by_choice for part in self.inputs())
+        self.by_choice: bool = by_choice
         """What was chosen among scores has a part in it: as much, whatever the scores are."""
 
     def inputs(self) -> Iterator[Recipe]:

@@ -34,6 +34,7 @@ FILLS = {
 """Operators that make tensors of known numbers, beside zeros."""
 _SHOWS = {getattr(_aten.set_, name) for name in _aten.set_.overloads() if name.startswith("source")}
 _RAISES = _aten._foreach_add_.Scalar
+_NORMS = _aten._foreach_norm.Scalar
 
 
 class Values:
@@ -68,13 +69,15 @@ class Values:
 
     def note(self, func: Any, args: Any, kwargs: Any, out: Any, *, deciding: bool) -> None:
         """The same, where it is known whether a program could decide by these results."""
-        outputs = out if isinstance(out, list | tuple) else (out,)
         if func in _SHOWS:
             # Nothing is written: it shows other memory, of which nobody knows what it holds so.
             self._made.pop(id(args[0]), None)
             return
         # What nobody has written holds no numbers, whatever it was made like.
         known = deciding or (self.counts(func, args) and not unwritten(func))
+        if func is _NORMS and not any(id(tensor) in self._made for tensor in args[0]):
+            # Zeros, like what is read of any other tensor that nobody knows.
+            known = False
         given = self._described(args, kwargs) if known else None
         raised = self._raised(args) if func is _RAISES else []
         given_out = kwargs.get("out") if kwargs else None
@@ -86,15 +89,21 @@ class Values:
         for tensor, made in raised:
             self.keep(tensor, made)
         if given is not None:
-            described, depth = given
-            for index, item in enumerate(outputs):
-                whole = isinstance(item, torch.Tensor) and item.layout is torch.strided
-                if whole and depth < LONGEST:
-                    at = index if isinstance(out, list | tuple) else None
-                    sure = self.sure(func, described)
-                    self.keep(item, Recipe(func, *described, at, depth + 1, sure=sure))
+            self._keep_results(func, given, out)
         for tensor, around in others:
             self._spread(tensor, around)
+
+    def _keep_results(self, func: Any, given: tuple[tuple[Any, Any], int], out: Any) -> None:
+        described, depth = given
+        several = isinstance(out, list | tuple)
+        sure, by_choice = self.sure(func, described), None
+        for index, item in enumerate(out if several else (out,)):
+            whole = isinstance(item, torch.Tensor) and item.layout is torch.strided
+            if whole and depth < LONGEST:
+                at = index if several else None
+                made = Recipe(func, *described, at, depth + 1, sure=sure, by_choice=by_choice)
+                by_choice = made.by_choice
+                self.keep(item, made)
 
     def _forget(self, tensor: torch.Tensor) -> list[tuple[torch.Tensor, Recipe]]:
         """Forget what shows the memory of a tensor; returns what others there held."""

@@ -23,8 +23,8 @@ def _decides(item: Any) -> bool:
 _writes: dict[Any, tuple[int, ...]] = {}
 
 
-def written(func: Any, args: Any) -> Iterator[torch.Tensor]:
-    """The tensors an operator writes into."""
+def places_written(func: Any) -> tuple[int, ...]:
+    """Which of its arguments an operator writes into."""
     places = _writes.get(func)
     if places is None:
         schema = getattr(func, "_schema", None)
@@ -34,7 +34,12 @@ def written(func: Any, args: Any) -> Iterator[torch.Tensor]:
             for index, argument in enumerate(arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
-    for place in places:
+    return places
+
+
+def written(func: Any, args: Any) -> Iterator[torch.Tensor]:
+    """The tensors an operator writes into."""
+    for place in places_written(func):
         value = args[place] if place < len(args) else None
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, torch.Tensor):

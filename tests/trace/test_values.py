@@ -205,3 +205,61 @@ def test_tokens_are_shared_evenly_among_experts_that_nobody_scored(forked):
     assert ungrouped == 0
     assert word == [0, 0, 0]
     assert (said, without) == (1, 0)
+
+
+def silences():
+    """Which calls nothing follows from but by what comes out of them."""
+    import torch
+
+    import memcalc
+    from memcalc.trace.reals import RealValues
+
+    aten, values = torch.ops.aten, RealValues()
+    with memcalc.simulate(gpu="t4"):
+        wide, other = torch.randn(4, 4, device="cuda"), torch.randn(4, 4, device="cuda")
+        whole = torch.randint(9, (4, 4), device="cuda")
+        values.know(other, torch.ones(4, 4))
+        within = other[0]
+
+        def silent(func, *args, **kwargs):
+            return values.calls_of(func).silent(args, kwargs)
+
+        return {
+            "unknown": silent(aten.mul.Tensor, wide, wide),
+            "known": silent(aten.mul.Tensor, wide, other),
+            "whole numbers": silent(aten.mul.Tensor, wide, whole),
+            "of the host": silent(aten.mul.Tensor, wide, torch.zeros(())),
+            "in a list": silent(aten.cat.default, [wide, other]),
+            "written": silent(aten.add_.Tensor, wide, wide),
+            "written where known": silent(aten.zero_.default, within),
+            "a step": silent(aten._foreach_mul_.Scalar, [wide, wide], 2.0),
+            "a step where known": silent(aten._foreach_mul_.Scalar, [wide, within], 2.0),
+            "by name": silent(aten.mul.out, wide, wide, out=wide),
+        }
+
+
+def test_nothing_is_noted_of_numbers_that_nobody_knows(forked):
+    found = forked(silences)
+    assert [name for name in found if found[name]] == ["unknown", "written", "a step"]
+
+
+def norms():
+    """Norms of gradients, which nobody knows, and what a program makes of them."""
+    import torch
+
+    from memcalc.trace import device
+    from memcalc.trace.operators import overrides
+    from memcalc.trace.recorder import TraceRecorder
+
+    device.use("cuda")
+    overrides.install()
+    recorder = TraceRecorder(None)
+    with device.fake_mode(), recorder:
+        norms = torch._foreach_norm([torch.randn(3, device=device.NAME) for _ in range(4)])
+        total = torch.linalg.vector_norm(torch.stack(norms))
+        remembered = [recorder._values.recipe_of(norm) is not None for norm in norms]
+        return [remembered, norms[0].item(), total.item(), (1 / (total + 2)).item()]
+
+
+def test_norms_of_what_nobody_knows_are_zeros_like_it(forked):
+    assert forked(norms) == [[False] * 4, 0, 0, 0.5]

@@ -27,11 +27,12 @@ from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.operators.gradients import LOOKS_FOR_ZEROS, NO_ZEROS
 from memcalc.trace.operators.sparse_parts import any_sparse
 from memcalc.trace.reads import read_as_zero
-from memcalc.trace.reals import CLOSE, RealValues
+from memcalc.trace.reals import CLOSE, FILLED, Calls, RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private.beneath import seeing, seen_here, unseen
 from memcalc.trace.torch_private.dispatch import lift_from_host
 from memcalc.trace.torch_private.engine import current_node
+from memcalc.trace.values import FILLS
 
 _aten = torch.ops.aten
 _SCALAR = _aten._local_scalar_dense.default
@@ -75,6 +76,13 @@ _CHECKS: dict[Any, tuple[int, ...]] = {
     _aten.segment_reduce.default: (1,),
 }
 """Operators that read, as numbers of so many bytes, whether their arguments are valid."""
+_SPECIAL = frozenset(
+    (
+        *(_SCALAR, _UNIQUE, _BINCOUNT, CLOSE, *_TO_HOST, *_COUNTS_MASKS, *_COUNTS_RESULTS),
+        *(*_COUNTS_DISTINCT, *_CHECKS, *arrivals.GATHERS, *FILLS, *FILLED),
+    )
+)
+"""Of which there is more to say than what they make."""
 
 
 def _seen_too(original: Any, thread: threading.Thread) -> None:
@@ -89,7 +97,8 @@ class Known:
     def __init__(self, patches: Patches) -> None:
         self._values = RealValues()
         self.said: dict[str, None] = {}
-        self._apart: dict[Any, bool] = {}
+        self._met: dict[int, Calls | bool] = {}
+        """By the identity of an operator: what tells its calls apart, or that it is composed."""
         self._answer = _answers()
         arrivals.install(patches)
         backward.install(patches)
@@ -125,14 +134,24 @@ class Known:
             lift_from_host(False)
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._composed(func):
+        calls = self._met.get(id(func))
+        if calls is None:
+            calls = is_composed(func) or (func not in _SPECIAL and self._values.calls_of(func))
+            self._met[id(func)] = calls
+        if calls is True:
             return func.decompose(*args, **kwargs)
         with unseen():
-            return self._run(func, args, kwargs)
+            if calls is False or not calls.silent(args, kwargs):
+                return self._run(func, args, kwargs)
+            # Most calls of a training.
+            out = func(*args, **kwargs)
+            if calls.decides(out) and _uses_device((out,)):
+                self._values.note(func, args, kwargs, out, deciding=True)
+            return out
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is _SCALAR and _on_device(args[0]):
-            return self._scalar(args[0])
+        if func is _SCALAR:
+            return self._scalar(args[0]) if _on_device(args[0]) else func(*args)
         if func in _COUNTS_MASKS:
             for mask, times in _COUNTS_MASKS[func](args):
                 self._announce(_COUNT_BYTES, self._places, mask, times)
@@ -174,12 +193,6 @@ class Known:
         if type(copy) is type(tensor):
             self._values.copied(copy, tensor)
         return copy
-
-    def _composed(self, func: Any) -> bool:
-        known = self._apart.get(func)
-        if known is None:
-            known = self._apart[func] = is_composed(func)
-        return known
 
     def _finds_no_zeros(self) -> bool:
         """The gradient of a product looks for factors of zero."""
