@@ -3,9 +3,9 @@
     nnunet_activations.py ACTIVATION [planned|tried]
 
 Source: a paper's repository (nnUNetTrainer_bench12.py beside nnU-Net 2.2.1): its configuration
-3d_fullres of BraTS 2023, a batch of two patches of 128 x 128 x 128 and four channels, three regions;
-six levels of 32 to 320 channels, two convolutions each, instance norms; all activations are
-swapped.
+3d_fullres of BraTS 2023, a batch of two patches of 128 x 128 x 128 and four channels, three
+regions; six levels of 32 to 320 channels, two convolutions each, instance norms; all activations
+are swapped.
 
 What decides memory: fp16 by autocast with the loss inside it and PyTorch's scaler; SGD with
 Nesterov's momentum; gradients are dropped before each step and clipped; deep supervision at five
