@@ -141,8 +141,9 @@ def main(name: str, engines: str = "planned", side: str = str(SIDE)) -> None:
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cuda"):
             found = model(data)
-            pairs = zip(weights, found, targets, strict=True)
-            loss = sum(share * loss_of(one, goal) for share, one, goal in pairs if share)
+            loss = weights[0] * loss_of(found[0], targets[0])
+            for share, one, goal in zip(weights[1:], found[1:], targets[1:], strict=True):
+                loss += share * loss_of(one, goal)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 12)
