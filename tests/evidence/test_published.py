@@ -54,7 +54,7 @@ def test_limits_say_what_they_are_of_and_name_words_of_the_script(path):
             assert f'"{source["limits"][end]}"' in script.read_text()
 
 
-@pytest.mark.parametrize("blind_set", ["blind", "blind 2", "blind 3"])
+@pytest.mark.parametrize("blind_set", ["blind", "blind 2", "blind 3", "blind 4"])
 def test_a_blind_set_is_judged_only_where_it_is_asked_for(judge, blind_set, tmp_path, monkeypatch):
     for name, half in (("one", "tune"), ("two", blind_set)):
         (tmp_path / f"{name}.json").write_text(json.dumps({"half": half}))
@@ -88,7 +88,7 @@ def test_every_reading_was_judged_and_the_page_shows_what_was_found(judge):
     assert made["page"]() == (ROOT / "docs" / "accuracy.md").read_text()
 
 
-@pytest.mark.parametrize("half", ["blind", "blind 2", "blind 3"])
+@pytest.mark.parametrize("half", ["blind", "blind 2", "blind 3", "blind 4"])
 def test_a_blind_set_has_rows_of_its_own_once_it_is_judged(judge, half):
     made = runpy.run_path(str(ROOT / "scripts" / "make_accuracy.py"))
     assert made["SETS"] == judge["SETS"]
