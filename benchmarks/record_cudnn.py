@@ -34,7 +34,8 @@ def problems(models: list[str]) -> list:
 
     A model is a bundled name, or package:name@224 for one of pictures of that size: of torchvision,
     timm or ultralytics, or a callable of a module; with @224@last its channels lie last, as with
-    ``model.to(memory_format=torch.channels_last)``.
+    ``model.to(memory_format=torch.channels_last)``. One of volumes or videos has @4x128x128x128,
+    channels first (``volume_models``).
     """
     seen: dict[str, None] = {}
     for model in models:
@@ -77,27 +78,33 @@ def _of_pictures(package: str, named: str) -> list[str]:
 
     class Logged(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
             if func is torch.ops.aten.convolution.default:
                 x, weight, _, *moves, transposed, _, groups = args
-                if x.dim() == 4 and not transposed:
-                    moves = [n for pair in moves for n in (pair * 2)[:2]]
-                    problem = (list(x.shape[1:]), list(weight.shape), moves, groups)
-                    last = (True,) if layout(x, weight) is torch.channels_last else ()
-                    seen.append(convolution.text((*problem, *last)))
-            return func(*args, **(kwargs or {}))
+                axes = x.dim() - 2
+                if axes == 3 or (axes == 2 and not transposed):
+                    moves = [n for some in moves for n in (some * axes)[:axes]]
+                    # A transposed one is the gradient of another's input.
+                    image = out if transposed else x
+                    problem = (list(image.shape[1:]), list(weight.shape), moves, groups)
+                    rows = layout(x, weight) is torch.contiguous_format
+                    seen.append(convolution.text((*problem, *(() if rows else (True,)))))
+            return out
 
     name, size, *last = named.split("@")
     with torch.device("meta"):
-        model = _built(package, name)
-        pictures = torch.empty(2, 3, int(size), int(size))
+        sides = [int(side) for side in size.split("x")] if "x" in size else [3, *[int(size)] * 2]
+        model = _built(package, name, sides)
+        pictures = torch.empty(2, *sides)
     if last:
-        model, pictures = (one.to(memory_format=torch.channels_last) for one in (model, pictures))
+        layout_last = torch.channels_last if len(sides) == 3 else torch.channels_last_3d
+        model, pictures = (one.to(memory_format=layout_last) for one in (model, pictures))
     with Logged(), torch.no_grad():
         model(pictures)
     return seen
 
 
-def _built(package: str, name: str):
+def _built(package: str, name: str, sides: list[int]):
     import importlib
 
     import torch
@@ -119,7 +126,11 @@ def _built(package: str, name: str):
 
         with torch.device("cpu"):
             return DetectionModel(f"{name}.yaml", verbose=False).train().to("meta")
-    return getattr(importlib.import_module(package), name)()
+    build = getattr(importlib.import_module(package), name)
+    if package == "volume_models":
+        with torch.device("cpu"):
+            return build(sides).to("meta")
+    return build()
 
 
 def _without_operators() -> None:

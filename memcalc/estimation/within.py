@@ -17,8 +17,10 @@ ALIKE = (
     f"{WORKSPACES} are those of the recorded ones most like them "
     "(pip install nvidia-cudnn-cu13==9.20.* nvidia-cublas==13.1.1.* to ask cuDNN itself)"
 )
-MIXTURES = 24
+MIXTURES = 8
 """Replays in which each workspace takes its least, likely or most by a draw of its own."""
+ALONE = 16
+"""Replays in which one of the largest takes its most, and all others what is likely."""
 OPERATORS = ("convolution", "convolution_backward")
 """Whose workspaces those are, by the names of a trace."""
 
@@ -27,15 +29,18 @@ def variants(trace: Trace) -> Iterator[Trace]:
     """The trace with workspaces as they may be; none: all are known.
 
     First all take their least, then all their most. What the allocator reserves depends on how
-    blocks of several sizes lie as well, so that it may lie outside of what these two take: in the
-    others each size is drawn for itself, always in the same way.
+    blocks of several sizes lie as well, so that it may lie outside of what these two take: in
+    others each size is drawn for itself, always in the same way, and in the last ones the library
+    plans one kind of convolution otherwise.
     """
     if not trace.bounds:
         return
     yield _sized(trace, {bound.bytes: _least(bound) for bound in trace.bounds})
     yield _sized(trace, {bound.bytes: bound.most for bound in trace.bounds})
+    if len(trace.bounds) == 1:
+        return
     draw = random.Random(0)
-    for _ in range(MIXTURES if len(trace.bounds) > 1 else 0):
+    for _ in range(MIXTURES):
         yield _sized(
             trace,
             {
@@ -43,6 +48,9 @@ def variants(trace: Trace) -> Iterator[Trace]:
                 for bound in trace.bounds
             },
         )
+    largest = sorted(trace.bounds, key=lambda bound: (-bound.most, -bound.bytes))
+    for bound in largest[:ALONE]:
+        yield _sized(trace, {bound.bytes: bound.most})
 
 
 def _least(bound: Bound) -> int:
@@ -76,8 +84,8 @@ def reserved_span(trace: Trace, likely: int, found: Sequence[int]) -> Span | Non
         return None
     low, high = min(*found, likely), max(*found, likely)
     sizes = f"{len(trace.bounds)} size{'s' * (len(trace.bounds) > 1)}"
-    mixtures = f", and with {len(found) - 2} mixtures" if len(found) > 2 else ""
-    source = f"{WORKSPACES}, {sizes}: replayed with the least and with the most{mixtures}"
+    others = f", and {len(found) - 2} times with some of them so" if len(found) > 2 else ""
+    source = f"{WORKSPACES}, {sizes}: replayed with the least and with the most{others}"
     part = Part(name=RESERVED, low=low, likely=likely, high=high, source=source)
     return Span(low=low, likely=likely, high=high, source=WORKSPACES, parts=(part,))
 

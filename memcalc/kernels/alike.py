@@ -10,8 +10,8 @@ Another version of cuDNN may choose an engine that takes nothing (implicit GEMM,
 reference, ``cudnnConvolutionFwdAlgo_t``): there the smallest is none. cuDNN 8, which PyTorch before
 2.4 brings, took more than those of 9 do: of 656 that 8.5 was asked for on 6.1 and 7.5, 46 lay above
 their limits, the largest by Winograd's transforms, and on 8.0 and 8.6 it took 128 MiB for some
-small ones. There the largest is at least that (``_of_eight``); how many lie inside then was not
-counted.
+small ones, as 9.1 seems to do. There the largest is at least that (``_of_older``); how many lie
+inside then was not counted.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.kernels import convolution, cudnn
+from memcalc.kernels.cudnn_planning import made_of
 from memcalc.kernels.scratch import round_up
 from memcalc.kernels.target import Target
 
@@ -51,7 +52,9 @@ _WINOGRAD = 36 / 16
 Algorithms for Convolutional Neural Networks, section 4.1; asked of cuDNN 8.5, 576.56 MiB for
 operands of 256.14."""
 _WORKSPACE = 128 << 20
-"""What cuDNN 8.5 took for some convolutions on 8.0 and 8.6 whose operands are less: 134,217,728."""
+"""What cuDNN 8.5 took for some convolutions on 8.0 and 8.6 whose operands are less: 134,217,728.
+With 9.1 a ResNet-18 on 8.9 reserved 126 MiB more than it does with any that was asked
+(evidence/published/ksolver-torchvision-4090.json)."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,7 @@ class Kind(msgspec.Struct, frozen=True):
     """What of a convolution decides how like another it is, whatever its batch."""
 
     text: str
-    kernel: tuple[int, int]
+    kernel: tuple[int, ...]
     grouped: bool
     strided: bool
     channels: tuple[float, float]
@@ -92,7 +95,7 @@ class Known(msgspec.Struct, frozen=True):
     texts: Any
     """(N,) problems but for their batches."""
     kernels: Any
-    """(N, 2)"""
+    """(N, 2), or (N, 3) of volumes."""
     places: Any
     """(N, 5): what differs by degrees (``Kind.place``)."""
     shares: Any
@@ -141,8 +144,8 @@ def limits(direction: int, problem: convolution.Problem | None, target: Target) 
         ]
         # Another cuDNN may plan as any that was asked.
         found = replace(found, least=0, most=max(found.most, *(other or 0 for other in others)))
-    if target.torch < _NINE:
-        found = replace(found, most=max(found.most, _of_eight(problem, target)))
+    if target.torch < convolution.versions(target.capability)[0]:
+        found = replace(found, most=max(found.most, _of_older(problem, target)))
     # What takes a byte has a place in the trace.
     return replace(found, likely=max(found.likely, 1), most=max(found.most, 1))
 
@@ -157,11 +160,11 @@ def _planned(direction: int, problem: convolution.Problem, target: Target) -> in
     return known
 
 
-def _of_eight(problem: convolution.Problem, target: Target) -> int:
-    """The most that cuDNN 8 may take where 9 takes less."""
+def _of_older(problem: convolution.Problem, target: Target) -> int:
+    """The most that an older cuDNN may take where those that were asked take less."""
     (batch, *image), weight, moves, groups, dtype = problem[:5]
     fixed = _WORKSPACE if target.capability >= (8, 0) else 0
-    if max(weight[2:]) == 1 or max(moves[:2]) > 1:
+    if target.torch >= _NINE or max(weight[2:]) == 1 or max(_strides(moves)) > 1:
         return fixed
     wide = 1 if dtype == 0 else 2
     operands = _kind(image, weight, moves, groups, dtype).operands(batch)
@@ -173,7 +176,8 @@ def _near(direction: int, problem: convolution.Problem, target: Target) -> Limit
     (batch, *image), *rest = problem[:5]
     kind = _kind(image, *rest)
     operands = kind.operands(batch)
-    shares = _known(target.torch, target.capability, problem[4]).near(kind, batch, direction)
+    known = _known(target.torch, target.capability, problem[4], len(image) - 1)
+    shares = known.near(kind, batch, direction)
     most = math.ceil(max(*shares, 1.0) * operands) + _ALIGNED
     if len(problem) > 5:
         # Channels lie last: those looked at do not, and there is nothing to lay out anew. Of
@@ -184,14 +188,9 @@ def _near(direction: int, problem: convolution.Problem, target: Target) -> Limit
 
 
 def _kind(image: Any, weight: Any, moves: Any, groups: int, dtype: int) -> Kind:
-    """Of a sample's (channels, height, width) and the rest of a problem."""
-    stride, padding, dilation = moves[:2], moves[2:4], moves[4:]
-    output = [
-        (image[1 + axis] + 2 * padding[axis] - dilation[axis] * (weight[2 + axis] - 1) - 1)
-        // stride[axis]
-        + 1
-        for axis in (0, 1)
-    ]
+    """Of a sample's (channels, (depth,) height, width) and the rest of a problem."""
+    output = made_of(image[1:], weight[2:], moves)
+    stride = _strides(moves)
     element, row = (4 if dtype == 0 else 2), _ROW[dtype]
     into, out = round_up(image[0], row), round_up(weight[0], row)
     inside = round_up(weight[1], row) if groups == 1 else weight[1]
@@ -206,9 +205,13 @@ def _kind(image: Any, weight: Any, moves: Any, groups: int, dtype: int) -> Kind:
     )
 
 
+def _strides(moves: Any) -> Any:
+    return moves[: len(moves) // 3]
+
+
 @functools.cache
-def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int) -> Known:
-    """Recorded convolutions of a type; on a GPU of another capability those of all."""
+def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int, axes: int) -> Known:
+    """Recorded convolutions of a type and of as many axes; on a GPU of another capability of all."""
     import numpy as np
 
     every = convolution.capabilities()
@@ -216,12 +219,12 @@ def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int) -> K
     found = [
         (kind, batch, taken)
         for where in own
-        for kind, by_batch in _of(convolution.recorded(where).get(torch, {}), dtype)
+        for kind, by_batch in _of(convolution.recorded(where).get(torch, {}), dtype, axes)
         for batch, taken in by_batch
     ]
     if not found:
         # bfloat16 on a GPU that has none is emulated: those of float16 are the nearest.
-        return _known(torch, capability, 1)
+        return _known(torch, capability, 1, axes)
     return Known(
         texts=np.array([kind.text for kind, *_ in found]),
         kernels=np.array([kind.kernel for kind, *_ in found]),
@@ -233,9 +236,9 @@ def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int) -> K
 
 
 def _of(
-    problems: convolution.Recorded, dtype: int
+    problems: convolution.Recorded, dtype: int, axes: int
 ) -> Iterator[tuple[Kind, list[tuple[int, list[int]]]]]:
     for text, by_batch in problems.items():
         image, *rest = json.loads(text)
-        if rest[3] == dtype and len(rest) == 4:
+        if rest[3] == dtype and len(rest) == 4 and len(image) == 1 + axes:
             yield _kind(image, *rest), [(int(batch), of) for batch, of in by_batch.items()]

@@ -21,7 +21,7 @@ from memcalc.files import shipped
 from memcalc.kernels import cudnn
 from memcalc.kernels.target import Target
 
-UNKNOWN = "the workspaces of cuDNN convolutions in three dimensions"
+UNKNOWN = "the workspaces of cuDNN convolutions of other types than fp32, fp16 and bf16"
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -36,7 +36,8 @@ class Direction(IntEnum):
 Problem = tuple[Any, ...]
 """Input (N, C, H, W); weight (K, C / groups, R, S); stride, padding and dilation in one; groups;
 type as an index of ``DTYPES``; and ``True`` where channels lie last. A convolution in one
-dimension has H = R = 1, as in PyTorch."""
+dimension has H = R = 1, as in PyTorch; one of volumes has (N, C, D, H, W) and (K, C / groups, T, R,
+S)."""
 
 
 def workspace(direction: int, problem: Problem | None, target: Target) -> int | None:

@@ -91,6 +91,17 @@ def _described(made: Maker, target: Target) -> Descriptor:
     return made(Kind.DEVICE).text(2702, json.dumps(words)).done()
 
 
+def made_of(image: Sequence[int], kernel: Sequence[int], moves: Sequence[int]) -> list[int]:
+    """The sides of what a convolution makes of an image, (D,) H, W."""
+    axes = len(image)
+    stride, padding, dilation = moves[:axes], moves[axes : 2 * axes], moves[2 * axes :]
+    return [
+        (image[axis] + 2 * padding[axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis]
+        + 1
+        for axis in range(axes)
+    ]
+
+
 def _graph(
     made: Maker,
     direction: int,
@@ -102,14 +113,9 @@ def _graph(
     last: bool = False,
 ) -> Descriptor:
     """One convolution as an operation graph; groups show in the weight's channels."""
-    stride, padding, dilation = moves[:2], moves[2:4], moves[4:]
-    spatial = [
-        (image[2 + axis] + 2 * padding[axis] - dilation[axis] * (weight[2 + axis] - 1) - 1)
-        // stride[axis]
-        + 1
-        for axis in (0, 1)
-    ]
-    output = (image[0], weight[0], *spatial)
+    axes = len(image) - 2
+    stride, padding, dilation = moves[:axes], moves[axes : 2 * axes], moves[2 * axes :]
+    output = (image[0], weight[0], *made_of(image[2:], weight[2:], moves))
     kind, first, (w, x, y) = _OPERATIONS[direction]
     operation = made(kind)
     for attribute, name, shape in ((w, "w", weight), (x, "x", image), (y, "y", output)):
@@ -117,7 +123,7 @@ def _graph(
         tensor.set(902, Type.INT64, *shape).set(903, Type.INT64, *_strides(shape, last))
         tensor.set(906, Type.INT64, ord(name)).set(900, Type.INT64, _ALIGNMENT)
         operation.set(attribute, Type.DESCRIPTOR, tensor.done())
-    described = made(Kind.CONVOLUTION).set(106, Type.INT64, 2).set(100, Type.DATA_TYPE, _FLOAT)
+    described = made(Kind.CONVOLUTION).set(106, Type.INT64, axes).set(100, Type.DATA_TYPE, _FLOAT)
     described.set(101, Type.CONVOLUTION_MODE, _CROSS_CORRELATION)
     for attribute, values in ((102, dilation), (103, stride), (104, padding), (105, padding)):
         described.set(attribute, Type.INT64, *values)
@@ -127,11 +133,13 @@ def _graph(
 
 
 def _strides(shape: Sequence[int], last: bool) -> list[int]:
-    """Of a tensor (N, C, H, W) in a row, or with its channels last."""
-    order = (3, 2, 1, 0) if not last else (1, 3, 2, 0)
+    """Of a tensor (N, C, ..., H, W) in a row, or with its channels last."""
+    order = list(reversed(range(len(shape))))
+    if last:
+        order.insert(0, order.pop(-2))
     sizes = (1, *(shape[axis] for axis in order[:-1]))
     steps = dict(zip(order, itertools.accumulate(sizes, lambda a, b: a * b), strict=True))
-    return [steps[axis] for axis in range(4)]
+    return [steps[axis] for axis in range(len(shape))]
 
 
 def _plans(made: Maker, graph: Descriptor, device: Descriptor, *, fixed: bool) -> Iterator[int]:

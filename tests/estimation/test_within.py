@@ -94,13 +94,18 @@ def workspaces_are_drawn_one_by_one(folder):
     }
     drawn = list(within.variants(trace))
     assert drawn == list(within.variants(trace))
-    assert len(drawn) == 2 + within.MIXTURES
+    mixed, alone = drawn[2 : 2 + within.MIXTURES], drawn[2 + within.MIXTURES :]
+    assert len(alone) == min(within.ALONE, len(trace.bounds))
     for index, sizes in of.items():
         taken = [variant.storages[index].bytes for variant in drawn]
         assert (taken[0], taken[1]) == (sizes[0], sizes[2])
         assert set(taken) <= set(sizes)
-    mixed = drawn[2:]
     assert len({tuple(v.storages[index].bytes for index in of) for v in mixed}) > 1
+    for variant in alone:
+        changed = {
+            sizes for index, sizes in of.items() if sizes[1] != variant.storages[index].bytes
+        }
+        assert len(changed) <= 1
     span = within.reserved_span(trace, 100, [90] * 6 + [110] * 4)
     assert (span.low, span.likely, span.high) == (90, 100, 110)
 

@@ -14,6 +14,8 @@ from memcalc.kernels.target import Target
 A100 = Target(capability=(8, 0), multiprocessors=108, torch=(2, 13))
 ODD = ((33, 50, 60, 60), (70, 50, 3, 3), (1, 1, 1, 1, 1, 1), 1, 0)
 
+VOLUME = ((3, 10, 30, 40, 50), (22, 10, 3, 3, 3), (1, 1, 1, 1, 1, 1, 1, 1, 1), 1, 0)
+
 
 @pytest.fixture(autouse=True)
 def no_library(monkeypatch):
@@ -23,13 +25,18 @@ def no_library(monkeypatch):
     alike.limits.cache_clear()
 
 
-@pytest.mark.parametrize("each", [2, pytest.param(20, marks=pytest.mark.nightly)])
-def test_of_recorded_convolutions_95_in_a_hundred_lie_within_the_limits_of_the_others(each):
+@pytest.mark.parametrize("axes", [2, 3])
+@pytest.mark.parametrize("each", [3, pytest.param(20, marks=pytest.mark.nightly)])
+def test_of_recorded_convolutions_95_in_a_hundred_lie_within_the_limits_of_the_others(each, axes):
     draw, inside, count = random.Random(0), 0, 0
     for capability in convolution.capabilities():
         problems = convolution.recorded(capability)[A100.torch]
         target = replace(A100, capability=capability)
-        plain = [text for text in sorted(problems) if len(json.loads(text)) == 5]
+        plain = [
+            text
+            for text in sorted(problems)
+            if len(problem := json.loads(text)) == 5 and len(problem[0]) == 1 + axes
+        ]
         for text in draw.sample(plain, each):
             image, *rest = json.loads(text)
             batch, taken = draw.choice(sorted(problems[text].items()))
@@ -71,10 +78,9 @@ def test_an_unrecorded_cudnn_may_plan_as_any_that_was_asked():
     versions = convolution.versions(A100.capability)
     of = [convolution.recorded(A100.capability)[torch] for torch in versions]
     apart = 0
-    for text in sorted(set.intersection(*map(set, of)))[::40]:
+    every = [text for text in sorted(set.intersection(*map(set, of))) if "32" in of[0][text]]
+    for text in every[::40]:
         image, *rest = json.loads(text)
-        if "32" not in of[0][text] or len(rest) > 4:
-            continue
         problem = ((32, *image), *rest)
         most = max(known[text]["32"][0] for known in of if "32" in known[text])
         apart += most > alike._near(0, problem, replace(A100, torch=versions[0])).most
@@ -84,10 +90,10 @@ def test_an_unrecorded_cudnn_may_plan_as_any_that_was_asked():
 
 @pytest.mark.parametrize("dtype", [0, 1])
 def test_cudnn_8_may_take_winograds_transforms_and_a_workspace_of_its_own(dtype):
-    image, _, *rest = (*ODD[:4], dtype)
-    operands = alike._kind(image[1:], *(ODD[1], *rest)).operands(image[0])
+    image, *rest = ((66, *ODD[0][1:]), *ODD[1:4], dtype)
+    operands = alike._kind(image[1:], *rest).operands(image[0])
     old, later = (
-        alike.limits(0, (*ODD[:4], dtype), replace(A100, torch=torch)) for torch in ((2, 3), (2, 4))
+        alike.limits(0, (image, *rest), replace(A100, torch=torch)) for torch in ((2, 3), (2, 4))
     )
     assert old.least == later.least == 0
     assert old.most >= 2.25 * operands * (1 + dtype) > later.most
@@ -111,13 +117,13 @@ def test_a_benchmark_may_keep_any_engine_that_it_tries(monkeypatch):
 @pytest.mark.parametrize("dtype", [0, 1, 2])
 def test_every_gpu_and_type_has_limits(capability, dtype):
     target = replace(A100, capability=capability)
-    for direction, last in itertools.product((0, 1, 2), (False, True)):
-        problem = (*ODD[:4], dtype, *((True,) if last else ()))
+    for odd, direction, last in itertools.product((ODD, VOLUME), (0, 1, 2), (False, True)):
+        problem = (*odd[:4], dtype, *((True,) if last else ()))
         within = alike.limits(direction, problem, target)
         assert within.least <= within.likely <= within.most
 
 
-def test_three_dimensions_stay_uncounted():
+def test_other_types_stay_uncounted():
     call = KernelCall("convolution", (0,))
     assert uncounted([call], A100) == (convolution.UNKNOWN,)
     assert bounds([call], A100) == ()

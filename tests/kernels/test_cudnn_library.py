@@ -1,6 +1,7 @@
 """CuDNN itself, asked without a device, held against what it said under PyTorch's own code."""
 
 import json
+import math
 import pathlib
 
 import pytest
@@ -52,6 +53,14 @@ def test_fp16_with_channels_last_needs_no_copy_into_that_layout():
     )
     moved = 2 * 32 * 64 * 56 * 56
     assert rows >= moved > last
+
+
+@installed
+def test_a_convolution_of_volumes_is_asked_like_any_other():
+    image, weight, moves = (2, 32, 64, 64, 64), (32, 32, 3, 3, 3), (1,) * 9
+    sizes = [cudnn.workspace(way, (image, weight, moves, 1, 1), a100()) for way in range(3)]
+    kept = 2 * math.prod(image)
+    assert all(size >= kept for size in sizes)
 
 
 @installed

@@ -24,6 +24,7 @@ TRIED = (
 """What is assumed of a run with convolutions. Source: ``run_single_conv`` and
 ``get_plans_from_find`` in aten/src/ATen/native/cudnn/Conv_v8.cpp."""
 _aten = torch.ops.aten
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _BATCH_AND_IMAGE = {3: (0, 2), 4: (0, 2, 3), 5: (0, 2, 3, 4)}
 
 
@@ -95,33 +96,31 @@ def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> Kerne
     weight = tensors[1] if direction == Direction.OUTPUT else tensors[2]
     dtype = str(weight.dtype).removeprefix("torch.")
     plain = all(tensor.is_contiguous() for tensor in tensors)
-    if not (plain or _last(tensors)) or dtype not in DTYPES or weight.dim() not in (3, 4):
+    if not (plain or _last(tensors)) or dtype not in DTYPES:
         return KernelCall("convolution", (int(direction),))
     if transposed:
         # It is the gradient of a convolution's input, and the other way round.
         direction = (Direction.INPUT_GRAD, Direction.OUTPUT, Direction.WEIGHT_GRAD)[direction]
         image = tensors[2].shape if direction == Direction.INPUT_GRAD else tensors[0].shape
     image, kernel = tuple(image), tuple(weight.shape)
-    moves = [list(stride), list(padding), list(dilation)]
+    moves = [_spread(values, weight.dim() - 2) for values in (stride, padding, dilation)]
     if weight.dim() == 3:
         image, kernel = (*image[:2], 1, image[2]), (*kernel[:2], 1, kernel[2])
-        moves = [
-            [first, *_pair(values)[1:]] for first, values in zip((1, 0, 1), moves, strict=True)
-        ]
-    flat = tuple(number for values in moves for number in _pair(values))
+        moves = [[first, *values] for first, values in zip((1, 0, 1), moves, strict=True)]
+    flat = tuple(number for values in moves for number in values)
     sizes = (image, kernel, flat, groups, DTYPES.index(dtype), *(() if plain else (True,)))
     return KernelCall("convolution", (int(direction), *sizes))
 
 
 def _last(tensors: Any) -> bool:
-    return all(
-        tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-        for tensor in tensors
+    layout = _LAST.get(tensors[0].dim())
+    return layout is not None and all(
+        tensor.is_contiguous(memory_format=layout) for tensor in tensors
     )
 
 
-def _pair(values: list[Any]) -> list[Any]:
-    return values * 2 if len(values) == 1 else values
+def _spread(values: Sequence[int], axes: int) -> list[int]:
+    return list(values) * axes if len(values) == 1 else list(values)
 
 
 def _layout(inputs: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
