@@ -211,7 +211,7 @@ def _strides(moves: Any) -> Any:
 
 @functools.cache
 def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int, axes: int) -> Known:
-    """Recorded convolutions of a type and of as many axes; on a GPU of another capability of all."""
+    """Recorded ones of a type and of as many axes; on a GPU of another capability those of all."""
     import numpy as np
 
     every = convolution.capabilities()
