@@ -145,9 +145,8 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "range is said; a third, of\nother sources and authors again (blind 3); "
             "and a fourth (blind 4), likewise.\n"
             "The PyTorch is that of the reading, of its days where a source does not say,\n"
-            "and 2.0 for older ones; before 2.11 workspaces of "
-            "convolutions are\nknown within limits only, but of 2.8, whose cuDNN was "
-            "asked. transformers is the "
+            "and 2.0 for older ones; before 2.8 workspaces of "
+            "convolutions are\nknown within limits only. transformers is the "
             "version of the reading: its own code where that\nran, else today's with what that "
             "release did otherwise (`--transformers`).\n",
             _limits(sources),

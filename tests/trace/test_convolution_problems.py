@@ -1,4 +1,4 @@
-"""What of a convolution's call decides on its workspace: as cuDNN is asked, in one to three axes."""
+"""What of a convolution's call decides on its workspace, in one to three axes."""
 
 import pytest
 import torch
