@@ -6,9 +6,8 @@ On a GPU, or over a stand-in driver with a cuDNN that plans for a device it is t
     python benchmarks/record_cudnn.py problems MODEL... > problems.json      (needs no GPU)
     python benchmarks/record_cudnn.py convolutions problems.json out.json
     python benchmarks/record_cudnn.py ask problems.json 8.0 108 out.json [1,2,4]  (needs no GPU)
-    python benchmarks/record_cudnn.py changed configs/convolutions 9.0 132 2.13 2.15 (needs no GPU)
     MEMCALC_CUDNN=FOLDER:FOLDER python benchmarks/record_cudnn.py changed configs/convolutions 9.0 \
-        132 2.13 2.8 2.9 2.10                                        (those of that PyTorch's wheel)
+        132 9.20                                       (those of another PyTorch's wheel; no GPU)
     python benchmarks/record_cudnn.py attention out.json
     python benchmarks/record_cudnn.py join configs/convolutions out.json...
 """
@@ -160,7 +159,8 @@ def asked(
     from memcalc.kernels.target import Target
 
     major, minor = map(int, capability.split("."))
-    target = Target(capability=(major, minor), multiprocessors=multiprocessors, torch=(2, 13))
+    torch = next(filter(cudnn.answers_for, cudnn.BROUGHT))
+    target = Target(capability=(major, minor), multiprocessors=multiprocessors, torch=torch)
     found: dict[str, dict[int, list[int]]] = {}
     for problem, dtype in itertools.product(wanted, (0, 1, 2)):
         if major < 8 and dtype == 2:
@@ -174,7 +174,6 @@ def asked(
                 known[batch] = sizes
     return {
         "capability": capability,
-        "torch": ["2.13"],
         "cudnn": cudnn.version(),
         "how": "the library asked without a device",
         "problems": found,
@@ -208,7 +207,6 @@ def environment() -> dict:
     number = torch.backends.cudnn.version()
     return {
         "capability": f"{major}.{minor}",
-        "torch": [".".join(torch.__version__.split(".")[:2])],
         "cudnn": f"{number // 10000}.{number // 100 % 100}.{number % 100}",
         "how": os.environ.get("STANDIN_CUDNN", "on a GPU"),
     }
@@ -322,7 +320,7 @@ def main(arguments: list[str]) -> None:
         found = asked(wanted, rest[1], int(rest[2]), batches)
         pathlib.Path(rest[3]).write_text(json.dumps(found))
     elif command == "changed":
-        changed(pathlib.Path(rest[0]), rest[1], int(rest[2]), *rest[3:])
+        changed(pathlib.Path(rest[0]), rest[1], int(rest[2]), rest[3])
     elif command == "attention":
         rows = ",\n".join(json.dumps(attention(case)) for case in cases(1, 60))
         head = json.dumps({**environment(), "columns": COLUMNS})[:-1]
@@ -335,47 +333,43 @@ def main(arguments: list[str]) -> None:
 
 
 def join(folder: pathlib.Path, new: dict) -> None:
-    """Add what is not known yet to the file of its capability; each problem is a line.
+    """Add what is not known yet to the file of its capability and cuDNN; each problem is a line.
 
     Raises:
         SystemExit: it says something else than what is known.
     """
-    path = folder / f"{new['capability']}.json"
-    data = json.loads(path.read_text()) if path.exists() else {"recorded": []}
-    entries = data["recorded"]
+    path = _path(folder, new)
+    entries = json.loads(path.read_text())["recorded"] if path.exists() else []
     for entry in entries:
-        if not set(new["torch"]) <= set(entry["torch"]):
-            continue
         for problem, sizes in entry["problems"].items():
             more = new["problems"].get(problem, {})
             for batch, taken in sizes.items():
                 if batch in more and more.pop(batch) != taken:
                     raise SystemExit(f"{path}: {problem} at batch {batch} is another")
     new["problems"] = {name: sizes for name, sizes in new["problems"].items() if sizes}
-    data["recorded"] = [*entries, new] if new["problems"] else entries
-    path.write_text(written(data))
+    entries = [*entries, new] if new["problems"] else entries
+    blocks = ",\n".join(map(_block, entries))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'{{"recorded": [\n{blocks}\n]}}\n')
 
 
-def changed(
-    folder: pathlib.Path, capability: str, multiprocessors: int, since: str, *versions: str
-) -> None:
-    """Ask a library all that is recorded, and write down what it plans otherwise.
+def changed(folder: pathlib.Path, capability: str, multiprocessors: int, since: str) -> None:
+    """Ask the library all that is recorded, and write down what it plans otherwise.
 
     Args:
         folder: configs/convolutions.
         capability: of the GPU.
         multiprocessors: those that it has.
-        since: the PyTorch that was recorded whole.
-        versions: those that come with the library.
+        since: the cuDNN that was recorded whole.
     """
     from memcalc.kernels import convolution, cudnn
     from memcalc.kernels.target import Target
 
     major, minor = map(int, capability.split("."))
-    torch, *_ = (tuple(map(int, version.split("."))) for version in versions)
+    torch = next(filter(cudnn.answers_for, cudnn.BROUGHT))
     target = Target(capability=(major, minor), multiprocessors=multiprocessors, torch=torch)
     found: dict[str, dict[str, list]] = {}
-    before = convolution.recorded((major, minor))[tuple(map(int, since.split(".")))]
+    before = convolution.of_library((major, minor), int(since.split(".")[1]))
     for name, by_batch in before.items():
         image, *rest = json.loads(name)
         rest = [tuple(one) if isinstance(one, list) else one for one in rest]
@@ -386,36 +380,28 @@ def changed(
                 raise SystemExit(f"{name} at batch {batch}: the library has no answer")
             if sizes != known:
                 found.setdefault(name, {})[batch] = sizes
-    path = folder / f"{capability}.json"
-    data = json.loads(path.read_text())
-    others = [entry for entry in data.get("changed", []) if entry["torch"] != list(versions)]
     new = {
         "capability": capability,
-        "torch": list(versions),
-        "since": since,
         "cudnn": cudnn.version(),
+        "since": since,
         "how": "the library asked without a device",
         "problems": found,
     }
-    path.write_text(written({**data, "changed": [*others, new]}))
+    _path(folder, new).write_text(f"{_block(new)}\n")
 
 
-def written(data: dict) -> str:
-    """The file of one capability."""
-    parts = ",\n".join(f'"{name}": [\n{_blocks(entries)}\n]' for name, entries in data.items())
-    return f"{{{parts}}}\n"
+def _path(folder: pathlib.Path, entry: dict) -> pathlib.Path:
+    library = ".".join(entry["cudnn"].split(".")[:2])
+    return folder / entry["capability"] / f"{library}.json"
 
 
-def _blocks(entries: list[dict]) -> str:
-    blocks = []
-    for entry in entries:
-        lines = ",\n".join(
-            f"{json.dumps(name)}: {json.dumps(sizes, separators=(',', ':'))}"
-            for name, sizes in entry["problems"].items()
-        )
-        head = json.dumps({key: value for key, value in entry.items() if key != "problems"})
-        blocks.append(f'{head[:-1]}, "problems": {{\n{lines}\n}}}}')
-    return ",\n".join(blocks)
+def _block(entry: dict) -> str:
+    lines = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(sizes, separators=(',', ':'))}"
+        for name, sizes in entry["problems"].items()
+    )
+    head = json.dumps({key: value for key, value in entry.items() if key != "problems"})
+    return f'{head[:-1]}, "problems": {{\n{lines}\n}}}}'
 
 
 if __name__ == "__main__":

@@ -215,11 +215,11 @@ def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int, axes
     import numpy as np
 
     every = convolution.capabilities()
-    own = [capability] if convolution.recorded(capability).get(torch) else every
+    own = [capability] if convolution.recorded(capability, torch) else every
     found = [
         (kind, batch, taken)
         for where in own
-        for kind, by_batch in _of(convolution.recorded(where).get(torch, {}), dtype, axes)
+        for kind, by_batch in _of(convolution.recorded(where, torch), dtype, axes)
         for batch, taken in by_batch
     ]
     if not found:

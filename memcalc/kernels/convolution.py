@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from enum import IntEnum
 from typing import Any
 
@@ -22,6 +23,8 @@ from memcalc.kernels import cudnn
 from memcalc.kernels.target import Target
 
 UNKNOWN = "the workspaces of cuDNN convolutions of other types than fp32, fp16 and bf16"
+FOLDER = "convolutions"
+"""In ``configs``: a folder for each compute capability, and in it a file for each cuDNN."""
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -55,7 +58,7 @@ def workspace(direction: int, problem: Problem | None, target: Target) -> int | 
     (batch, *image), *rest = problem
     if target.cudnn_benchmark:
         return None
-    known = recorded(target.capability).get(target.torch, {})
+    known = recorded(target.capability, target.torch)
     # What was recorded may choose any engine.
     by_batch = {} if target.cudnn_deterministic else known.get(text((image, *rest)), {})
     sizes = by_batch.get(str(batch))
@@ -69,9 +72,10 @@ def nearest(torch: tuple[int, int], capability: tuple[int, int]) -> tuple[int, i
 
 
 def versions(capability: tuple[int, int]) -> list[tuple[int, int]]:
-    """Those that convolutions were recorded with there; where none were, with any capability."""
+    """PyTorch whose cuDNN was recorded there; where none was, with any capability."""
     places = [capability] if capability in capabilities() else capabilities()
-    return sorted({version for where in places for version in recorded(where)})
+    minors = {minor for where in places for minor in _minors(where)}
+    return sorted(torch for torch, minor in cudnn.BROUGHT.items() if minor in minors)
 
 
 def text(problem: Any) -> str:
@@ -86,32 +90,45 @@ Recorded = dict[str, dict[str, list[int]]]
 @functools.cache
 def capabilities() -> tuple[tuple[int, int], ...]:
     """Compute capabilities that convolutions were recorded for."""
-    files = (shipped.configs() / "convolutions").glob("*.json")
-    return tuple(sorted(_pair(file.stem) for file in files))
+    return tuple(sorted(map(_pair, os.listdir(shipped.configs() / FOLDER))))
 
 
 @functools.cache
-def recorded(capability: tuple[int, int]) -> dict[tuple[int, int], Recorded]:
-    """Recorded problems of a compute capability, by PyTorch's version."""
-    if capability not in capabilities():
+def _minors(capability: tuple[int, int]) -> frozenset[int]:
+    """Which cuDNN 9 were recorded with a compute capability."""
+    files = (shipped.configs() / _folder(capability)).glob("9.*.json")
+    return frozenset(_pair(file.stem)[1] for file in files)
+
+
+def recorded(capability: tuple[int, int], torch: tuple[int, int]) -> Recorded:
+    """Problems that were recorded with a compute capability and the cuDNN of a PyTorch."""
+    return of_library(capability, cudnn.BROUGHT.get(torch))
+
+
+@functools.cache
+def of_library(capability: tuple[int, int], minor: int | None) -> Recorded:
+    """The same of a cuDNN 9, by its minor version; none where it was not recorded."""
+    if capability not in capabilities() or minor not in _minors(capability):
         return {}
-    major, minor = capability
-    return shipped.read(f"convolutions/{major}.{minor}.json", _merged)
+    return shipped.read(
+        f"{_folder(capability)}/9.{minor}.json", functools.partial(_merged, capability)
+    )
 
 
-def _merged(data: Any) -> dict[tuple[int, int], Recorded]:
-    """Several recordings of one PyTorch add up; of another one what it changed may be told."""
-    found: dict[tuple[int, int], Recorded] = {}
+def _merged(capability: tuple[int, int], data: Any) -> Recorded:
+    """Several recordings add up; of another library only what it changed is told."""
+    if "since" in data:
+        before, sizes = of_library(capability, _pair(data["since"])[1]), data["problems"]
+        return {**before, **{name: {**before[name], **sizes[name]} for name in sizes}}
+    known: Recorded = {}
     for entry in data["recorded"]:
-        for version in entry["torch"]:
-            known = found.setdefault(_pair(version), {})
-            for problem, sizes in entry["problems"].items():
-                known[problem] = {**sizes, **known.get(problem, {})}
-    for entry in data.get("changed", ()):
-        before, sizes = found[_pair(entry["since"])], entry["problems"]
-        now = {**before, **{name: {**before[name], **sizes[name]} for name in sizes}}
-        found |= {_pair(version): now for version in entry["torch"]}
-    return found
+        for problem, sizes in entry["problems"].items():
+            known[problem] = {**sizes, **known.get(problem, {})}
+    return known
+
+
+def _folder(capability: tuple[int, int]) -> str:
+    return f"{FOLDER}/{capability[0]}.{capability[1]}"
 
 
 def _pair(version: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from memcalc.version import OLDEST_TORCH
 
 FOLDERS = "MEMCALC_CUDNN"
 """Environment variable: folders with libcudnn.so.9 and libcublasLt, searched first."""
-_BROUGHT = {
+BROUGHT = {
     (2, 8): 10,
     (2, 9): 10,
     (2, 10): 10,
@@ -39,8 +39,8 @@ _BROUGHT = {
     (2, 14): 24,
     (2, 15): 26,
 }
-"""Which cuDNN 9 comes with a PyTorch, by its wheels' metadata. 2.11 has 9.19, which planned as 9.20
-does in all 3,435 cases compared; 9.24 and 9.26 plan most others."""
+"""Which cuDNN 9 comes with a PyTorch, by its wheels' metadata (those of PyPI). 2.11 has 9.19, which
+plans as 9.20 does: in all that were asked of both (benchmarks/record_cudnn.py)."""
 _UNASKED = {(10, 0): 10}
 """By capability, the last cuDNN 9 that ends the process when it is asked of it (9.10.2)."""
 _LIBRARIES = (("libcublasLt.so.13", "libcublasLt.so.12"), ("libcudnn.so.9",))
@@ -65,7 +65,7 @@ def answers_for(torch: tuple[int, int]) -> bool:
     if library is None:
         return False
     minor = _minor(library)
-    brought = _BROUGHT.get(torch, minor if torch > max(_BROUGHT) else None)
+    brought = BROUGHT.get(torch, minor if torch > max(BROUGHT) else None)
     named = FOLDERS in os.environ and torch >= OLDEST_TORCH
     return named or brought == (20 if minor == 19 else minor)
 

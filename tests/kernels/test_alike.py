@@ -30,7 +30,7 @@ def no_library(monkeypatch):
 def test_of_recorded_convolutions_95_in_a_hundred_lie_within_the_limits_of_the_others(each, axes):
     draw, inside, count = random.Random(0), 0, 0
     for capability in convolution.capabilities():
-        problems = convolution.recorded(capability)[A100.torch]
+        problems = convolution.recorded(capability, A100.torch)
         target = replace(A100, capability=capability)
         plain = [
             text
@@ -57,7 +57,7 @@ def test_an_odd_convolution_is_counted_as_likely_and_known_within_limits():
 
 
 def test_what_is_recorded_is_exact_and_has_no_limits():
-    text = next(iter(convolution.recorded(A100.capability)[A100.torch]))
+    text = next(iter(convolution.recorded(A100.capability, A100.torch)))
     image, *rest = json.loads(text)
     call = KernelCall("convolution", (0, (8, *image), *rest))
     assert bounds([call], A100) == ()
@@ -76,7 +76,7 @@ def test_an_older_cudnn_may_take_nothing_and_likely_takes_what_is_recorded():
 
 def test_an_unrecorded_cudnn_may_plan_as_any_that_was_asked():
     versions = convolution.versions(A100.capability)
-    of = [convolution.recorded(A100.capability)[torch] for torch in versions]
+    of = [convolution.recorded(A100.capability, torch) for torch in versions]
     apart = 0
     every = [text for text in sorted(set.intersection(*map(set, of))) if "32" in of[0][text]]
     for text in every[::40]:

@@ -96,11 +96,14 @@ def test_a_convolution_that_nobody_knows_is_said_to_be_uncounted(monkeypatch):
 
 
 def test_the_table_of_convolutions_says_where_it_comes_from():
-    files = sorted((ROOT / "configs" / "convolutions").glob("*.json"))
-    entries = [entry for file in files for entry in json.loads(file.read_text())["recorded"]]
-    assert len(entries) >= len(files) >= 7
-    for entry in entries:
-        assert all(entry[name] for name in ("cudnn", "torch", "how"))
+    files = sorted((ROOT / "configs" / convolution.FOLDER).glob("*/*.json"))
+    data = [(file, json.loads(file.read_text())) for file in files]
+    entries = [(file, entry) for file, one in data for entry in one.get("recorded", (one,))]
+    assert len(entries) > len(files) > 3 * len(convolution.capabilities()) >= 21
+    for file, entry in entries:
+        assert entry["capability"] == file.parent.name
+        assert f"{file.stem}." in f"{entry['cudnn']}, 9.20.0"
+        assert entry["how"]
         for problem, batches in entry["problems"].items():
             assert json.loads(problem)[4] in range(len(convolution.DTYPES))
             for taken in batches.values():
@@ -125,11 +128,11 @@ def test_layers_of_nets_that_people_train_are_in_the_table(capability, torch, mo
     ("capability", "least"), [((7, 5), 10_000), ((8, 0), 1000), ((9, 0), 20_000)]
 )
 def test_what_a_newer_library_plans_otherwise_is_told_by_differences(capability, least):
-    before, now = (convolution.recorded(capability)[version] for version in ((2, 13), (2, 15)))
+    before, now = (convolution.recorded(capability, torch) for torch in ((2, 13), (2, 15)))
     assert before.keys() == now.keys()
     pairs = [(before[name], now[name]) for name in before]
     assert all(one.keys() == other.keys() for one, other in pairs)
     assert sum(one[at] != other[at] for one, other in pairs for at in one) > least
-    between = convolution.recorded(capability)[(2, 14)]
+    between = convolution.recorded(capability, (2, 14))
     assert sum(between[name] != now[name] for name in now) < len(now) / 2
     assert convolution.nearest((2, 16), capability) == (2, 15)

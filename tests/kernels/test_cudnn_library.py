@@ -21,9 +21,10 @@ def a100(torch=TORCH or (2, 13)):
 
 
 def recorded():
-    entries = json.loads((ROOT / "configs" / "convolutions" / "8.0.json").read_text())["recorded"]
+    file = ROOT / "configs" / convolution.FOLDER / "8.0" / "9.20.json"
+    entries = json.loads(file.read_text())["recorded"]
     entry = next(entry for entry in entries if entry["how"] == "the real library, planning only")
-    known = convolution.recorded((8, 0))[TORCH]
+    known = convolution.recorded((8, 0), TORCH)
     for name, sizes in [(name, known[name]) for name in entry["problems"]][::7]:
         image, weight, moves, groups, dtype = json.loads(name)
         rest = (tuple(weight), tuple(moves), groups, dtype)
