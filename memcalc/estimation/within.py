@@ -17,7 +17,7 @@ ALIKE = (
     f"{WORKSPACES} are those of the recorded ones most like them "
     "(pip install nvidia-cudnn-cu13==9.20.* nvidia-cublas==13.1.1.* to ask cuDNN itself)"
 )
-MIXTURES = 8
+MIXTURES = 16
 """Replays in which each workspace takes its least, likely or most by a draw of its own."""
 ALONE = 16
 """Replays in which one of the largest takes its most, and all others what is likely."""
