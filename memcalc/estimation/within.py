@@ -84,8 +84,8 @@ def reserved_span(trace: Trace, likely: int, found: Sequence[int]) -> Span | Non
         return None
     low, high = min(*found, likely), max(*found, likely)
     sizes = f"{len(trace.bounds)} size{'s' * (len(trace.bounds) > 1)}"
-    others = f", and {len(found) - 2} times with some of them so" if len(found) > 2 else ""
-    source = f"{WORKSPACES}, {sizes}: replayed with the least and with the most{others}"
+    others = f", and with {len(found) - 2} mixtures of these" if len(found) > 2 else ""
+    source = f"{WORKSPACES}, {sizes}: replayed with the least, with the most{others}"
     part = Part(name=RESERVED, low=low, likely=likely, high=high, source=source)
     return Span(low=low, likely=likely, high=high, source=WORKSPACES, parts=(part,))
 
