@@ -73,6 +73,25 @@ def _like_gradient(grad: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(grad)
 
 
+def _classes_in_bytes(func: Any) -> Kernel:
+    """CUDA takes classes of 8 bits, fake tensors none (cuda/Loss.cu, 2.13)."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        wide = (one.long() if _is_bytes(one) else one for one in args)
+        return func(*wide, **kwargs)
+
+    return kernel
+
+
+def _is_bytes(one: Any) -> bool:
+    return isinstance(one, torch.Tensor) and one.dtype is torch.uint8
+
+
+def _mask_in_bytes(mask: torch.Tensor, *both: Any) -> Any:
+    """CUDA takes masks of 8 bits, fake tensors none (TensorCompare.cpp, 2.13)."""
+    return _aten.where.self(mask.bool() if _is_bytes(mask) else mask, *both)
+
+
 def _by_operands(func: Any, first: int, second: int) -> Kernel:
     """As elementwise kernels lay it, which look at their operands in this order."""
 
@@ -109,6 +128,11 @@ FAKE_KERNELS: dict[Any, Kernel] = {
         _aten.rrelu_with_noise_backward.default, 2, 0
     ),
     _aten.log_sigmoid_backward.default: _like_gradient,
+    **{
+        func: _classes_in_bytes(func)
+        for func in (_aten.nll_loss_forward.default, _aten.nll_loss_backward.default)
+    },
+    _aten.where.self: _mask_in_bytes,
     _aten.native_batch_norm_backward.default: _batch_norm_backward,
     _aten.native_group_norm_backward.default: _group_norm_backward,
     **({_aten.baddbmm.dtype: _added_to_products} if hasattr(_aten.baddbmm, "dtype") else {}),
