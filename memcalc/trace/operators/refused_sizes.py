@@ -89,6 +89,16 @@ def _power(args: tuple[Any, ...]) -> None:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
 
 
+def as_cuda_says(error: ValueError) -> Exception:
+    """An error of what fake tensors do in Python, as PyTorch's own code ends there."""
+    if not str(error).startswith("Cannot view a tensor"):
+        return error
+    return RuntimeError(
+        "view size is not compatible with input tensor's size and stride (at least one dimension "
+        "spans across two contiguous subspaces). Use .reshape(...) instead."
+    )
+
+
 def check_copy(target: torch.Tensor, source: torch.Tensor) -> None:
     """What is copied from one device to another has the target's sizes, or one."""
     for back in range(1, min(target.dim(), source.dim()) + 1):

@@ -48,6 +48,19 @@ def _in_rows(func: Any) -> Kernel:
     return lambda *args, **kwargs: _first(func(*args, **kwargs), _rows)
 
 
+def _as_given(func: Any) -> Kernel:
+    """Channels come last where they do in the input, however few there are.
+
+    Source: aten/src/ATen/native/UpSampleBilinear2d.cpp and UpSampleTrilinear3d.cpp (2.13).
+    """
+
+    def kernel(inputs: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        out = func(inputs, *args, **kwargs)
+        return torch.empty_like(out, memory_format=suggest_memory_format(inputs))
+
+    return kernel
+
+
 def _batch_norm_backward(*args: Any) -> Any:
     """With channels last where the input has them so, if moments are the batch's; else in rows."""
     inputs, training = args[1], args[7]
@@ -121,6 +134,10 @@ _OF_GRAD_FIRST = (
 )
 FAKE_KERNELS: dict[Any, Kernel] = {
     **{func: _in_rows(func) for func in _ROWS},
+    **{
+        func: _as_given(func)
+        for func in (_aten.upsample_bilinear2d.default, _aten.upsample_trilinear3d.default)
+    },
     **{func: _by_operands(func, 0, 1) for func in _OF_GRAD_FIRST},
     _aten.elu_backward.default: _by_operands(_aten.elu_backward.default, 0, 5),
     _aten.leaky_relu_backward.default: _by_operands(_aten.leaky_relu_backward.default, 1, 0),
