@@ -19,6 +19,7 @@ CASES = {
     "kaiser": 4_096,
     "margins by a column": 7_680,
     "classes in bytes": 19_456,
+    "squares of two types": 12_288,
     "places apart": 11_264,
     "places together": 7_680,
     "small vectors": 7_680,
@@ -37,7 +38,8 @@ table = torch.ones(4, 5, 6, 7, device="cuda", requires_grad=True)
 scores = torch.ones(32, 48, device="cuda", requires_grad=True)
 places = torch.arange(3, device="cuda")
 edges = torch.arange(3.0, device="cuda")
-LEAVES = [table, scores]
+halves = narrow.clone().requires_grad_()
+LEAVES = [table, scores, halves]
 CASES = {
     "where of two types": lambda: torch.where(truth, narrow, wide),
     "where by bytes": lambda: torch.where(truth.byte(), wide, wide),
@@ -55,6 +57,7 @@ CASES = {
     "kaiser": lambda: torch.kaiser_window(400, device="cuda"),
     "margins by a column": lambda: functional.multi_margin_loss(scores, whole[:, 0]).backward(),
     "classes in bytes": lambda: functional.cross_entropy(scores, whole[:, 0].byte()).backward(),
+    "squares of two types": lambda: functional.mse_loss(halves, wide).backward(),
     "places apart": lambda: table[:, places, :, places].sum().backward(),
     "places together": lambda: table[:, places, places].sum().backward(),
     "small vectors": lambda: linalg.svd(wide[:, :5], full_matrices=False),

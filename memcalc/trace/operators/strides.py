@@ -105,6 +105,10 @@ def _mask_in_bytes(mask: torch.Tensor, *both: Any) -> Any:
     return _aten.where.self(mask.bool() if _is_bytes(mask) else mask, *both)
 
 
+def _like_input(grad: torch.Tensor, inputs: torch.Tensor, *_: Any) -> torch.Tensor:
+    return _rows(inputs)
+
+
 def _by_operands(func: Any, first: int, second: int) -> Kernel:
     """As elementwise kernels lay it, which look at their operands in this order."""
 
@@ -117,15 +121,18 @@ def _by_operands(func: Any, first: int, second: int) -> Kernel:
 
 
 _ROWS = (
-    # cuda/layer_norm_kernel.cu, cuda/SoftMax.cu, cuda/ActivationGluKernel.cu, Loss.cpp
+    # cuda/layer_norm_kernel.cu, cuda/SoftMax.cu, cuda/ActivationGluKernel.cu
     *(_aten.native_layer_norm_backward.default, _aten._fused_rms_norm_backward.default),
     _aten._log_softmax_backward_data.default,
     _aten.glu_backward.default,
-    *(_aten.mse_loss_backward.default, _aten.smooth_l1_loss_backward.default),
-    _aten.huber_loss_backward.default,
     _aten.reflection_pad2d.default,
     # PixelShuffle.cpp: a reshape of what was permuted
     *(_aten.pixel_shuffle.default, _aten.pixel_unshuffle.default),
+)
+_AS_INPUT = (
+    # Loss.cpp: the gradient is made like the input, of whichever type the target is
+    *(_aten.mse_loss_backward.default, _aten.smooth_l1_loss_backward.default),
+    _aten.huber_loss_backward.default,
 )
 _OF_GRAD_FIRST = (
     # Activation.cpp and cuda/Activation*Kernel.cu: the gradient is the first operand
@@ -134,6 +141,7 @@ _OF_GRAD_FIRST = (
 )
 FAKE_KERNELS: dict[Any, Kernel] = {
     **{func: _in_rows(func) for func in _ROWS},
+    **dict.fromkeys(_AS_INPUT, _like_input),
     **{
         func: _as_given(func)
         for func in (_aten.upsample_bilinear2d.default, _aten.upsample_trilinear3d.default)
