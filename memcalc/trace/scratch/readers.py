@@ -146,6 +146,13 @@ def _cast(tensor: torch.Tensor, kind: torch.dtype) -> int:
     return tensor.numel() * kind.itemsize if tensor.dtype != kind else 0
 
 
+def _clamp(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What numbers of another type limit is cast first; what tensors limit is not (seen, 2.13)."""
+    if any(isinstance(bound, torch.Tensor) for bound in args[1:]):
+        return None
+    return fixed(after=nested(_cast(args[0], out.dtype)))
+
+
 def _where(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Both are cast to the type of the result, bytes to truths.
 
@@ -232,6 +239,7 @@ READERS: dict[str, Reader] = {
     "randperm": _randperm,
     "pow": _pow,
     "where": _where,
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     **dict.fromkeys(("searchsorted", "bucketize"), _search),
     "native_batch_norm": batch_norm.forward_call,
     "native_batch_norm_backward": batch_norm.backward_call,
