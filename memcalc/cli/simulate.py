@@ -81,7 +81,7 @@ def command(
     )
     found = simulate(plan, weights=weights)
     if found.traced is None:
-        _say_what_became(found.ending)
+        _say_what_became(found.ending, figures=False)
         if found.ending.code:
             raise exit_with(found.ending.code)
         raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
@@ -110,11 +110,13 @@ def _over_driver(
     raise exit_with(found.code)
 
 
-def _say_what_became(ending: Ending) -> None:
-    until_then = "the figures are those until then"
+def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
+    until_then = (
+        "; the figures are those until then" if figures else " before anything was on the GPU"
+    )
     if ending.out_of_memory:
-        say(f"memcalc: GPU memory ran out; {until_then}. Without --gpu there is no limit.")
+        say(f"memcalc: GPU memory ran out{until_then}. Without --gpu there is no limit.")
     elif ending.code:
-        say(f"memcalc: the script ended with exit code {ending.code}; {until_then}.")
+        say(f"memcalc: the script ended with exit code {ending.code}{until_then}.")
     elif not ending.steps:
         say("memcalc: the script ended without an optimizer step.")

@@ -32,7 +32,7 @@ _MOST = 2**31 - 1
 
 
 def index_put_sorted(
-    count: int, indices: int, rows: int, copied: int, target: Target
+    count: int, indices: int, rows: int, copied: tuple[int, ...], target: Target
 ) -> Allocations:
     """Scratch of ``index_put_(accumulate=True)``, the gradient of indexing by tensors.
 
@@ -40,7 +40,7 @@ def index_put_sorted(
         count: N, positions written to.
         indices: tensors that name them together.
         rows: places there are.
-        copied: bytes of values that do not lie in rows.
+        copied: bytes of values that do not lie in rows, and of the tensor that does not.
         target: the GPU.
 
     Returns:
@@ -56,12 +56,12 @@ def index_put_sorted(
     return (*words, *later(put_sorted(count, rows, copied, target), 2 * indices), ~1)
 
 
-def put_sorted(count: int, rows: int, copied: int, target: Target) -> Allocations:
+def put_sorted(count: int, rows: int, copied: tuple[int, ...], target: Target) -> Allocations:
     """The part of ``index_put_sorted`` that finds the positions as single numbers."""
     if not count:
         return ()
     size, bits = count * INDEX, max(rows - 1, 1).bit_length()
-    return nested(copied, size, size, size, cub.sort_pairs(count, INDEX, INDEX, bits, target))
+    return nested(*copied, size, size, size, cub.sort_pairs(count, INDEX, INDEX, bits, target))
 
 
 def is_sort_known(target: Target, elements: int, along: int, key_bytes: int, *_: Any) -> bool:

@@ -21,6 +21,7 @@ from memcalc.script.streams import drawn_by
 from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
+from memcalc.trace.operators.refused_sizes import check_copy
 from memcalc.trace.operators.sparse_parts import has_parts, is_compressed, parts
 from memcalc.trace.reads import compared_with_zeros, read_as_zero
 from memcalc.trace.reals import RealValues
@@ -201,6 +202,8 @@ class ScriptRecorder(TraceRecorder):
                 transfers.staging(target, tensor, blocking=not options.get("non_blocking"))
             with without_dispatch():
                 return transfers.laid_like(target, self.read_whole(tensor, dtype))
+        if wanted.type == "cuda":
+            _has_data(tensor)
         if wanted.type != "cuda" or tensor.device.type != "cpu":
             return NotImplemented
         if tensor.layout is not torch.strided:
@@ -224,6 +227,8 @@ class ScriptRecorder(TraceRecorder):
         there, here = _on_cuda(target), _on_cuda(source)
         if there == here:
             return NotImplemented
+        _has_data(source)
+        check_copy(target, source)
         if is_compressed(target) and is_compressed(source):
             for part, other in zip(parts(target), parts(source), strict=True):
                 self._copy(part, other, non_blocking)
@@ -346,3 +351,9 @@ def is_fake(values: Any) -> bool:
 
 def _on_cuda(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cuda"
+
+
+def _has_data(tensor: torch.Tensor) -> None:
+    """Source: aten/src/ATen/native/Copy.cpp, ``copy_impl`` (2.13)."""
+    if tensor.device.type == "meta":
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")

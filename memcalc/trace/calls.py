@@ -52,7 +52,8 @@ class Operator:
         self.name = name_of(func)
         self.kept = not special and not ways and memo.can_be_kept(func)
         """What it makes is kept, by what it is given."""
-        self.by_value = self.kept and memo.numbers_decide(func)
+        by_value = memo.numbers_decide(func) or mismatched.looks_at_numbers(func)
+        self.by_value = self.kept and by_value
         self.composed = is_composed(func)
         self.adds = func in ADDS
         self.writes = bool(func._schema.is_mutable)

@@ -31,6 +31,7 @@ from memcalc.trace.operators.overrides import (
 )
 from memcalc.trace.operators.patches import adds_bias
 from memcalc.trace.operators.placed import PUTS, put_by
+from memcalc.trace.operators.refused_sizes import as_cuda_says
 from memcalc.trace.operators.symbolic import SYMBOLIC_KERNELS
 from memcalc.trace.routes import ITSELF, Routes
 from memcalc.trace.scratch.kernels import KernelMemory
@@ -243,6 +244,8 @@ class TraceRecorder(Routes):
             return self._by_values(func, args, kwargs)
         except NotImplementedError as error:
             raise without_rule(func, error) from None
+        except ValueError as error:
+            raise as_cuda_says(error) from None
         kept = key if func is operator.func else None
         self._write_down(name, args, out, node, self._counted_up(kept, func, args, kwargs, out))
         return out

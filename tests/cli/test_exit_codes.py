@@ -97,3 +97,16 @@ def test_a_closed_standard_error_changes_nothing():
     done = typed("memcalc list gpus 2>&-")
     assert done.returncode == 0
     assert "T4" in done.stdout
+
+
+def test_no_figures_are_spoken_of_where_nothing_was_on_the_gpu(memcalc, monkeypatch):
+    from memcalc.script import simulate
+    from memcalc.script.records import Ending
+
+    class Found:
+        traced, ending = None, Ending(code=1)
+
+    monkeypatch.setattr(simulate, "simulate", lambda *_, **__: Found)
+    run = memcalc("simulate", "--gpu", "t4", "--", "python", "train.py")
+    assert run.returncode == 1
+    assert "ended with exit code 1 before anything was on the GPU." in run.stderr

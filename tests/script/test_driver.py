@@ -179,6 +179,24 @@ def test_a_graph_of_a_whole_step_is_captured_over_the_driver(monkeypatch, tmp_pa
     assert (found.allocated, found.reserved) == (over.peaks.allocated, over.peaks.reserved)
 
 
+EQUAL = """
+import torch
+weight = torch.randn(8, 8, device="cuda")
+assert torch.equal(weight, weight.clone())
+assert torch.equal(torch.arange(4, device="cuda"), torch.arange(4).cuda())
+assert not torch.equal(torch.arange(4, device="cuda"), torch.ones(4, device="cuda").long())
+assert not torch.equal(weight, weight[:4])
+"""
+
+
+@pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
+def test_what_is_the_same_is_equal_over_the_driver(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(EQUAL)
+    plan = plan_of(["python", "train.py"], steps=0, gpu="a100-40gb", torch="2.13")
+    assert run(plan, CUDA).code == simulate(plan).ending.code == 0
+
+
 SPAWNS = """
 import os
 import torch

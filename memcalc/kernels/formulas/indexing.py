@@ -9,7 +9,9 @@ from memcalc.kernels.scratch import Allocations, Formula, Scratch, behind, later
 from memcalc.kernels.target import Target
 
 
-def _index_put(target: Target, count: int, indices: int, rows: int, copied: int) -> Scratch:
+def _index_put(
+    target: Target, count: int, indices: int, rows: int, copied: tuple[int, ...]
+) -> Scratch:
     return Scratch(after=indexing.index_put_sorted(count, indices, rows, copied, target))
 
 

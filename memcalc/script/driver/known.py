@@ -35,6 +35,7 @@ from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.values import FILLS
 
 _aten = torch.ops.aten
+_EQUAL = _aten.equal.default
 _SCALAR = _aten._local_scalar_dense.default
 _TO_HOST = (_aten._to_copy.default, _aten.copy_.default)
 _MOST = 1 << 20
@@ -176,6 +177,8 @@ class Known:
             self._answer(0, 0)
         if func is CLOSE and _uses_device(args):
             return self._values.run(func, args, kwargs)
+        if func is _EQUAL and _uses_device(args):
+            return self._equal(args)
         if func in _TO_HOST and self._transferred(func, args, out):
             return out
         if func._schema.is_mutable and any_sparse(args):
@@ -186,6 +189,16 @@ class Known:
             if func in arrivals.GATHERS:
                 arrivals.arrived(self._values, func, args)
         return out
+
+    def _equal(self, args: tuple[Any, ...]) -> bool:
+        """The answer is read beneath, where nothing is known."""
+        one, other = args[:2]
+        if one.shape != other.shape or getattr(decisions.inverts, "inside", False):
+            return False
+        try:
+            return one is other or bool(self._values.run(_EQUAL, args, {}))
+        except UnansweredError:
+            return False
 
     def _deepcopy(self, original: Any, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         """Storages are copied as bytes; what is known of a tensor goes along."""

@@ -23,11 +23,27 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``_ctc_loss`` of (T, N, C): losses (N,), and alpha (N, T, 2 longest + 1)."""
     steps, samples, _labels = log_probs.shape
+    _check_lengths(steps, targets, inputs, lengths)
     copies = _copies(log_probs, samples)
     alpha = log_probs.new_empty(samples, steps, 2 * max(lengths, default=0) + 1)
     losses = log_probs.new_empty(samples)
     _drop(copies, 1, 0, 2)
     return losses, alpha
+
+
+def _check_lengths(steps: int, targets: torch.Tensor, inputs: Any, lengths: Any) -> None:
+    """Source: aten/src/ATen/native/cuda/LossCTC.cu, ``ctc_loss_gpu_template`` (2.13)."""
+    of = "(while checking arguments for ctc_loss_gpu)"
+    longest, most = max(inputs, default=0), max(lengths, default=0)
+    if targets.dim() == 2 and targets.shape[1] < most:
+        raise RuntimeError(
+            f"Expected tensor to have size at least {most} at dimension 1, but got size "
+            f"{targets.shape[1]} for argument #2 'targets' {of}"
+        )
+    if longest > steps:
+        raise RuntimeError(
+            f"Expected input_lengths to have value at most {steps}, but got value {longest} {of}"
+        )
 
 
 def backward(

@@ -94,8 +94,10 @@ def pack_padded_sequence(
     Source: aten/src/ATen/native/PackedSequence.cpp, ``_pack_padded_sequence`` (2.13).
     """
     steps = tensor.transpose(0, 1) if batch_first else tensor
+    sizes_given = lengths.tolist()
+    _check_lengths(sizes_given, steps.shape[1])
     pieces, sizes, done = [], [], 0
-    for left, length in zip(range(len(lengths), 0, -1), reversed(lengths.tolist()), strict=True):
+    for left, length in zip(range(len(lengths), 0, -1), reversed(sizes_given), strict=True):
         if length > done:
             pieces.append(steps[done:length, :left].contiguous().view(-1, *steps.shape[2:]))
             sizes += [left] * (length - done)
@@ -105,6 +107,25 @@ def pack_padded_sequence(
         # C++ frees a vector from its front.
         del pieces[0]
     return rows, torch.tensor(sizes, dtype=torch.long, device="cpu")
+
+
+def _check_lengths(lengths: list[int], batch: int) -> None:
+    if len(lengths) != batch:
+        raise RuntimeError(
+            f"Expected `len(lengths)` to be equal to batch_size, but got {len(lengths)} "
+            f"(batch_size={batch})"
+        )
+    if lengths and min(lengths) <= 0:
+        raise RuntimeError(
+            "Length of all samples has to be greater than 0, but found an element in 'lengths' "
+            "that is <= 0"
+        )
+    if lengths != sorted(lengths, reverse=True):
+        raise RuntimeError(
+            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You "
+            "can pass `enforce_sorted=False` to pack_padded_sequence and/or pack_sequence to "
+            "sidestep this requirement if you do not need ONNX exportability."
+        )
 
 
 def im2col(tensor: torch.Tensor, *window: Any) -> torch.Tensor:
@@ -124,6 +145,37 @@ def _columns(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     out = resized(room, shape)
     del copied
     return out
+
+
+def blackman_window(length: int, periodic: bool = True, **options: Any) -> Any:
+    """Two waves are taken from a number: aten/src/ATen/native/TensorFactories.cpp (2.13)."""
+    if length < _SHORT:
+        return NotImplemented
+    places = _places_of_window(length, periodic, options)
+    fourth, second = (places.mul(times).cos_().mul_(0.5) for times in (4, 2))
+    both = fourth - second
+    window = both + 0.42
+    del both, second, fourth, places
+    return window[:length]
+
+
+def kaiser_window(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> Any:
+    """Of the same file: the places are numbers before the window is made of them."""
+    if length < _SHORT:
+        return NotImplemented
+    places = _places_of_window(length, periodic, options)
+    window = torch.empty_like(places)
+    del places
+    return window[:length]
+
+
+_SHORT = 2
+"""A window of one number is that number."""
+
+
+def _places_of_window(length: int, periodic: bool, options: dict[str, Any]) -> torch.Tensor:
+    kind = options.get("dtype") or torch.get_default_dtype()
+    return torch.arange(length + bool(periodic), dtype=kind, device=options.get("device"))
 
 
 def affine_grid(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:

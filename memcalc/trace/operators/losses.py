@@ -107,11 +107,22 @@ def multi_margin(
     """A number for each sample, where there are several and one is wanted."""
     samples = target.numel()
     if reduction == _NONE and target.dim():
-        return scores.new_empty(samples)
-    out = scores.new_empty(())
+        out = scores.new_empty(samples)
+        target.contiguous()
+        return out
+    out, target = scores.new_empty(()), target.contiguous()
     if scores.dim() > 1 and samples > 1:
         each = scores.new_empty(samples)
         _aten.sum.IntList_out(each, [0], out=out)
+    return out
+
+
+def multi_margin_backward(
+    grad: torch.Tensor, scores: torch.Tensor, target: torch.Tensor, *_: Any
+) -> torch.Tensor:
+    """Targets lie in a row here too."""
+    out = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    target.contiguous()
     return out
 
 
@@ -147,7 +158,7 @@ OVERRIDES: dict[Any, tuple[Any, str]] = {
     _aten.soft_margin_loss.default: (soft_margin, ""),
     _aten.soft_margin_loss_backward.default: (soft_margin_backward, ""),
     _aten.multi_margin_loss.default: (multi_margin, ""),
-    _aten.multi_margin_loss_backward.default: (like_input, ""),
+    _aten.multi_margin_loss_backward.default: (multi_margin_backward, ""),
     _aten.multilabel_margin_loss_forward.default: (labels_margin, ""),
     _aten.multilabel_margin_loss_backward.default: (like_input, ""),
     _aten.fractional_max_pool3d_backward.default: (like_input, ""),

@@ -1,4 +1,4 @@
-"""Tensors of several types, or on several devices, that CUDA's kernels refuse to take together.
+"""What CUDA's kernels refuse to take: first of all, tensors of several types or devices together.
 
 Fake tensors let them pass: what they make has a size all the same. Source of rules and words: what
 PyTorch's own CUDA code said of each (2.13, over the stand-in driver).
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memcalc.trace.operators import refused_types
+from memcalc.trace.operators import refused_numbers, refused_sizes, refused_types
 from memcalc.trace.operators.scalar_types import c_name_of, name_of
 from memcalc.trace.operators.type_pairs import PAIRS, check_pairs, dense
 
@@ -37,6 +37,7 @@ _CLASSES = frozenset(("nll_loss_forward", "nll_loss2d_forward"))
 _TRANSFORMS = frozenset(("_fft_c2c", "_fft_r2c"))
 _PROMOTING = frozenset(("add", "sub", "mul", "div"))
 """In place, of what fake tensors leave some unlooked at."""
+_BY_NUMBERS = frozenset((*refused_numbers.CONVERTED, "pow"))
 
 Check = Callable[[tuple[Any, ...], dict[str, Any]], None]
 """Raises ``RuntimeError`` in PyTorch's words where CUDA refuses these arguments."""
@@ -50,7 +51,8 @@ def check_of(func: Any) -> Check | None:
     name = written.rstrip("_")
     checks = tuple(_checks(name, in_place=written != name))
     refused = refused_types.of(func)
-    if not checks and not refused:
+    converted = refused_numbers.CONVERTED.get(name)
+    if not checks and not refused and converted is None:
         return None
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -58,13 +60,21 @@ def check_of(func: Any) -> Check | None:
             one(args)
         if refused:
             refused_types.check(refused, func, args, kwargs)
+        if converted is not None:
+            refused_numbers.check(converted, args, kwargs)
 
     return check
+
+
+def looks_at_numbers(func: Any) -> bool:
+    """Whether a check of this operator depends on the numbers that it is given."""
+    return func._schema.name.removeprefix("aten::").rstrip("_") in _BY_NUMBERS
 
 
 def _checks(name: str, *, in_place: bool) -> Iterator[Callable[[tuple[Any, ...]], None]]:
     if name in _INDEXES:
         yield _indices_beside
+        yield refused_sizes.check_indices
     if name in _ONE_DEVICE:
         yield _on_one_device
     if name == "_pack_padded_sequence":
@@ -81,6 +91,8 @@ def _checks(name: str, *, in_place: bool) -> Iterator[Callable[[tuple[Any, ...]]
         yield _narrow_ones_by_two
     if in_place and name in _PROMOTING:
         yield _result_goes_in
+    if name in refused_sizes.CHECKS:
+        yield refused_sizes.CHECKS[name]
 
 
 def _on_one_device(args: tuple[Any, ...]) -> None:

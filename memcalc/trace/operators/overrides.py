@@ -119,6 +119,15 @@ OVERRIDES: dict[Any, tuple[Callable[..., Any], str]] = {
     _aten.isinf.default: (decompositions.isinf, ""),
     _aten.im2col.default: (decompositions.im2col, ""),
     _aten.col2im.default: (decompositions.col2im, ""),
+    **{
+        getattr(window, name): (instead, "")
+        for window, instead in (
+            (_aten.blackman_window, decompositions.blackman_window),
+            (_aten.kaiser_window, decompositions.kaiser_window),
+        )
+        for name in ("default", "periodic", "beta")
+        if name in window.overloads()
+    },
     _aten.affine_grid_generator.default: (decompositions.affine_grid, ""),
     **{
         getattr(asked, name): (ctc.asks_another, "")

@@ -275,6 +275,10 @@ def _scatter_one_hot() -> None:
     def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
         if tensor.device.type != device.NAME or not num_classes or not tensor.numel():
             return original(tensor, num_classes)
+        if tensor.dtype is not torch.long:
+            raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+        if num_classes < -1:
+            raise RuntimeError("num_classes should be positive")
         if num_classes < 0:
             num_classes = int(tensor.max()) + 1
         zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.long, device=tensor.device)

@@ -187,8 +187,13 @@ def _look_at(index: torch.Tensor) -> None:
     del largest, smallest
 
 
-def sizes_put(tensor: torch.Tensor, indices: Indices, values: torch.Tensor) -> tuple[int, int, int]:
-    """Positions that are written to, rows that there are of them, bytes of values not in a row."""
+def sizes_put(
+    tensor: torch.Tensor, indices: Indices, values: torch.Tensor
+) -> tuple[int, int, tuple[int, int]]:
+    """Positions that are written to, rows that there are of them, and bytes of copies.
+
+    Copied are values that do not lie in a row, and the tensor where what is indexed of it does not.
+    """
     given = [index for index in indices if index is not None]
     count = math.prod(_spread_shape(given))
     rows = math.prod(
@@ -197,7 +202,23 @@ def sizes_put(tensor: torch.Tensor, indices: Indices, values: torch.Tensor) -> t
     # Fewer values than places are spread: cuda/Indexing.cu, ``index_put_with_sort_kernel``.
     placed = max(count * (tensor.numel() // max(rows, 1)), values.numel())
     in_a_row = values.is_contiguous() and values.numel() == placed
-    return count, rows, 0 if in_a_row else placed * values.element_size()
+    copied = 0 if in_a_row else placed * values.element_size()
+    return count, rows, (copied, 0 if _lies_as_indexed(tensor, indices) else _bytes_of(tensor))
+
+
+def _lies_as_indexed(tensor: torch.Tensor, indices: Indices) -> bool:
+    """Indexed dimensions between which others lie are moved to the front first.
+
+    Source: IndexingUtils.h, ``transposeToFrontAndInvPerm``; cuda/Indexing.cu (2.13).
+    """
+    at = [dim for dim, index in enumerate(indices) if index is not None]
+    if at and at != list(range(at[0], at[0] + len(at))):
+        tensor = tensor.permute(*at, *(dim for dim in range(tensor.dim()) if dim not in at))
+    return tensor.is_contiguous()
+
+
+def _bytes_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def is_numbered() -> bool:

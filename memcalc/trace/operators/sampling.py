@@ -32,7 +32,9 @@ def _multinomial(
     chances = torch.empty_like(weights)
     if count > 1:
         # Values in a tensor of their own; the places go where they belong.
-        weights.new_empty(drawn.shape)
+        values = weights.new_empty(drawn.shape)
+        _aten.topk.values(chances, count, values=values, indices=drawn)
+        del values
     del chances, empty, valid, lowest, highest
     return drawn
 
@@ -41,7 +43,7 @@ def _without_weight(weights: torch.Tensor) -> torch.Tensor:
     """Some row weighs nothing."""
     totals = weights.sum(-1)
     none = totals == 0
-    found = none.any()
+    found = none.any() if none.dim() else none
     del none, totals
     _ = ~found
     return found
@@ -63,6 +65,24 @@ def _normal(mean: torch.Tensor, std: float = 1, **_: Any) -> torch.Tensor:
     drawn = torch.empty_like(mean)
     out = torch.empty_like(mean)
     del drawn
+    return out
+
+
+def _normal_of_spread(mean: Any, std: torch.Tensor, **_: Any) -> torch.Tensor:
+    """The smallest spread is looked at once there is room for the numbers."""
+    shape = torch.broadcast_shapes(mean.shape, std.shape) if isinstance(mean, torch.Tensor) else ()
+    out = std.new_empty(shape or std.shape)
+    if std.numel():
+        smallest = std.min()
+        positive = smallest >= 0
+        del positive, smallest
+    return out
+
+
+def _dirichlet(alpha: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Source: aten/src/ATen/native/cuda/Distributions.cpp, ``_sample_dirichlet_cuda`` (2.13)."""
+    out = torch.empty_like(alpha)
+    out.sum(-1, keepdim=True)
     return out
 
 
@@ -194,6 +214,10 @@ def _like(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 OVERRIDES: dict[Any, tuple[Any, str]] = {
     _aten.multinomial.default: (_multinomial, ""),
     _aten.normal.Tensor_float: (_normal, ""),
+    **dict.fromkeys(
+        (_aten.normal.float_Tensor, _aten.normal.Tensor_Tensor), (_normal_of_spread, "")
+    ),
+    _aten.binomial.default: (_like, ""),
     _aten.count_nonzero.default: (_count_nonzero, ""),
     _aten.count_nonzero.dim_IntList: (_count_nonzero, ""),
     _aten.isin.Tensor_Tensor: (_isin, ""),
@@ -201,7 +225,7 @@ OVERRIDES: dict[Any, tuple[Any, str]] = {
     _aten._trilinear.default: (_trilinear, ""),
     _aten._standard_gamma.default: (_like, ""),
     _aten._standard_gamma_grad.default: (_like, ""),
-    _aten._sample_dirichlet.default: (_like, ""),
+    _aten._sample_dirichlet.default: (_dirichlet, ""),
     _aten._dirichlet_grad.default: (_like, ""),
 }
 """What runs instead, and what is assumed by it (empty: nothing)."""

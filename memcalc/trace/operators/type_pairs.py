@@ -62,6 +62,7 @@ PAIRS: dict[str, tuple[_Pair, ...]] = {
     "_embedding_bag": _scalar_types(0, 6),
     "_embedding_bag_forward_only": _scalar_types(0, 6),
     "binary_cross_entropy": (_FOUND,),
+    "huber_loss_backward": (_Pair(1, 2, _FOUND.words),),
     "linalg_cross": (_FOUND,),
     "complex": (_PARTS,),
     "polar": (_PARTS,),

@@ -17,6 +17,8 @@ from memcalc.kernels.scratch import nested
 from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed
 
 _INT, _LONG = 4, 8
+_SMALL = 32
+"""Rows and columns up to which singular values are found by another kernel."""
 
 
 def _taken(*sizes: int) -> KernelCall:
@@ -30,8 +32,15 @@ def _sizes(matrix: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _svd(args: tuple[Any, ...], out: Any) -> KernelCall:
-    """The matrix is overwritten, so a copy is."""
-    return _taken(_INT * _sizes(args[0])[0], bytes_of(args[0]))
+    """The matrix is overwritten, so a copy is; small ones have square vectors, if few are asked.
+
+    Source: cuda/linalg/BatchLinearAlgebraLib.cpp, ``svd_cusolver_gesvdjBatched`` (2.13).
+    """
+    matrix, whole = args[0], any(args[1:2])
+    count, rows, columns = _sizes(matrix)
+    few = max(rows, columns) <= _SMALL and rows != columns and not whole
+    square = count * max(rows, columns) ** 2 * matrix.element_size() if few else 0
+    return _taken(_INT * count, bytes_of(matrix), square)
 
 
 def _qr(args: tuple[Any, ...], out: Any) -> KernelCall:
@@ -152,6 +161,11 @@ def _cholesky_solve(args: tuple[Any, ...], out: Any) -> KernelCall:
     return _taken(*(_pointers(count) if count > 1 else (_INT, bytes_of(args[1]))))
 
 
+def _householder(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """Whether there was an error. Source: ``householder_product`` of the same."""
+    return _taken(_INT)
+
+
 def _check_errors(args: tuple[Any, ...], out: Any) -> KernelCall:
     """Whether one is not zero, as a truth that is read."""
     return fixed(after=nested(*(1,) * (1 if args[0].dim() else 2)))
@@ -203,6 +217,7 @@ def asks_cublas(name: str, args: tuple[Any, ...]) -> bool:
 
 READERS: dict[str, Reader] = {
     "_linalg_svd": _svd,
+    "linalg_householder_product": _householder,
     "linalg_qr": _qr,
     "_linalg_eigh": _eigh,
     "linalg_inv_ex": _inverse,

@@ -12,8 +12,8 @@ from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed
 from memcalc.trace.torch_private.tensors import suggest_memory_format
 
 
-def _gradient_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """A gradient that does not lie in rows is copied, after the result is made.
+def _first_in_rows(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """A gradient, or an input, that does not lie in rows is copied, after the result is made.
 
     Seen with PyTorch 2.13's CUDA build, as are the two below.
     """
@@ -28,6 +28,21 @@ def _gradient_of_image(args: tuple[Any, ...], out: Any) -> KernelCall | None:
 def _pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
     """An input that lies across is copied; channels may come last."""
     return _copied(args[0], suggest_memory_format(args[0]))
+
+
+def _nearest(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """The same, unless the image keeps its size, where it is copied as it is."""
+    return None if out.shape == args[0].shape else _pool(args, out)
+
+
+def _row_or_volume(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """Nothing may come last: the result is copied too, if it does."""
+    return _in_rows(out, args[0])
+
+
+def _gradient_of_volumes(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """A gradient is copied, but channels come last where they do in the input."""
+    return _copied(args[0], suggest_memory_format(args[1]))
 
 
 def _gradient_of_pool(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -92,11 +107,20 @@ _IMAGES = (
     "_upsample_nearest_exact2d_backward",
     "upsample_bilinear2d_backward",
 )
-_POOLS = ("max_pool2d_with_indices", "avg_pool2d", "upsample_nearest2d")
+_POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d")
+_NEAREST = ("upsample_nearest2d", "_upsample_nearest_exact2d")
+_ROWS_AND_VOLUMES = (
+    *("upsample_nearest1d", "_upsample_nearest_exact1d"),
+    *("upsample_nearest3d", "_upsample_nearest_exact3d"),
+)
+_POOLS_IN_ROWS = ("_adaptive_avg_pool3d", "adaptive_max_pool3d")
 READERS: dict[str, Reader] = {
-    **dict.fromkeys(_IN_ROWS, _gradient_in_rows),
+    **dict.fromkeys((*_IN_ROWS, *_POOLS_IN_ROWS), _first_in_rows),
     **dict.fromkeys(_IMAGES, _gradient_of_image),
     **dict.fromkeys(_POOLS, _pool),
+    **dict.fromkeys(_NEAREST, _nearest),
+    **dict.fromkeys(_ROWS_AND_VOLUMES, _row_or_volume),
+    "max_pool3d_with_indices_backward": _gradient_of_volumes,
     "max_pool2d_with_indices_backward": _gradient_of_pool,
     "avg_pool2d_backward": _gradient_of_pool,
     "_adaptive_avg_pool2d_backward": _gradient_of_mean,

@@ -129,21 +129,53 @@ _NUMBER = 8
 
 
 def _pow(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """A number as base becomes a tensor. Source: aten/src/ATen/native/Pow.cpp (2.13)."""
-    base = args[0]
+    """A number as base becomes a tensor, a tensor is cast before a number's kernel.
+
+    Source: aten/src/ATen/native/Pow.cpp and cuda/PowKernel.cu (2.13).
+    """
+    base, exponent = args[:2]
+    if isinstance(base, torch.Tensor) and not isinstance(exponent, torch.Tensor):
+        return fixed(after=nested(_cast(base, out.dtype)))
     if isinstance(base, torch.Tensor) or base == 1:
         return None
     return fixed(after=(2 * _NUMBER if isinstance(base, complex) else _NUMBER, ~0))
 
 
-def _search(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """A number that is looked for becomes a tensor, of the type of those that it is among.
+def _cast(tensor: torch.Tensor, kind: torch.dtype) -> int:
+    """Bytes of a copy in this type, where it has another."""
+    return tensor.numel() * kind.itemsize if tensor.dtype != kind else 0
 
-    Source: aten/src/ATen/native/BucketizationUtils.h, ``searchsorted_scalar_tensor`` (2.13).
-    """
-    among, sought = args[:2] if isinstance(args[0], torch.Tensor) else args[1::-1]
-    if isinstance(sought, torch.Tensor):
+
+def _clamp(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What numbers of another type limit is cast first; what tensors limit is not (seen, 2.13)."""
+    if any(isinstance(bound, torch.Tensor) for bound in args[1:]):
         return None
+    return fixed(after=nested(_cast(args[0], out.dtype)))
+
+
+def _where(args: tuple[Any, ...], out: Any) -> KernelCall:
+    """Both are cast to the type of the result, bytes to truths.
+
+    Source: aten/src/ATen/native/TensorCompare.cpp, ``where_self_out`` (2.13).
+    """
+    mask, *both = args[:3]
+    casts = nested(*(_cast(one, out.dtype) for one in both), _cast(mask, torch.bool))
+    return fixed(before=casts[: len(casts) // 2], after=casts[len(casts) // 2 :])
+
+
+def _search(args: tuple[Any, ...], out: Any) -> KernelCall | None:
+    """What does not lie in rows is copied, and both are cast to one type.
+
+    A number that is looked for becomes a tensor, of the type of those that it is among. Source:
+    aten/src/ATen/native/BucketizationUtils.h, ``searchsorted_maybe_trim_input_tensors`` and
+    ``searchsorted_scalar_tensor`` (2.13).
+    """
+    first, second = args[:2]
+    among, sought = (first, second) if isinstance(first, torch.Tensor) else (second, first)
+    if isinstance(sought, torch.Tensor):
+        both, kind = (first, second), torch.result_type(first, second)
+        copies = (0 if one.is_contiguous() else bytes_of(one) for one in both)
+        return fixed(after=nested(*copies, *(_cast(one, kind) for one in both)))
     made = torch.float64 if isinstance(sought, float) else torch.int64
     cast = among.element_size() if among.dtype != made else 0
     return fixed(after=nested(_NUMBER, cast))
@@ -181,7 +213,7 @@ def _of(library: str) -> Reader:
 _OF_JAGGED = ("_flash_attention_backward", "_efficient_attention_backward")
 _ALGEBRA = (
     *("linalg_lu_factor_ex", "linalg_cholesky_ex", "linalg_ldl_factor_ex", "geqrf", "ormqr"),
-    *("linalg_householder_product", "linalg_eig", "linalg_lstsq", "linalg_matrix_exp"),
+    *("linalg_eig", "linalg_lstsq", "linalg_matrix_exp"),
 )
 
 
@@ -206,6 +238,8 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("cummax", "cummin"), _scanned_in_rows),
     "randperm": _randperm,
     "pow": _pow,
+    "where": _where,
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
     **dict.fromkeys(("searchsorted", "bucketize"), _search),
     "native_batch_norm": batch_norm.forward_call,
     "native_batch_norm_backward": batch_norm.backward_call,
