@@ -79,7 +79,7 @@ _CHECKS: dict[Any, tuple[int, ...]] = {
 """Operators that read, as numbers of so many bytes, whether their arguments are valid."""
 _SPECIAL = frozenset(
     (
-        *(_SCALAR, _UNIQUE, _BINCOUNT, CLOSE, *_TO_HOST, *_COUNTS_MASKS, *_COUNTS_RESULTS),
+        *(_SCALAR, _EQUAL, _UNIQUE, _BINCOUNT, CLOSE, *_TO_HOST, *_COUNTS_MASKS, *_COUNTS_RESULTS),
         *(*_COUNTS_DISTINCT, *_CHECKS, *arrivals.GATHERS, *FILLS, *FILLED),
     )
 )
