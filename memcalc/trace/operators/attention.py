@@ -65,6 +65,8 @@ def install(
         if backend is None:
             raise RuntimeError("No available kernel. Aborting execution.")
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        if backend is not Backend.MATH:
+            mismatched.check_lengths(key, value, padded=backend is not Backend.EFFICIENT)
         if backend is Backend.EFFICIENT:
             mismatched.check_bias(query, attn_mask)
             # It frees the converted mask where it pads it; the others hold it to their end.
@@ -107,7 +109,7 @@ def _choosing(
         call = described(query, key, value, mask)
         call = replace(call, dropout=dropout, causal=causal, grouped=grouped)
         enabled = allowed if allowed is not None else _enabled()
-        if lies_across(query, key, value, mask):
+        if lies_across(query, key, value, mask) or _is_spread(query, key, value):
             enabled &= {Backend.MATH}
         backend = choose(call, target, enabled)
         return backend if allowed is not None or backend in enabled else None
@@ -162,6 +164,15 @@ def lies_across(*given: torch.Tensor | None) -> bool:
     *tensors, mask = given
     heads = any(t is not None and t.stride(-1) != 1 and t.shape[-1] != 1 for t in tensors)
     return heads or (mask is not None and mask.stride(-1) != 1)
+
+
+def _is_spread(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Some stand for several samples or heads: the math kernel alone expands them.
+
+    Source: sdp_utils_cpp.h, ``check_batch_size_and_num_heads_dense`` (2.13).
+    """
+    batches = {tensor.shape[0] for tensor in (query, key, value)}
+    return len(batches) > 1 or key.shape[1] != value.shape[1]
 
 
 def described(

@@ -207,6 +207,26 @@ def check_attention(
         )
 
 
+def check_lengths(key: torch.Tensor, value: torch.Tensor, *, padded: bool) -> None:
+    """A fused kernel takes as many keys as values.
+
+    Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp and cuda/attention.cu,
+    ``_efficient_attention_forward`` (2.13); both as they end over PyTorch's CUDA code.
+
+    Args:
+        key: (B, H, Sk, D).
+        value: (B, H, Sv, Dv).
+        padded: the kernel is one that pads heads, not the memory-efficient one.
+    """
+    if key.shape[-2] != value.shape[-2]:
+        raise RuntimeError(
+            "Key and Value must have the same sequence length"
+            if padded
+            else "Expected key.size(1) == value.size(1) to be true, but got false.  (Could this "
+            "error message be improved?  If so, please report an enhancement request to PyTorch.)"
+        )
+
+
 def check_recurrent(
     data: torch.Tensor, states: Iterable[torch.Tensor | None], params: Iterable[torch.Tensor]
 ) -> None:
