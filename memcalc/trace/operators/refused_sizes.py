@@ -89,6 +89,21 @@ def _power(args: tuple[Any, ...]) -> None:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
 
 
+def _of_none(name: str) -> _Refuse:
+    """Source: aten/src/ATen/native/ReduceAllOps.cpp and ReduceOpsUtils.h (2.13)."""
+
+    def check(args: tuple[Any, ...]) -> None:
+        if len(args) > 1 and type(args[1]) is int and not args[0].shape[args[1]]:
+            raise IndexError(f"{name}(): Expected reduction dim {args[1]} to have non-zero size.")
+        if len(args) == 1 and not args[0].numel():
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+                "Specify the reduction dim with the 'dim' argument."
+            )
+
+    return check
+
+
 def as_cuda_says(error: ValueError) -> Exception:
     """An error of what fake tensors do in Python, as PyTorch's own code ends there."""
     if not str(error).startswith("Cannot view a tensor"):
@@ -207,6 +222,7 @@ CHECKS: dict[str, _Refuse] = {
     "convolution": _convolution,
     "multinomial": _multinomial,
     "pow": _power,
+    **{name: _of_none(name) for name in ("max", "min")},
     "nll_loss2d_forward": _classes_of_pixels,
     "_softmax": _softmax,
     "_log_softmax": _softmax,
