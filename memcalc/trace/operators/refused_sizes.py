@@ -93,7 +93,8 @@ def _of_none(name: str) -> _Refuse:
     """Source: aten/src/ATen/native/ReduceAllOps.cpp and ReduceOpsUtils.h (2.13)."""
 
     def check(args: tuple[Any, ...]) -> None:
-        if len(args) > 1 and type(args[1]) is int and not args[0].shape[args[1]]:
+        along = len(args) > 1 and type(args[1]) is int and args[0].dim()
+        if along and not args[0].shape[args[1]]:
             raise IndexError(f"{name}(): Expected reduction dim {args[1]} to have non-zero size.")
         if len(args) == 1 and not args[0].numel():
             raise RuntimeError(
