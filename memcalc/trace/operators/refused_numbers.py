@@ -35,14 +35,16 @@ def check(places: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
         args: by place.
         kwargs: by name; ``dtype`` may be among them.
     """
+    numbers = [args[place] for place in places if place < len(args)]
     kind = kwargs.get("dtype")
     if kind is None and isinstance(args[0], torch.Tensor):
         kind = args[0].dtype
-    if kind is None or kind is torch.bool:
+    elif kind is None and any(isinstance(number, float) for number in numbers):
+        kind = torch.get_default_dtype()
+    if kind is None or kind is torch.bool or kind.is_complex:
         return
     info = torch.iinfo(kind) if not kind.is_floating_point else torch.finfo(kind)
-    for place in places:
-        number = args[place] if place < len(args) else None
+    for number in numbers:
         if isinstance(number, int | float) and not abs(number) <= info.max:
             with without_modes():
                 _ask(number, kind)
