@@ -13,7 +13,7 @@ import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.script import launchers
+from memcalc.script import dispatchers, launchers
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _WITH_VALUE = ("-W", "-X")
@@ -83,7 +83,16 @@ def understand(typed: str, folder: Path | None = None) -> Program:
             f"{first} is no Python program: name the script it runs, "
             "as in memcalc simulate -- python train.py."
         )
+    if dispatchers.is_swift(Path(found)):
+        return _swift(rest)
     return Program(path=found, arguments=tuple(rest))
+
+
+def _swift(rest: list[str]) -> Program:
+    started, arguments = dispatchers.swift(rest)
+    if started in launchers.NAMES:
+        return Program(launcher=launchers.NAMES[started], arguments=tuple(arguments))
+    return Program(module=started, arguments=tuple(arguments))
 
 
 def _python(rest: list[str], folder: Path | None) -> Program:
@@ -100,7 +109,11 @@ def _python(rest: list[str], folder: Path | None) -> Program:
     if len(rest) > 1 and rest[0] == "-m":
         if rest[1] in launchers.NAMES:
             return Program(launcher=launchers.NAMES[rest[1]], arguments=tuple(rest[2:]))
-        named = Program(module=rest[1], arguments=tuple(rest[2:]))
+        named = (
+            _swift(rest[2:])
+            if rest[1] == dispatchers.SWIFT
+            else Program(module=rest[1], arguments=tuple(rest[2:]))
+        )
     elif not rest or rest[0].startswith("-"):
         raise UsageError("Name a script or a module: memcalc simulate -- python train.py.")
     else:

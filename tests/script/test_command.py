@@ -39,6 +39,48 @@ def test_a_console_script_of_python_is_found_on_the_path(here, monkeypatch):
     assert understand(["tune", "run"]) == Program(path=str(tool), arguments=("run",))
 
 
+@pytest.fixture
+def swift(here, monkeypatch):
+    tool = here / "swift"
+    tool.write_text("#!/usr/bin/env python3\nfrom swift.cli.main import cli_main\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here))
+    for name in ("NPROC_PER_NODE", "NNODES", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return tool
+
+
+def test_of_a_command_that_starts_python_anew_the_program_is_run(swift):
+    expected = Program(module="swift.cli.sft", arguments=("--model", "m"))
+    assert understand(["swift", "sft", "--model", "m"]) == expected
+    assert understand(["python", "-m", "swift.cli.main", "sft", "--model", "m"]) == expected
+    assert understand(["swift", "merge-lora"]) == Program(module="swift.cli.merge_lora")
+
+
+def test_where_it_starts_several_processes_torchrun_does(swift, monkeypatch):
+    monkeypatch.setenv("NPROC_PER_NODE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    assert understand(["swift", "sft", "--model", "m"]) == Program(
+        launcher="torchrun",
+        arguments=(
+            *("--nproc_per_node=2", "--master_port=29501", "-m", "swift.cli.sft"),
+            *("--model", "m"),
+        ),
+    )
+    assert understand(["swift", "export"]) == Program(module="swift.cli.export")
+
+
+def test_another_command_of_that_name_is_run_itself(swift):
+    swift.write_text("#!/usr/bin/env python3\nfrom swiftclient.shell import main\n")
+    assert understand(["swift", "stat"]) == Program(path=str(swift), arguments=("stat",))
+
+
+@pytest.mark.parametrize("command", [["swift"], ["swift", "--help"], ["swift", "sft", "a.yaml"]])
+def test_without_options_of_a_program_it_is_told_what_to_type(swift, command):
+    with pytest.raises(UsageError, match=r"memcalc simulate -- swift sft --model|what swift"):
+        understand(command)
+
+
 @pytest.mark.parametrize(
     "command", [["python", "none.py"], ["python"], ["nothing-like-it"], ["sh", "x"], []]
 )
