@@ -83,8 +83,11 @@ def command(
     if found.traced is None:
         _say_what_became(found.ending, figures=False)
         if found.ending.code:
+            say(f"memcalc: {_FOLLOWED}")
             raise exit_with(found.ending.code)
-        raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
+        raise EstimateError(
+            "The script put nothing on the GPU: does it use torch.device('cuda')? " + _FOLLOWED
+        )
     if output is not None and name in formats("page"):
         from memcalc.cli.report import draw
 
@@ -108,6 +111,12 @@ def _over_driver(
     sys.stdout.flush()
     _say_what_became(Ending(code=found.code, stopped=found.stopped, steps=found.steps))
     raise exit_with(found.code)
+
+
+_FOLLOWED = (
+    "What a script starts in a Python of its own (subprocess) has no simulated GPU: "
+    "name that program instead."
+)
 
 
 def _say_what_became(ending: Ending, *, figures: bool = True) -> None:

@@ -110,3 +110,4 @@ def test_no_figures_are_spoken_of_where_nothing_was_on_the_gpu(memcalc, monkeypa
     run = memcalc("simulate", "--gpu", "t4", "--", "python", "train.py")
     assert run.returncode == 1
     assert "ended with exit code 1 before anything was on the GPU." in run.stderr
+    assert "in a Python of its own (subprocess) has no simulated GPU" in run.stderr
