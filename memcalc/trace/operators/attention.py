@@ -171,8 +171,8 @@ def _is_spread(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
 
     Source: sdp_utils_cpp.h, ``check_batch_size_and_num_heads_dense`` (2.13).
     """
-    batches = {tensor.shape[0] for tensor in (query, key, value)}
-    return len(batches) > 1 or key.shape[1] != value.shape[1]
+    samples = query.shape[0] == key.shape[0] == value.shape[0]
+    return not samples or key.shape[1] != value.shape[1]
 
 
 def described(
