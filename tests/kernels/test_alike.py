@@ -25,9 +25,11 @@ def no_library(monkeypatch):
     alike.limits.cache_clear()
 
 
-@pytest.mark.parametrize("axes", [2, 3])
-@pytest.mark.parametrize("each", [3, pytest.param(20, marks=pytest.mark.nightly)])
-def test_of_recorded_convolutions_95_in_a_hundred_lie_within_the_limits_of_the_others(each, axes):
+@pytest.mark.parametrize(
+    ("axes", "each"),
+    [(2, 2), (3, 3), *(pytest.param(n, 20, marks=pytest.mark.nightly) for n in (2, 3))],
+)
+def test_of_recorded_convolutions_95_in_a_hundred_lie_within_the_limits_of_the_others(axes, each):
     draw, inside, count = random.Random(0), 0, 0
     for capability in convolution.capabilities():
         problems = convolution.recorded(capability, A100.torch)
@@ -79,7 +81,7 @@ def test_an_unrecorded_cudnn_may_plan_as_any_that_was_asked():
     of = [convolution.recorded(A100.capability, torch) for torch in versions]
     apart = 0
     every = [text for text in sorted(set.intersection(*map(set, of))) if "32" in of[0][text]]
-    for text in every[::40]:
+    for text in every[::80]:
         image, *rest = json.loads(text)
         problem = ((32, *image), *rest)
         most = max(known[text]["32"][0] for known in of if "32" in known[text])
@@ -113,8 +115,17 @@ def test_a_benchmark_may_keep_any_engine_that_it_tries(monkeypatch):
     assert within.most >= 90_000_000
 
 
-@pytest.mark.parametrize("capability", [(6, 1), (7, 5), (9, 0)])
-@pytest.mark.parametrize("dtype", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        *(((7, 5), 2), ((9, 0), 0)),
+        *(
+            pytest.param(capability, dtype, marks=pytest.mark.nightly)
+            for capability in ((6, 1), (7, 5), (8, 6), (9, 0), (12, 0))
+            for dtype in (0, 1, 2)
+        ),
+    ],
+)
 def test_every_gpu_and_type_has_limits(capability, dtype):
     target = replace(A100, capability=capability)
     for odd, direction, last in itertools.product((ODD, VOLUME), (0, 1, 2), (False, True)):
