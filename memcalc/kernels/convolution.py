@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from enum import IntEnum
 from typing import Any
 
@@ -90,7 +89,8 @@ Recorded = dict[str, dict[str, list[int]]]
 @functools.cache
 def capabilities() -> tuple[tuple[int, int], ...]:
     """Compute capabilities that convolutions were recorded for."""
-    return tuple(sorted(map(_pair, os.listdir(shipped.configs() / FOLDER))))
+    folders = (shipped.configs() / FOLDER).glob("[0-9]*.[0-9]*")
+    return tuple(sorted(_pair(folder.name) for folder in folders))
 
 
 @functools.cache
