@@ -27,7 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.kernels import convolution, cudnn
-from memcalc.kernels.cudnn_planning import made_of
+from memcalc.kernels.cudnn_planning import by_kind, made_of
 from memcalc.kernels.scratch import round_up
 from memcalc.kernels.target import Target
 
@@ -164,7 +164,7 @@ def _of_older(problem: convolution.Problem, target: Target) -> int:
     """The most that an older cuDNN may take where those that were asked take less."""
     (batch, *image), weight, moves, groups, dtype = problem[:5]
     fixed = _WORKSPACE if target.capability >= (8, 0) else 0
-    if target.torch >= _NINE or max(weight[2:]) == 1 or max(_strides(moves)) > 1:
+    if target.torch >= _NINE or max(weight[2:]) == 1 or max(by_kind(moves)[0]) > 1:
         return fixed
     wide = 1 if dtype == 0 else 2
     operands = _kind(image, weight, moves, groups, dtype).operands(batch)
@@ -190,7 +190,7 @@ def _near(direction: int, problem: convolution.Problem, target: Target) -> Limit
 def _kind(image: Any, weight: Any, moves: Any, groups: int, dtype: int) -> Kind:
     """Of a sample's (channels, (depth,) height, width) and the rest of a problem."""
     output = made_of(image[1:], weight[2:], moves)
-    stride = _strides(moves)
+    stride, *_ = by_kind(moves)
     element, row = (4 if dtype == 0 else 2), _ROW[dtype]
     into, out = round_up(image[0], row), round_up(weight[0], row)
     inside = round_up(weight[1], row) if groups == 1 else weight[1]
@@ -203,10 +203,6 @@ def _kind(image: Any, weight: Any, moves: Any, groups: int, dtype: int) -> Kind:
         element * (into * math.prod(image[1:]) + out * math.prod(output)),
         element * out * inside * math.prod(weight[2:]),
     )
-
-
-def _strides(moves: Any) -> Any:
-    return moves[: len(moves) // 3]
 
 
 @functools.cache

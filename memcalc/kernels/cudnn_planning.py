@@ -91,14 +91,19 @@ def _described(made: Maker, target: Target) -> Descriptor:
     return made(Kind.DEVICE).text(2702, json.dumps(words)).done()
 
 
+def by_kind(moves: Sequence[int]) -> tuple[Sequence[int], ...]:
+    """Strides, paddings and dilations, which stand in one."""
+    axes = len(moves) // 3
+    return tuple(moves[at : at + axes] for at in range(0, len(moves), axes))
+
+
 def made_of(image: Sequence[int], kernel: Sequence[int], moves: Sequence[int]) -> list[int]:
     """The sides of what a convolution makes of an image, (D,) H, W."""
-    axes = len(image)
-    stride, padding, dilation = moves[:axes], moves[axes : 2 * axes], moves[2 * axes :]
+    stride, padding, dilation = by_kind(moves)
     return [
         (image[axis] + 2 * padding[axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis]
         + 1
-        for axis in range(axes)
+        for axis in range(len(image))
     ]
 
 
@@ -113,8 +118,7 @@ def _graph(
     last: bool = False,
 ) -> Descriptor:
     """One convolution as an operation graph; groups show in the weight's channels."""
-    axes = len(image) - 2
-    stride, padding, dilation = moves[:axes], moves[axes : 2 * axes], moves[2 * axes :]
+    stride, padding, dilation = by_kind(moves)
     output = (image[0], weight[0], *made_of(image[2:], weight[2:], moves))
     kind, first, (w, x, y) = _OPERATIONS[direction]
     operation = made(kind)
@@ -123,7 +127,9 @@ def _graph(
         tensor.set(902, Type.INT64, *shape).set(903, Type.INT64, *_strides(shape, last))
         tensor.set(906, Type.INT64, ord(name)).set(900, Type.INT64, _ALIGNMENT)
         operation.set(attribute, Type.DESCRIPTOR, tensor.done())
-    described = made(Kind.CONVOLUTION).set(106, Type.INT64, axes).set(100, Type.DATA_TYPE, _FLOAT)
+    described = (
+        made(Kind.CONVOLUTION).set(106, Type.INT64, len(stride)).set(100, Type.DATA_TYPE, _FLOAT)
+    )
     described.set(101, Type.CONVOLUTION_MODE, _CROSS_CORRELATION)
     for attribute, values in ((102, dilation), (103, stride), (104, padding), (105, padding)):
         described.set(attribute, Type.INT64, *values)

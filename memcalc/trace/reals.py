@@ -17,7 +17,7 @@ from memcalc.trace.recipes import Recipe, host_value
 from memcalc.trace.torch_private.dispatch import without_dispatch
 from memcalc.trace.torch_private.tensors import storage_key
 from memcalc.trace.values import FILLS, Values
-from memcalc.trace.writes import places_written, unwritten
+from memcalc.trace.writes import is_decided_by, places_written, unwritten
 
 MOST = 1 << 16
 """Real numbers of a tensor that are remembered when it is copied to the device."""
@@ -143,11 +143,7 @@ class Calls:
 
     def decides(self, out: Any) -> bool:
         """A program could decide by this result."""
-        if not self._written:
-            return False
-        if isinstance(out, torch.Tensor):
-            return not (out.dim() and out.is_floating_point())
-        return not all(one.dim() and one.is_floating_point() for one in tensors_of((out,)))
+        return self._written and is_decided_by(out)
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

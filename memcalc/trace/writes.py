@@ -10,8 +10,12 @@ import torch
 
 def decides(func: Any, out: Any) -> bool:
     """Whether a program could decide by what this operator makes."""
-    outputs = out if isinstance(out, list | tuple) else (out,)
-    return any(map(_decides, outputs)) and not unwritten(func)
+    return is_decided_by(out) and not unwritten(func)
+
+
+def is_decided_by(out: Any) -> bool:
+    """Whether a program could decide by such results, once they are written."""
+    return any(map(_decides, out if isinstance(out, list | tuple) else (out,)))
 
 
 def _decides(item: Any) -> bool:

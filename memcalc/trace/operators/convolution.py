@@ -103,7 +103,7 @@ def _call(direction: int, tensors: Any, image: Any, options: list[Any]) -> Kerne
         direction = (Direction.INPUT_GRAD, Direction.OUTPUT, Direction.WEIGHT_GRAD)[direction]
         image = tensors[2].shape if direction == Direction.INPUT_GRAD else tensors[0].shape
     image, kernel = tuple(image), tuple(weight.shape)
-    moves = [_spread(values, weight.dim() - 2) for values in (stride, padding, dilation)]
+    moves = [spread(values, weight.dim() - 2) for values in (stride, padding, dilation)]
     if weight.dim() == 3:
         image, kernel = (*image[:2], 1, image[2]), (*kernel[:2], 1, kernel[2])
         moves = [[first, *values] for first, values in zip((1, 0, 1), moves, strict=True)]
@@ -119,7 +119,8 @@ def _last(tensors: Any) -> bool:
     )
 
 
-def _spread(values: Sequence[int], axes: int) -> list[int]:
+def spread(values: Sequence[int], axes: int) -> list[int]:
+    """A number for each axis, where one may stand for all."""
     return list(values) * axes if len(values) == 1 else list(values)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from memcalc.trace.operators.convolution import spread
+
 _INDEX_TYPES = (torch.int64, torch.int32, torch.uint8, torch.bool)
 _Refuse = Callable[[tuple[Any, ...]], None]
 
@@ -56,14 +58,13 @@ def _convolution(args: tuple[Any, ...]) -> None:
 def _kernel_fits(
     image: Sequence[int], kernel: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> None:
-    count = len(image)
-    wide, steps = (list(one) * (count if len(one) == 1 else 1) for one in (padding, dilation))
+    wide, steps = (spread(one, len(image)) for one in (padding, dilation))
     padded = [size + 2 * more for size, more in zip(image, wide, strict=True)]
-    spread = [step * (size - 1) + 1 for size, step in zip(kernel, steps, strict=True)]
-    if any(one < other for one, other in zip(padded, spread, strict=True)):
+    reached = [step * (size - 1) + 1 for size, step in zip(kernel, steps, strict=True)]
+    if any(one < other for one, other in zip(padded, reached, strict=True)):
         raise RuntimeError(
             f"Calculated padded input size per channel: ({' x '.join(map(str, padded))}). Kernel "
-            f"size: ({' x '.join(map(str, spread))}). Kernel size can't be greater than actual "
+            f"size: ({' x '.join(map(str, reached))}). Kernel size can't be greater than actual "
             "input size"
         )
 
