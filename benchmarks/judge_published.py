@@ -270,13 +270,13 @@ def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any
         ends = {"low": held + beside.low, "high": held + beside.high}
         return {"predicted": held + beside.likely, **ends}
     told: dict[str, Any] = {"predicted": getattr(answer.peak, rung)}
-    span = answer.allocator
+    span = {"allocated": answer.allocated, "reserved": answer.allocator}.get(rung)
     if steps:
         later = [phase for phase in answer.phases if phase.phase is not Phase.LOAD]
         highest = max(getattr(phase, rung) for phase in later)
         span = None if highest != told["predicted"] else span
         told = {"predicted": highest}
-    if rung == "reserved" and span is not None:
+    if span is not None:
         told |= {"low": span.low, "high": span.high}
     ends = process_ends(answer) if rung == "process_used" else None
     if ends is not None:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation import within
-from memcalc.estimation.fits import Played, device_of
+from memcalc.estimation.fits import Device, Played, device_of
 from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
@@ -58,10 +58,11 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     span = _of_convolutions(question, trace, reserved, variants)
     if crowded is not None:
         span = within.given_back(span, reserved, replayed.peaks.reserved)
-    if device.other_code is not None:
-        source = device.other_code.source
-        span = within.of_other_code(span, reserved, device.apart(reserved), source)
-    answer = replace(answer, allocator=span)
+    answer = replace(
+        answer,
+        allocated=_as_other_code(_in_use(answer, trace, variants), answer.peak.allocated, device),
+        allocator=_as_other_code(span, reserved, device),
+    )
     if question.gpu is None:
         return answer
     if answer.context is not None:
@@ -125,12 +126,27 @@ def _of_convolutions(
     question: Asked, trace: Trace, reserved: int, variants: list[Run]
 ) -> Span | None:
     """Between what the reserved memory lies for workspaces that are known within limits."""
-    span = within.reserved_span(trace, reserved, [*map(_reserved, variants)])
+    span = within.span_of(within.RESERVED, trace, reserved, [*map(_reserved, variants)])
     release = question.target.torch
     if span is None or release >= OLDEST_TORCH:
         return span
     allocated = min(map(_allocated, variants))
     return within.of_other_order(span, reserved, allocated, ".".join(map(str, release)))
+
+
+def _in_use(answer: Prediction, trace: Trace, variants: list[Run]) -> Span | None:
+    """The same of what is allocated; ``None`` too where workspaces have no part in the peak."""
+    likely, found = answer.peak.allocated or 0, [*map(_allocated, variants)]
+    span = within.span_of(within.ALLOCATED, trace, likely, found)
+    return None if span is None or span.low == span.high else span
+
+
+def _as_other_code(span: Span | None, figure: int | None, device: Device) -> Span | None:
+    """The span where another release's code will run than was traced."""
+    if device.other_code is None or figure is None:
+        return span
+    ends, source = device.apart(figure), device.other_code.source
+    return within.of_other_code(span, figure, ends, source)
 
 
 def _reserved(run: Run) -> int:

@@ -11,6 +11,7 @@ from memcalc.allocator.constants import SMALL_SEGMENT
 from memcalc.records.prediction import Fit, FitVerdict, Part, Span
 from memcalc.records.trace import Bound, Component, Trace
 
+ALLOCATED = "allocated at the peak"
 RESERVED = "reserved by PyTorch's allocator"
 WORKSPACES = "workspaces of convolutions that are not known exactly"
 ALIKE = (
@@ -72,12 +73,13 @@ def _sized(trace: Trace, sizes: dict[int, int]) -> Trace:
     )
 
 
-def reserved_span(trace: Trace, likely: int, found: Sequence[int]) -> Span | None:
-    """Between what the reserved memory lies; ``None``: it is known.
+def span_of(name: str, trace: Trace, likely: int, found: Sequence[int]) -> Span | None:
+    """Between what a figure lies; ``None``: it is known.
 
     Args:
+        name: what is allocated or reserved.
         trace: the run.
-        likely: bytes reserved by the trace as it is.
+        likely: bytes of it by the trace as it is.
         found: the same of its variants.
     """
     if not found:
@@ -86,7 +88,7 @@ def reserved_span(trace: Trace, likely: int, found: Sequence[int]) -> Span | Non
     sizes = f"{len(trace.bounds)} size{'s' * (len(trace.bounds) > 1)}"
     others = f", and with {len(found) - 2} mixtures of these" if len(found) > 2 else ""
     source = f"{WORKSPACES}, {sizes}: replayed with the least, with the most{others}"
-    part = Part(name=RESERVED, low=low, likely=likely, high=high, source=source)
+    part = Part(name=name, low=low, likely=likely, high=high, source=source)
     return Span(low=low, likely=likely, high=high, source=WORKSPACES, parts=(part,))
 
 

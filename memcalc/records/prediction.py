@@ -190,6 +190,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     sent: tuple[Sent, ...] = ()
     """Over several GPUs: what this one sends in an optimizer step, by collective."""
     context: Span | None = None
+    allocated: Span | None = None
+    """What is allocated at the peak, where that is known only within limits; ``None``: it is
+    known."""
     allocator: Span | None = None
     """What is reserved, where workspaces are known only within limits; ``None``: it is known."""
     fit: Fit | None = None

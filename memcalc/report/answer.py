@@ -93,9 +93,9 @@ def _table(prediction: Prediction) -> Table:
         drawn: Cell = Share(share) if share is not None else ""
         body.append((what, unit.number(size), drawn, note))
 
-    def rung(what: str, size: int, note: str) -> None:
+    def rung(what: str, size: int, note: str, within: str = "") -> None:
         strong.append(len(body))
-        row(what, size, note)
+        row(what, size, f"{note}: {within}" if within else note)
 
     held = sorted(prediction.components.items(), key=lambda item: -item[1])
     for component, size in held:
@@ -105,17 +105,19 @@ def _table(prediction: Prediction) -> Table:
     rung("requested", peak.requested, "what tensors ask for")
     if peak.allocated is not None:
         row("+ rounding", peak.allocated - peak.requested, "requests become blocks")
-        rung("allocated", peak.allocated, "max_memory_allocated()")
+        within = rows.span_range(prediction.allocated)
+        rung("allocated", peak.allocated, "max_memory_allocated()", within)
     if peak.allocated is not None and peak.reserved is not None:
         row("+ cached", peak.reserved - peak.allocated, "free blocks kept for reuse")
-        rung("reserved", peak.reserved, "max_memory_reserved()")
+        within = rows.span_range(prediction.allocator)
+        rung("reserved", peak.reserved, "max_memory_reserved()", within)
     if peak.process_used is not None and peak.reserved is not None:
         managed = prediction.optimizer_state.total(Place.MANAGED)
         if managed:
             row("+ managed", managed, "paged optimizer state")
         outside = peak.process_used - peak.reserved - managed
         row("+ outside", outside, "CUDA context and libraries")
-        rung("process used", peak.process_used, f"nvidia-smi: {rows.process_range(prediction)}")
+        rung("process used", peak.process_used, "nvidia-smi", rows.process_range(prediction))
     return Table(
         head=(f"at the peak, in {peak.phase.value}", unit.name, "", ""),
         rows=body,

@@ -62,6 +62,7 @@ def _body(prediction: Prediction) -> dict[str, Any]:
             "process_used": peak.process_used,
         },
         "context": encode(prediction.context),
+        "allocated": encode(prediction.allocated),
         "allocator": encode(prediction.allocator),
         "fit": encode(prediction.fit),
         "device": prediction.device,

@@ -44,8 +44,9 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         yield Line("  ".join(rungs[:-1]))
         yield Line(rungs[-1])
         yield from (Line(f"  {words}") for words in rows.parts(prediction.context))
-        if prediction.allocator is not None:
-            yield from (Line(f"  {words}") for words in rows.parts(prediction.allocator))
+        for span in (prediction.allocated, prediction.allocator):
+            if span is not None:
+                yield from (Line(f"  {words}") for words in rows.parts(span))
     else:
         yield Line("  ".join(rungs))
     if prediction.fit is None:

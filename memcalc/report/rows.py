@@ -135,9 +135,15 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
 def process_range(prediction: Prediction) -> str:
     """The two ends of what nvidia-smi will show of the process."""
     ends = process_ends(prediction)
-    if ends is None:
-        return "n/a"
-    low, high = ends
+    return "n/a" if ends is None else _between(*ends)
+
+
+def span_range(span: Span | None) -> str:
+    """The two ends of a figure that is known within limits; empty: it is known."""
+    return "" if span is None or span.low == span.high else _between(span.low, span.high)
+
+
+def _between(low: int, high: int) -> str:
     unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
     return f"{low / unit:,.2f} to {high / unit:,.2f} {name}"
 

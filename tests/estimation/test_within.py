@@ -15,6 +15,7 @@ from memcalc.estimation.tracing import Desk
 from memcalc.kernels import alike, cudnn
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component
+from memcalc.report import answer, rows
 from memcalc.report.rows import process_ends
 
 SOURCE = """
@@ -68,6 +69,26 @@ def test_reserved_is_a_range_and_said_part_by_part(holds):
     holds(reserved_is_a_range)
 
 
+def allocated_is_a_range(folder):
+    estimate = estimates(folder)
+    large, _ = estimate()
+    assert large.allocated is None, "no convolution runs at the peak"
+    found, trace = estimate(batch=2, inputs=("x=float32[2,3,12,12]", "labels=int64[2]"))
+    span, (bound,) = found.allocated, trace.bounds
+    assert span.low == found.peak.allocated == span.likely
+    # What is taken most, in a block, less what the peak has room for.
+    assert 0 < span.high - span.low <= bound.most
+    (part,) = span.parts
+    assert (part.name, part.low, part.high) == (within.ALLOCATED, span.low, span.high)
+    shown = str(list(answer.blocks(found)))
+    assert f"max_memory_allocated(): {rows.span_range(span)}" in shown
+    assert "max_memory_allocated():" not in str(list(answer.blocks(large)))
+
+
+def test_what_is_allocated_is_a_range_where_a_workspace_makes_the_peak(holds):
+    holds(allocated_is_a_range)
+
+
 def an_older_pytorch_may_leave_no_gaps(folder):
     found, trace = estimates(folder)(torch="2.3")
     span = found.allocator
@@ -106,7 +127,7 @@ def workspaces_are_drawn_one_by_one(folder):
             sizes for index, sizes in of.items() if sizes[1] != variant.storages[index].bytes
         }
         assert len(changed) <= 1
-    span = within.reserved_span(trace, 100, [90] * 6 + [110] * 4)
+    span = within.span_of(within.RESERVED, trace, 100, [90] * 6 + [110] * 4)
     assert (span.low, span.likely, span.high) == (90, 100, 110)
 
 
