@@ -17,7 +17,7 @@ from memcalc.script.fills import filled
 from memcalc.script.gpu import GpuMemory
 from memcalc.script.labels import HOST_COPY
 from memcalc.script.refused import REFUSED
-from memcalc.script.streams import drawn_by
+from memcalc.script.streams import drawn_by, generator_of
 from memcalc.trace.calls import Operator, holds_others, on_device
 from memcalc.trace.full import without_frames
 from memcalc.trace.operators import attention
@@ -64,7 +64,9 @@ class ScriptRecorder(TraceRecorder):
         self, kernels: KernelMemory, memory: GpuMemory, breadcrumbs: Breadcrumbs | None = None
     ) -> None:
         super().__init__(kernels, breadcrumbs, ledger=memory)
-        self._values = RealValues()
+        self._values = RealValues(self._behind)
+        self._generator: Any = None
+        """What the operator at work draws with; ``None``: the device's own."""
         self.memory = memory
         self.over = False
         """The run has ended; threads that go on are no part of it."""
@@ -144,10 +146,12 @@ class ScriptRecorder(TraceRecorder):
             # Without autograd's keys (inference mode) it comes here before it is taken apart.
             with self:
                 return attention.run(*args, **kwargs)
-        if kwargs.get("generator") is not None:
+        generator = kwargs.get("generator")
+        if generator is not None:
             kwargs = drawn_by(kwargs, "cuda" if on_device(args, kwargs) else "cpu")
         if kwargs.get("device") is not None:
             self._check(torch.device(kwargs["device"]))
+        self._generator = generator
         out = super()._run(operator, key, types, args, kwargs)
         if func in arrivals.GATHERS:
             arrivals.arrived(self._values, func, args)
@@ -267,6 +271,14 @@ class ScriptRecorder(TraceRecorder):
     def know(self, tensor: torch.Tensor, host: torch.Tensor) -> None:
         """A tensor of the device is taken to hold what one of the host holds."""
         self._values.know(tensor, host)
+
+    def _behind(self, generator: Any, device: torch.device) -> tuple[int, int]:
+        """Where the generator is that has just drawn for the operator at work."""
+        handed = generator or self._generator
+        own = generator_of(handed) if handed is not None else None
+        generators: Any = torch.cuda.default_generators
+        behind: tuple[int, int] = (own or generators[device.index or 0]).drew()
+        return behind
 
     def _item(self, tensor: torch.Tensor) -> Any:
         return self._read(tensor) if is_fake((tensor,)) else NotImplemented

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import weakref
 from typing import Any
 
 import torch
@@ -103,8 +105,14 @@ def set_stream(stream: Stream | None) -> None:
 _Generator: Any = torch.Generator
 
 
-_MARK = int.from_bytes(b"memcalc", "big")
-"""The seed of generators in host memory that stand for one of the GPU: C++ hands on these alone."""
+_WHOLE = (1 << 64) - 1
+_standing: weakref.WeakValueDictionary[int, CudaGenerator] = weakref.WeakValueDictionary()
+"""The GPU's generators by those in host memory that stand for them: C++ hands on these alone."""
+
+
+def generator_of(handed: Any) -> CudaGenerator | None:
+    """The GPU's generator that another stands for; ``None``: it is the host's."""
+    return _standing.get(handed._cdata)
 
 
 def drawn_by(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
@@ -114,26 +122,32 @@ def drawn_by(kwargs: dict[str, Any], device: str) -> dict[str, Any]:
         RuntimeError: the generator is another device's (aten/src/ATen/core/Generator.h,
             ``check_generator``, 2.13).
     """
-    own = "cuda" if _Generator.initial_seed(kwargs["generator"]) == _MARK else "cpu"
+    own = "cpu" if generator_of(kwargs["generator"]) is None else "cuda"
     if own != device:
         raise RuntimeError(f"Expected a '{device}' device type for generator but found '{own}'")
     return {**kwargs, "generator": None} if device == "cuda" else kwargs
 
 
 class CudaGenerator(_Generator):  # type: ignore[misc]
-    """A generator of the simulated GPU: it has a seed and draws nothing."""
+    """A generator of the simulated GPU: its seed, and how many draws that are followed it made.
+
+    Source: aten/src/ATen/cuda/CUDAGeneratorImpl.cpp (2.13).
+    """
 
     STATE = 16
     """Bytes of a CUDA generator's state: seed and offset."""
+    STEP = 4
+    """What a draw adds to the offset, which is always a multiple of it."""
     default_seed = 67280421310721
-    """``default_rng_seed_val`` of GeneratorImpl.h."""
+    """``default_rng_seed_val`` of GeneratorImpl.h; a GPU's own generators begin with any other."""
 
     def __new__(cls, device: Any = None) -> CudaGenerator:
         """A generator in host memory stands for it where C++ wants one."""
         made: CudaGenerator = super().__new__(cls, "cpu")
-        _Generator.manual_seed(made, _MARK)
         made._seed = made.default_seed
+        made._offset = 0
         made._place = torch.device("cuda", 0 if device is None else _index_of(device))
+        _standing[made._cdata] = made
         return made
 
     @property
@@ -142,9 +156,14 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         place: torch.device = self._place
         return place
 
+    def drew(self) -> tuple[int, int]:
+        """Go on behind a draw; returns seed and offset."""
+        self._offset += self.STEP
+        return self._seed, self._offset
+
     def manual_seed(self, seed: int) -> CudaGenerator:
-        """Set the seed."""
-        self._seed = int(seed)
+        """Set the seed, and begin anew."""
+        self._seed, self._offset = int(seed), 0
         return self
 
     def initial_seed(self) -> int:
@@ -153,23 +172,39 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
 
     def seed(self) -> int:
         """Draw a seed."""
-        self._seed = _Generator().seed()
+        self.manual_seed(_Generator().seed())
         return self._seed
 
     def get_state(self) -> torch.Tensor:
-        """Sixteen bytes on the host."""
-        return torch.zeros(self.STATE, dtype=torch.uint8, device="cpu")
+        """Seed and offset, sixteen bytes on the host."""
+        state = struct.pack("<QQ", self._seed & _WHOLE, self._offset)
+        return torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
     def set_state(self, state: torch.Tensor) -> CudaGenerator:
-        """Accept any state."""
+        """Go on from a state.
+
+        Raises:
+            RuntimeError: it is none of a CUDA generator.
+        """
+        held = bytes(state.tolist())
+        if len(held) not in (self.STATE, self.STATE // 2):
+            raise RuntimeError("RNG state is wrong size")
+        self._seed, self._offset = struct.unpack("<QQ", held.ljust(self.STATE, b"\0"))
         return self
 
     def get_offset(self) -> int:
-        """No numbers were drawn."""
-        return 0
+        """Of the next draw."""
+        return self._offset
 
     def set_offset(self, offset: int) -> None:
-        """Accept any offset."""
+        """Go on from an offset.
+
+        Raises:
+            RuntimeError: no draw begins there.
+        """
+        if offset % self.STEP:
+            raise RuntimeError("offset must be a multiple of 4")
+        self._offset = offset
 
 
 class _Kind(type(_Generator)):  # type: ignore[misc]

@@ -1,8 +1,8 @@
 """Real numbers that a script put on the GPU, such as the boxes of what is to be detected.
 
 Beside what ``Values`` remembers: small tensors that were copied from the host, numbers that were
-filled in, and what is made of these alone. What a weight, a random number or a large batch has a
-part in is unknown, and read as zero.
+filled in or drawn there, and what is made of these alone. What a weight or a large batch has a part
+in is unknown, and read as zero.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from memcalc.trace import drawn
+from memcalc.trace.drawn import DRAWS, FRESH, Drawn
 from memcalc.trace.recipes import Recipe, host_value
 from memcalc.trace.torch_private.dispatch import without_dispatch
 from memcalc.trace.torch_private.tensors import storage_key
@@ -35,11 +37,46 @@ CLOSE = _aten.allclose.default
 
 
 class RealValues(Values):
-    """Remembers real numbers too, as long as all that they are made of is known."""
+    """Remembers real numbers too, as long as all that they are made of is known.
+
+    Args:
+        behind: where a generator of the device is.
+    """
+
+    def __init__(self, behind: drawn.Behind) -> None:
+        super().__init__()
+        self._sequences = drawn.Sequences(behind)
+        self._decided_by_chance = False
+
+    def said(self) -> tuple[str, ...]:
+        """What was assumed of values, beside that they are zeros."""
+        return (*super().said(), *((drawn.SAID,) if self._decided_by_chance else ()))
+
+    def note(self, func: Any, args: Any, kwargs: Any, out: Any, *, deciding: bool) -> None:
+        """Note how results came about; what is drawn is drawn on the host where it is needed."""
+        if func in DRAWS and drawn.few(func, out) and self._says_how(func, args, kwargs):
+            if func in FRESH and func._schema.is_mutable:
+                # What it held is gone, and no part of what it holds.
+                self._made.pop(id(args[0]), None)
+            device = (out[0] if isinstance(out, list | tuple) else out).device
+            turn = self._sequences.turn(func, kwargs.get("generator"), device)
+            func, deciding = Drawn(func, turn, self._by_chance), True
+        super().note(func, args, kwargs, out, deciding=deciding)
+
+    def _says_how(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """What the numbers are drawn by is known."""
+        if func in FRESH:
+            return not drawn.fills_weight(func, args)
+        return super().sure(None, self._described(args, kwargs)[0])
+
+    def _by_chance(self) -> None:
+        self._decided_by_chance = True
 
     def may_note(self, func: Any, args: Any, out: Any) -> bool:
         """Whether there may be anything to note of any call with tensors such as these."""
         if super().may_note(func, args, out) or func in FILLED:
+            return True
+        if func in FRESH and drawn.few(func, out):
             return True
         return not _goes_through_lists(func) and any(
             not one.dtype.is_floating_point for one in tensors_of(args)
@@ -95,7 +132,9 @@ class RealValues(Values):
 
     def sure(self, func: Any, described: tuple[Any, Any]) -> bool:
         """What an operator makes follows from its arguments, and all of these are sure."""
-        return func in FILLED or super().sure(func, described)
+        if func in FILLED or (isinstance(func, Drawn) and func.fresh):
+            return True
+        return super().sure(func, described)
 
 
 class Calls:
@@ -107,11 +146,12 @@ class Calls:
         sharing: storages that such tensors lie in.
     """
 
-    __slots__ = ("_in_lists", "_made", "_places", "_sharing", "_written")
+    __slots__ = ("_draws", "_in_lists", "_made", "_places", "_sharing", "_written")
 
     def __init__(self, func: Any, made: Container[int], sharing: Container[int]) -> None:
         self._made = made
         self._sharing = sharing
+        self._draws = func in FRESH
         self._in_lists = not _goes_through_lists(func)
         self._places = places_written(func)
         self._written = not unwritten(func)
@@ -122,6 +162,8 @@ class Calls:
         All that goes in are real numbers on the device that nobody knows, and what is written to
         shares no memory with what is known.
         """
+        if self._draws:
+            return False
         made = self._made
         for arg in args:
             if isinstance(arg, torch.Tensor):

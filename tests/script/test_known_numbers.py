@@ -24,14 +24,13 @@ model = torch.nn.Linear(4, 4).cuda()
 known = torch.full((2, 4), 3.0).cuda()
 assert known.sum().item() == 24.0
 assert model(known).sum().item() == 0.0
-assert torch.rand(4, device="cuda").sum().item() == 0.0
 known += model(known)
 assert known.sum().item() == 0.0
 assert torch.ones(1 << 17).cuda().sum().item() == 0.0
 """
 
 
-def test_what_weights_random_numbers_and_large_tensors_have_a_part_in_is_zero(run):
+def test_what_weights_and_large_tensors_have_a_part_in_is_zero(run):
     assert run(UNKNOWN).ending.code == 0
 
 
@@ -96,7 +95,7 @@ assert labels.median().item() == 1
 UNKNOWN_PARTS = """
 import torch
 half = torch.ones(8, device="cuda")
-half[:4] = torch.rand(4, device="cuda")
+half[:4] = torch.nn.Linear(4, 4).cuda()(half[4:])
 assert half.sum().item() == 0.0
 """
 

@@ -214,7 +214,7 @@ def silences():
     import memcalc
     from memcalc.trace.reals import RealValues
 
-    aten, values = torch.ops.aten, RealValues()
+    aten, values = torch.ops.aten, RealValues(lambda generator, device: (0, 0))
     with memcalc.simulate(gpu="t4"):
         wide, other = torch.randn(4, 4, device="cuda"), torch.randn(4, 4, device="cuda")
         whole = torch.randint(9, (4, 4), device="cuda")
@@ -235,6 +235,7 @@ def silences():
             "a step": silent(aten._foreach_mul_.Scalar, [wide, wide], 2.0),
             "a step where known": silent(aten._foreach_mul_.Scalar, [wide, within], 2.0),
             "by name": silent(aten.mul.out, wide, wide, out=wide),
+            "drawn": silent(aten.uniform_.default, wide),
         }
 
 

@@ -23,6 +23,7 @@ from memcalc.script import arrivals, backward, decisions, untouched
 from memcalc.script.deepspeed_kernels import without_kernels
 from memcalc.script.driver import lightning
 from memcalc.script.patches import Patches
+from memcalc.script.streams import CudaGenerator
 from memcalc.trace.operators.composed import is_composed
 from memcalc.trace.operators.gradients import LOOKS_FOR_ZEROS, NO_ZEROS
 from memcalc.trace.operators.sparse_parts import any_sparse
@@ -96,7 +97,7 @@ class Known:
     """Follows what a script put on the device, and answers for it."""
 
     def __init__(self, patches: Patches) -> None:
-        self._values = RealValues()
+        self._values = RealValues(_behind)
         self.said: dict[str, None] = {}
         self._met: dict[int, Calls | bool] = {}
         """By the identity of an operator: what tells its calls apart, or that it is composed."""
@@ -108,6 +109,8 @@ class Known:
         self._patches = patches
         decisions.install(patches, self._values.know, self.say)
         untouched.install(patches, self.say, simulated=False)
+        # A program that sets no seed draws the same each time it is asked about.
+        torch.cuda.manual_seed_all(CudaGenerator.default_seed)
 
     def follow_lightning(self, gpus: int, started: Callable[[int, str], None]) -> None:
         """Of the processes that Lightning starts the first runs."""
@@ -278,6 +281,11 @@ def _answers() -> Any:
         return None
     answer.argtypes, answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
     return answer
+
+
+def _behind(generator: Any, device: torch.device) -> tuple[int, int]:
+    own = generator or torch.cuda.default_generators[device.index or 0]
+    return own.initial_seed(), own.get_offset()
 
 
 def _positions(tensor: torch.Tensor, summed: Sequence[int]) -> int:
