@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.script import dispatchers, launchers
+from memcalc.script import dispatchers, launchers, prefixes
 
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _WITH_VALUE = ("-W", "-X")
 _NO_MATTER = ("-u", "-B", "-q", "-X")
 """Options of Python that change nothing of what is simulated."""
@@ -32,6 +30,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Options of Python itself that it was typed with; they are not followed."""
     launcher: str = ""
     """What starts it, one process a GPU, and is told ``arguments``; empty: it is started alone."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that stand before it."""
 
     @property
     def name(self) -> str:
@@ -53,8 +53,14 @@ def understand(typed: str, folder: Path | None = None) -> Program:
         command = shlex.split(typed)
     except ValueError as error:
         raise UsageError(f"{typed!r} is no command: {error}.") from None
+    given, command = prefixes.assigned(command)
     if not command:
         raise UsageError("Nothing to simulate: type memcalc simulate -- python train.py.")
+    program = _program(command, folder, {**os.environ, **given})
+    return msgspec.structs.replace(program, environment=tuple(given.items()))
+
+
+def _program(command: list[str], folder: Path | None, environment: Mapping[str, str]) -> Program:
     first, *rest = command
     name = Path(first).name
     if name in launchers.NAMES:
@@ -64,8 +70,8 @@ def understand(typed: str, folder: Path | None = None) -> Program:
             f"{name} does not say how many processes it starts in a way that memcalc reads: type "
             "memcalc simulate -- torchrun --nproc-per-node 8 train.py."
         )
-    if _PYTHON.fullmatch(Path(first).name):
-        return _python(rest, folder)
+    if prefixes.PYTHON.fullmatch(name):
+        return _python(rest, folder, environment)
     if first.endswith(".py"):
         return script(first, rest, folder)
     if first.startswith("-"):
@@ -73,29 +79,34 @@ def understand(typed: str, folder: Path | None = None) -> Program:
             f"{first} is no option of memcalc simulate, and no program: memcalc simulate --help "
             "lists its options, and they stand before the program."
         )
+    said = prefixes.refusal(command, folder or Path())
+    if said:
+        raise UsageError(said)
     found = shutil.which(first)
-    if found is None:
-        raise UsageError(
-            f"There is no command {first!r}: type memcalc simulate -- python train.py."
-        )
-    if not _is_python(Path(found)):
-        raise UsageError(
-            f"{first} is no Python program: name the script it runs, "
-            "as in memcalc simulate -- python train.py."
-        )
+    if found is None or not _is_python(Path(found)):
+        raise UsageError(prefixes.refusal_of_starter(command) or _no_program(first, found))
     if dispatchers.is_swift(Path(found)):
-        return _swift(rest)
+        return _swift(rest, environment)
     return Program(path=found, arguments=tuple(rest))
 
 
-def _swift(rest: list[str]) -> Program:
-    started, arguments = dispatchers.swift(rest)
+def _no_program(first: str, found: str | None) -> str:
+    if found is None:
+        return f"There is no command {first!r}: type memcalc simulate -- python train.py."
+    return (
+        f"{first} is no Python program: name the script it runs, "
+        "as in memcalc simulate -- python train.py."
+    )
+
+
+def _swift(rest: list[str], environment: Mapping[str, str]) -> Program:
+    started, arguments = dispatchers.swift(rest, environment)
     if started in launchers.NAMES:
         return Program(launcher=launchers.NAMES[started], arguments=tuple(arguments))
     return Program(module=started, arguments=tuple(arguments))
 
 
-def _python(rest: list[str], folder: Path | None) -> Program:
+def _python(rest: list[str], folder: Path | None, environment: Mapping[str, str]) -> Program:
     left_out: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-", "-c", "-m"):
         taken = 2 if rest[0] in _WITH_VALUE else 1
@@ -110,7 +121,7 @@ def _python(rest: list[str], folder: Path | None) -> Program:
         if rest[1] in launchers.NAMES:
             return Program(launcher=launchers.NAMES[rest[1]], arguments=tuple(rest[2:]))
         named = (
-            _swift(rest[2:])
+            _swift(rest[2:], environment)
             if rest[1] == dispatchers.SWIFT
             else Program(module=rest[1], arguments=tuple(rest[2:]))
         )
@@ -143,9 +154,12 @@ def launched(plan: Plan) -> tuple[Program, launchers.Launch | None]:
         return program, None
     gpus = plan.devices if plan.gpu is not None else None
     launch = launchers.understand(program.launcher, program.arguments, gpus)
-    if launch.is_module:
-        return Program(module=launch.script, arguments=launch.arguments), launch
-    return script(launch.script, launch.arguments), launch
+    started = (
+        Program(module=launch.script, arguments=launch.arguments)
+        if launch.is_module
+        else script(launch.script, launch.arguments)
+    )
+    return msgspec.structs.replace(started, environment=program.environment), launch
 
 
 def _is_python(path: Path) -> bool:

@@ -5,8 +5,7 @@ Such a command would be simulated, and what it starts would not: the program its
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memcalc.errors import UsageError
@@ -24,8 +23,8 @@ def is_swift(path: Path) -> bool:
     return path.name == "swift" and SWIFT in path.read_text(errors="replace")
 
 
-def swift(words: Sequence[str]) -> tuple[str, list[str]]:
-    """What ``swift sft ...`` starts: a module, or ``torchrun``, and its arguments.
+def swift(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """What ``swift sft ...`` starts there: a module, or ``torchrun``, and its arguments.
 
     Source: swift/cli/main.py, ``cli_main`` (4.6).
 
@@ -41,7 +40,7 @@ def swift(words: Sequence[str]) -> tuple[str, list[str]]:
             f"memcalc simulate -- swift {method} --model ...."
         )
     module = f"swift.cli.{method.replace('-', '_')}"
-    if method not in _SEVERAL or not {"NPROC_PER_NODE", "NNODES"} & os.environ.keys():
+    if method not in _SEVERAL or not {"NPROC_PER_NODE", "NNODES"} & environment.keys():
         return module, rest
-    told = [f"--{name.lower()}={os.environ[name]}" for name in _TOLD if name in os.environ]
+    told = [f"--{name.lower()}={environment[name]}" for name in _TOLD if name in environment]
     return "torchrun", [*told, "-m", module, *rest]

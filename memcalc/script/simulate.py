@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,17 @@ def simulate(
         EstimateError: the child died.
     """
     folder = Path.cwd() if folder is None else folder
-    understand(plan.command or "", folder)
+    variables = dict(understand(plan.command or "", folder).environment)
     if plan.gpu is not None:
         gpus.find(plan.gpu)
-    if parent is None:
-        with simulating_parent() as own:
-            return simulate(plan, own, folder, weights=weights)
+    if parent is None or variables:
+        # What is imported reads them too.
+        with simulating_parent(variables) as own:
+            return _asked(plan, own, folder, weights=weights)
+    return _asked(plan, parent, folder, weights=weights)
+
+
+def _asked(plan: Plan, parent: Parent, folder: Path, *, weights: bool) -> Simulated:
     child = parent.child("memcalc.script.job", "simulated script", aloud=True)
     try:
         answer = child.ask({"plan": encode(plan), "folder": str(folder), "weights": weights})
@@ -71,9 +76,14 @@ def simulate(
     return _understood(answer)
 
 
-def simulating_parent() -> Parent:
-    """A parent for several programs; its process starts when the first is run."""
-    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()})
+def simulating_parent(variables: Mapping[str, str] | None = None) -> Parent:
+    """A parent for several programs; its process starts when the first is run.
+
+    Args:
+        variables: of its environment, beside those of this process.
+    """
+    environment = {**os.environ, **(variables or {}), **_ENVIRONMENT, **inductor.elsewhere()}
+    return Parent(EstimateError, environment)
 
 
 def _understood(answer: dict[str, Any]) -> Simulated:

@@ -104,3 +104,77 @@ def test_a_launcher_is_recognised(here, command, launcher):
 def test_a_launcher_that_says_nothing_of_its_processes_is_refused(here):
     with pytest.raises(UsageError, match="torchrun --nproc-per-node"):
         understand(["mpirun", "python", "train.py"])
+
+
+def test_variables_that_stand_before_a_program_are_its_own(here):
+    expected = Program(path="train.py", environment=(("A", "1"), ("B_2", "x=y z")))
+    for before in ((), ("env",), ("/usr/bin/env",)):
+        assert understand([*before, "A=1", "B_2=x=y z", "python", "train.py"]) == expected
+    assert understand(["python", "train.py", "A=1"]).environment == ()
+    with pytest.raises(UsageError, match="Nothing to simulate"):
+        understand(["A=1"])
+    with pytest.raises(UsageError, match="env -i is not followed"):
+        understand(["env", "-i", "python", "train.py"])
+
+
+def test_what_starts_a_program_elsewhere_is_told_where_to_stand(here):
+    for typed, wanted in (
+        (
+            "uv run --with x python train.py a",
+            "uv run --with x memcalc simulate -- python train.py",
+        ),
+        ("uv run train.py", "uv run memcalc simulate -- train.py"),
+        (
+            "conda run -n x torchrun train.py",
+            "conda run -n x memcalc simulate -- torchrun train.py",
+        ),
+        ("nohup python train.py", "leave it out, as in memcalc simulate -- python train.py."),
+        ("nice -n 5 torchrun train.py", "as in memcalc simulate -- torchrun train.py."),
+        ("not_there python train.py", "leave it out, as in memcalc simulate -- python train.py."),
+    ):
+        with pytest.raises(UsageError) as found:
+            understand_text(typed)
+        assert wanted in str(found.value)
+
+
+SHELL = """#!/bin/bash
+set -e  # python comment.py
+pip install pkg && LR=3 python train.py \\
+    --lr 3 "$@"
+torchrun --nproc-per-node 2 train.py; python third.py; python fourth.py
+"""
+
+
+def test_the_commands_of_a_shells_script_are_named_and_it_is_not_run(here):
+    (here / "run.sh").write_text(SHELL)
+    for typed in ("bash run.sh", "bash -x run.sh", "./run.sh"):
+        with pytest.raises(UsageError) as found:
+            understand_text(typed)
+        assert str(found.value).endswith(
+            "type memcalc simulate -- LR=3 python train.py --lr 3 or memcalc simulate -- torchrun "
+            "--nproc-per-node 2 train.py or memcalc simulate -- python third.py (and 1 more)."
+        )
+    with pytest.raises(UsageError, match=r"type memcalc simulate -- python train\.py"):
+        understand_text("sh -c 'cd x; python train.py'")
+    for typed, said in (
+        ("bash no.sh", "There is no script no"),
+        ("sh -c ls", "the one that trains"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            understand_text(typed)
+
+
+def test_a_console_script_may_be_told_a_python_file(here, monkeypatch):
+    tool = here / "tune"
+    tool.write_text("#!/usr/bin/env python3\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here))
+    assert understand(["tune", "train.py"]) == Program(path=str(tool), arguments=("train.py",))
+
+
+def test_a_program_finds_the_variables_that_stand_before_it(here):
+    from memcalc.script.simulate import plan_of, simulate
+
+    (here / "train.py").write_text("import os\nassert os.environ['SAID'] == '3'\n")
+    for words, code in ((["SAID=3", "python", "train.py"], 0), (["python", "train.py"], 1)):
+        assert simulate(plan_of(words)).ending.code == code

@@ -79,7 +79,13 @@ def run(plan: Plan, python: str = sys.executable) -> DriverRun:
         command = [python, str(HARNESS), str(result), str(plan.steps or 0)]
         done = subprocess.run(
             [*command, *named, *program.arguments],
-            env={**os.environ, **_settings(question, launch), **_preloaded(folder), **among},
+            env={
+                **os.environ,
+                **dict(program.environment),
+                **_settings(question, launch),
+                **_preloaded(folder),
+                **among,
+            },
             stdout=sys.stderr.fileno(),
             check=False,
         )
