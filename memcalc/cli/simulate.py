@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -82,12 +83,14 @@ def command(
     found = simulate(plan, weights=weights)
     if found.traced is None:
         _say_what_became(found.ending, figures=False)
+        elsewhere = _elsewhere(found.ending.started)
         if found.ending.code:
-            say(f"memcalc: {_FOLLOWED}")
+            if elsewhere:
+                say(f"memcalc: {elsewhere}")
             raise exit_with(found.ending.code)
-        raise EstimateError(
-            "The script put nothing on the GPU: does it use torch.device('cuda')? " + _FOLLOWED
-        )
+        if elsewhere:
+            raise EstimateError(f"The script put nothing on the GPU. {elsewhere}")
+        raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
     if output is not None and name in formats("page"):
         from memcalc.cli.report import draw
 
@@ -113,10 +116,17 @@ def _over_driver(
     raise exit_with(found.code)
 
 
-_FOLLOWED = (
-    "What a script starts in a Python of its own (subprocess) has no simulated GPU: "
-    "name that program instead."
-)
+_SHOWN = 3
+"""Programs that are named."""
+
+
+def _elsewhere(started: Sequence[str]) -> str:
+    """What to type in place of a script that starts others; empty: it starts none."""
+    if not started:
+        return ""
+    shown = " or ".join(f"memcalc simulate -- {command}" for command in started[:_SHOWN])
+    more = f" (and {len(started) - _SHOWN} more)" if len(started) > _SHOWN else ""
+    return f"What it starts by subprocess has no simulated GPU: type {shown}{more}."
 
 
 def _say_what_became(ending: Ending, *, figures: bool = True) -> None:

@@ -39,6 +39,7 @@ from memcalc.script.processes import Process
 from memcalc.script.recorder import ScriptRecorder
 from memcalc.script.records import Ending
 from memcalc.script.running import as_main, run
+from memcalc.script.subprocesses import Subprocesses
 from memcalc.trace.torch_private.dispatch import FakeTensor
 from memcalc.workload import flash_attn
 
@@ -137,8 +138,8 @@ def _first(launch: Launch) -> Process:
 
 def _ending(program: Program, session: sessions.Session) -> Ending:
     ended = Ending(code=0)
-    started = spawned.Started(session.memory, session.say)
-    with as_main(program), session, _exits(), _at_exit(started) as last:
+    started, others = spawned.Started(session.memory, session.say), Subprocesses()
+    with as_main(program), session, _exits(), _at_exit(started, others) as last:
         try:
             ended = _ended(program, started, session.recorder)
             last.run()
@@ -151,7 +152,7 @@ def _ending(program: Program, session: sessions.Session) -> Ending:
         # The program may have closed them.
         with contextlib.suppress(ValueError, OSError, AttributeError):
             stream.flush()
-    return replace(ended, steps=session.phases.steps)
+    return replace(ended, steps=session.phases.steps, started=others.commands)
 
 
 def _ended(program: Program, started: spawned.Started, recorder: ScriptRecorder) -> Ending:
@@ -179,9 +180,10 @@ def _ended(program: Program, started: spawned.Started, recorder: ScriptRecorder)
 
 
 @contextlib.contextmanager
-def _at_exit(started: spawned.Started) -> Iterator[AtExit]:
+def _at_exit(started: spawned.Started, others: Subprocesses) -> Iterator[AtExit]:
     patches, last = Patches(), AtExit()
     last.install(patches)
+    others.install(patches)
     spawned.install(patches, FakeTensor, started)
     try:
         yield last

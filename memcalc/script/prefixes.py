@@ -89,7 +89,7 @@ def _of_shell(name: str, rest: Sequence[str], folder: Path) -> str:
             text = (folder / path).read_text(errors="replace")
         except OSError:
             return f"There is no script {path}." if path else ""
-    found = list(_commands(text))
+    found = commands(text)
     if not found:
         return (
             f"{name} runs a shell's commands, which are not followed: type the one that trains, "
@@ -100,7 +100,7 @@ def _of_shell(name: str, rest: Sequence[str], folder: Path) -> str:
     return f"{name} runs a shell's commands, which are not followed: type {shown}{more}."
 
 
-def _commands(text: str) -> list[str]:
+def commands(text: str) -> list[str]:
     """Lines of a shell's script that start Python, as they stand there."""
     found: dict[str, None] = {}
     for line in re.split(r"\n|;|&&|\|\|", text.replace("\\\n", " ")):

@@ -16,5 +16,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer steps that it made."""
     out_of_memory: str = ""
     """What PyTorch said of memory, where that ended the program."""
+    started: tuple[str, ...] = ()
+    """Python programs that it started by subprocess, as they would be typed."""
     note: str = ""
     """What a person must know of the answer, in one sentence."""

@@ -104,10 +104,12 @@ def test_no_figures_are_spoken_of_where_nothing_was_on_the_gpu(memcalc, monkeypa
     from memcalc.script.records import Ending
 
     class Found:
-        traced, ending = None, Ending(code=1)
+        traced, ending = None, Ending(code=1, started=("python a.py", "torchrun b.py"))
 
     monkeypatch.setattr(simulate, "simulate", lambda *_, **__: Found)
     run = memcalc("simulate", "--gpu", "t4", "--", "python", "train.py")
     assert run.returncode == 1
     assert "ended with exit code 1 before anything was on the GPU." in run.stderr
-    assert "in a Python of its own (subprocess) has no simulated GPU" in run.stderr
+    assert (
+        "type memcalc simulate -- python a.py or memcalc simulate -- torchrun b.py." in run.stderr
+    )

@@ -75,3 +75,23 @@ def test_what_pytorch_knows_no_shape_of_is_named_with_what_to_do(run, capfd, tex
     assert f"aten::{name} is not simulated: PyTorch has no rule" in said
     assert "--backend driver" in said
     assert "registered at" not in said
+
+
+STARTS = """
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", "pass"])
+subprocess.run(["true", "x.py"])
+subprocess.run(f"cd . && A=1 {sys.executable} -m none.train --lr 3 2> /dev/null", shell=True)
+os.system("torchrun --help > /dev/null; true")
+print(subprocess.check_output([sys.executable, "other.py", "a b"]).decode())
+"""
+
+
+def test_python_programs_that_a_script_starts_are_named(run, tmp_path):
+    (tmp_path / "other.py").write_text("import sys\nprint(sys.argv[1])\n")
+    found = run(STARTS)
+    assert (found.ending.code, found.traced) == (0, None)
+    first, second, third = found.ending.started
+    assert first == "A=1 python -m none.train --lr 3 2> /dev/null"
+    assert second == "torchrun --help > /dev/null"
+    assert third == "python other.py 'a b'"
