@@ -30,6 +30,9 @@ from memcalc.records.walk import components, highest, most_of
 from memcalc.units import format_bytes
 from memcalc.version import OLDEST_TORCH
 
+_TOLD = 0.01
+"""Share of what is allocated that its range is wide at least: a narrower one would be surer of all
+else than published readings are (docs/accuracy.md)."""
 UNCOUNTED = (
     "other processes on the GPU",
     "data loaders, metrics and logging of the training script",
@@ -135,10 +138,10 @@ def _of_convolutions(
 
 
 def _in_use(answer: Prediction, trace: Trace, variants: list[Run]) -> Span | None:
-    """The same of what is allocated; ``None`` too where workspaces have no part in the peak."""
+    """The same of what is allocated; ``None`` too where workspaces have next to no part in it."""
     likely, found = answer.peak.allocated or 0, [*map(_allocated, variants)]
     span = within.span_of(within.ALLOCATED, trace, likely, found)
-    return None if span is None or span.low == span.high else span
+    return None if span is None or span.high - span.low < _TOLD * likely else span
 
 
 def _as_other_code(span: Span | None, figure: int | None, device: Device) -> Span | None:
