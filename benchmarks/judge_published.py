@@ -57,7 +57,7 @@ SCRIPTS = FOLDER / "published_scripts"
 BESIDE = "allocated_and_outside"
 """What PyTorch's allocator had in use, and what the process held outside it."""
 RUNGS = ("allocated", "reserved", "process_used", BESIDE)
-BLIND = ("blind", "blind 2", "blind 3", "blind 4")
+BLIND = ("blind", "blind 2", "blind 3", "blind 4", "blind 5")
 """Written down with their plans before any of them was estimated, each judged once."""
 SETS = ("tune", "report", "held out", *BLIND)
 """What a source's ``half`` may be."""
