@@ -179,7 +179,9 @@ def within(told: list[dict[str, Any]]) -> dict[str, Any]:
     if not others:
         return likely
     lows, highs = ([one.get(end, one["predicted"]) for one in told] for end in ("low", "high"))
-    return {**likely, "low": min(lows), "high": max(highs)}
+    low, high = min(lows), max(highs)
+    # What is not said has no part in a figure that is the same at both limits.
+    return {**likely, "low": low, "high": high} if low < high else likely
 
 
 def answers(plans: list[Plan]) -> list[Prediction | Exception]:

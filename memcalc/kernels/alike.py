@@ -2,9 +2,9 @@
 
 An engine of cuDNN mostly keeps its inputs and outputs once more, in another layout, so what
 recorded convolutions took is compared as a share of these operands (configs/convolutions).
-The smallest, the median and the largest share of the nearest ones make the limits. Of every
-recorded convolution held against all others but those of its own sizes, 95 % lie inside
-(tests/kernels/test_alike.py).
+The smallest, the median and the largest share of the nearest ones of the same layout make the
+limits. Of every recorded convolution held against all others but those of its own sizes, 95 % lie
+inside (tests/kernels/test_alike.py).
 
 Another version of cuDNN may choose an engine that takes nothing (implicit GEMM, cuDNN's API
 reference, ``cudnnConvolutionFwdAlgo_t``): there the smallest is none. cuDNN 8, which PyTorch before
@@ -20,7 +20,6 @@ import functools
 import json
 import math
 import statistics
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -176,13 +175,11 @@ def _near(direction: int, problem: convolution.Problem, target: Target) -> Limit
     (batch, *image), *rest = problem[:5]
     kind = _kind(image, *rest)
     operands = kind.operands(batch)
-    known = _known(target.torch, target.capability, problem[4], len(image) - 1)
+    known = _known(
+        target.torch, target.capability, problem[4], len(image) - 1, last=len(problem) > 5
+    )
     shares = known.near(kind, batch, direction)
     most = math.ceil(max(*shares, 1.0) * operands) + _ALIGNED
-    if len(problem) > 5:
-        # Channels lie last: those looked at do not, and there is nothing to lay out anew. Of
-        # 372 that cuDNN 9.20 was asked for in fp16 it took nothing for more than half.
-        return Limits(least=0, likely=0, most=most)
     least, likely = min(shares), statistics.median(shares)
     return Limits(least=int(least * operands), likely=int(likely * operands), most=most)
 
@@ -206,21 +203,29 @@ def _kind(image: Any, weight: Any, moves: Any, groups: int, dtype: int) -> Kind:
 
 
 @functools.cache
-def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int, axes: int) -> Known:
-    """Recorded ones of a type and of as many axes; on a GPU of another capability those of all."""
+def _known(
+    torch: tuple[int, int], capability: tuple[int, int], dtype: int, axes: int, *, last: bool
+) -> Known:
+    """Recorded ones of a type and layout and of as many axes, as a GPU has or as all others have.
+
+    Args:
+        torch: whose cuDNN it is.
+        capability: of the GPU.
+        dtype: an index of ``convolution.DTYPES``.
+        axes: of an image, or of a volume.
+        last: channels lie last.
+    """
     import numpy as np
 
-    every = convolution.capabilities()
-    own = [capability] if convolution.recorded(capability, torch) else every
-    found = [
-        (kind, batch, taken)
-        for where in own
-        for kind, by_batch in _of(convolution.recorded(where, torch), dtype, axes)
-        for batch, taken in by_batch
-    ]
-    if not found:
-        # bfloat16 on a GPU that has none is emulated: those of float16 are the nearest.
-        return _known(torch, capability, 1, axes)
+    own, every = (capability,), tuple(convolution.capabilities())
+    # bfloat16 on a GPU that has none is emulated: those of float16 are the nearest. No volume was
+    # recorded with its channels last.
+    ways = ((own, dtype, last), (own, 1, last), (every, dtype, last), (every, dtype, False))
+    found: list[tuple[Kind, int, list[int]]] = []
+    for way in ways:
+        found = _recorded(*way, torch, axes)
+        if len(found) >= NEAREST:
+            break
     return Known(
         texts=np.array([kind.text for kind, *_ in found]),
         kernels=np.array([kind.kernel for kind, *_ in found]),
@@ -231,10 +236,18 @@ def _known(torch: tuple[int, int], capability: tuple[int, int], dtype: int, axes
     )
 
 
-def _of(
-    problems: convolution.Recorded, dtype: int, axes: int
-) -> Iterator[tuple[Kind, list[tuple[int, list[int]]]]]:
-    for text, by_batch in problems.items():
-        image, *rest = json.loads(text)
-        if rest[3] == dtype and len(rest) == 4 and len(image) == 1 + axes:
-            yield _kind(image, *rest), [(int(batch), of) for batch, of in by_batch.items()]
+def _recorded(
+    capabilities: tuple[tuple[int, int], ...],
+    dtype: int,
+    last: bool,
+    torch: tuple[int, int],
+    axes: int,
+) -> list[tuple[Kind, int, list[int]]]:
+    found = []
+    for capability in capabilities:
+        for text, by_batch in convolution.recorded(capability, torch).items():
+            image, *rest = json.loads(text)
+            if rest[3] == dtype and (len(rest) > 4) == last and len(image) == 1 + axes:
+                kind = _kind(image, *rest[:4])
+                found += [(kind, int(batch), of) for batch, of in by_batch.items()]
+    return found
