@@ -52,7 +52,8 @@ def _table_gradient(
 ) -> KernelCall:
     copies = tuple(bytes_of(t) for t in (indices, grad) if not t.is_contiguous())
     sizes = indices.numel(), rows, grad.shape[-1], indices.element_size()
-    return KernelCall("embedding_backward", (*sizes, copies, bag, by_frequency))
+    how = bag, by_frequency, grad.element_size()
+    return KernelCall("embedding_backward", (*sizes, copies, *how))
 
 
 def _embedding_forward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
