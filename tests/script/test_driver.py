@@ -27,6 +27,7 @@ from tests.script.test_native_convolution import POINTS
 from tests.script.test_older_torch import FILE as RECORDED
 from tests.script.test_older_torch import phases_of
 from tests.script.test_outer_products import APART
+from tests.script.test_places_of_views import ADDED, WRITES
 from tests.script.test_processes import SCRIPT, WRAPS
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
@@ -300,7 +301,12 @@ def test_both_back_ends_tell_of_the_same_memory(gpu, capfd, tmp_path, monkeypatc
     assert simulated == over
 
 
-TAKES = {"composed": COMPOSED, "columns": POINTS, "outer": APART}
+TAKES = {
+    "composed": COMPOSED,
+    "columns": POINTS,
+    "outer": APART,
+    "places": WRITES.replace("ADDED", str(ADDED)),
+}
 
 
 @pytest.mark.skipif(CUDA is None, reason="needs PyTorch's CUDA build")
