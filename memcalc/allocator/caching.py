@@ -120,6 +120,10 @@ class CachingAllocator(AllocatorState):
         """Give every segment nobody uses back to the device (``torch.cuda.empty_cache``)."""
         release.release_cached(self)
 
+    def give_back(self, size: int, stream: int) -> None:
+        """Give one segment of that size back, if one is free, as another run did by itself."""
+        release.release_one(self, size, stream)
+
     def keep_pool(self, stream: int, *, kept: bool) -> None:
         """A stream within a private pool: its segments are given back only once nobody keeps it."""
         self.private[stream] = kept

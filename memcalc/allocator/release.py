@@ -67,6 +67,17 @@ def release_oversize(state: AllocatorState, pool: Pool, rounded: int, stream: in
     return released >= wanted
 
 
+def release_one(state: AllocatorState, size: int, stream: int) -> None:
+    """Give back a segment of exactly that size that is free as a whole; of several the first."""
+    free = state.large.free.get(stream)
+    for block in free.blocks[bisect_left(free.keys, size << 64) :] if free is not None else ():
+        if block.size > size:
+            return
+        if block.segment is None and not block.is_split:
+            release_segment(state, block)
+            return
+
+
 def collect_garbage(state: AllocatorState) -> None:
     """Give back large cached segments that were long not reused, once reserved is over threshold.
 

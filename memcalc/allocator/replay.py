@@ -11,6 +11,7 @@ An event is a plain tuple, so that a million of them cost little:
 ``(Op.PASSED, key)``                   the other streams are done with a storage that died; without
                                        this they are by the next birth (see ``streams_lag``)
 ``(Op.EMPTY_CACHE, None)``             ``torch.cuda.empty_cache()``
+``(Op.GIVE_BACK, stream, size)``       a segment that is free as a whole goes back to the device
 ``(Op.KEEP_POOL, stream)``             the stream is one within a private pool, which is in use
 ``(Op.LET_GO_POOL, stream)``           nobody uses that pool any more
 ``(Op.EMPTY_POOL, stream)``            what is free in that pool goes back to the device
@@ -42,6 +43,7 @@ class Op(Enum):
     USED_BY = "used_by"
     PASSED = "passed"
     EMPTY_CACHE = "empty_cache"
+    GIVE_BACK = "give_back"
     KEEP_POOL = "keep_pool"
     LET_GO_POOL = "let_go_pool"
     EMPTY_POOL = "empty_pool"
@@ -117,10 +119,12 @@ def replay(
     return player.result(settings, failure)
 
 
-def to_pools(allocator: CachingAllocator, what: Op, stream: int) -> None:
+def to_pools(allocator: CachingAllocator, what: Op, stream: int, size: int = 0) -> None:
     """Tell an allocator of its cache, or of a private pool."""
     if what is Op.EMPTY_CACHE:
         allocator.empty_cache()
+    elif what is Op.GIVE_BACK:
+        allocator.give_back(size, stream)
     elif what is Op.EMPTY_POOL:
         allocator.empty_pool(stream)
     else:
@@ -205,4 +209,4 @@ class Player:
         elif event[0] is Op.PASSED:
             self.allocator.complete(self.shared.pop(event[1]))
         else:
-            to_pools(self.allocator, event[0], event[1])
+            to_pools(self.allocator, *event)

@@ -101,7 +101,7 @@ class _SnapshotWriter:
         elif key is Op.PASSED:
             return
         elif isinstance(key, Op):
-            to_pools(self.allocator, key, event[1])
+            to_pools(self.allocator, *event)
             self.take_over(())
         elif event[1]:
             self._born(key, *event[1:])

@@ -46,11 +46,20 @@ class AllocatorState:
         """What was added up before ``reset_sums``, by its key."""
         self.at_reserved_peak = self.stats.levels()
         """All rungs at the first moment reserved was as high as ever."""
-        self.allowed = settings.allowed(device.total)
-        self.collects = self.allowed is not None and settings.gc_threshold > 0.0
+        self.allowed: int | None = None
+        self.collects = False
+        self.allow(settings.allowed(device.total))
         self.limited = settings.max_split != UNLIMITED
         self.grew = False
         """Whether memory was taken from the device since the reserved peak was last looked at."""
+
+    def allow(self, most: int | None) -> None:
+        """Reserve so many bytes at most (``torch.cuda.set_per_process_memory_fraction``).
+
+        Garbage is collected only where there is such a limit.
+        """
+        self.allowed = most
+        self.collects = most is not None and self.settings.gc_threshold > 0.0
 
     def levels(self) -> Levels:
         """What is held now."""

@@ -61,7 +61,8 @@ def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
 def _told(aside: Aside) -> tuple[Any, ...]:
     if aside.what == "used_by":
         return Op.USED_BY, aside.storage, aside.stream
-    return Op(aside.what), aside.stream
+    told = Op(aside.what), aside.stream
+    return (*told, aside.bytes) if aside.bytes else told
 
 
 def replayable(

@@ -99,7 +99,7 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int
         elif key is Op.USED_BY:
             allocator.record_stream(live[what], *stream)
         elif isinstance(key, Op) and key is not Op.PASSED:
-            to_pools(allocator, key, what)
+            to_pools(allocator, key, what, *stream)
         if isinstance(key, Op):
             continue
         storage = trace.storages[key % len(trace.storages)]

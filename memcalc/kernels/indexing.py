@@ -21,6 +21,12 @@ INDEX = 8
 _BITS_OF_ROWS = (2, 13)
 """From this version on (or the one before, which was not looked at) an embedding's indices are
 sorted by the bits its rows need; before, by all."""
+_ADDED_AT_ONCE_SINCE = (2, 11)
+_BLOCKS_AT_ONCE, _PARTS_OF_LONG = 4, 4
+"""Rows for each multiprocessor below which they are few, and parts of a row above which they are
+long: sums of parts are added by one kernel then. Found with PyTorch's CUDA code of 2.11 to 2.14 on
+three GPUs."""
+_FIRST_OF_PARTS = 13
 SORTED_IN_BLOCKS = 4096
 """Up to so many elements along the dimension."""
 _LONG = 1_000_000
@@ -180,6 +186,7 @@ def embedding_backward(
     index_bytes: int,
     target: Target,
     *,
+    element_bytes: int = _FLOAT,
     bag: bool = False,
     by_frequency: bool = False,
 ) -> tuple[Allocations, Allocations]:
@@ -191,13 +198,15 @@ def embedding_backward(
         width: D, size of a vector.
         index_bytes: bytes per index.
         target: the GPU and PyTorch.
+        element_bytes: bytes per number of the gradient.
         bag: of an ``EmbeddingBag``, which always sorts.
         by_frequency: the gradient is divided by how often each row was looked up.
 
     Returns:
         Two ``Allocations``, empty up to 3072 indices, where the kernel needs no sorting. Above:
         sorted indices before, and with ``by_frequency`` their counts; after, segment offsets and
-        the fp32 sums of partial segments, ``4 D (N // 10 + min(N, V))`` bytes.
+        the fp32 sums of partial segments, ``4 D (N // 10 + min(N, V))`` bytes. Where rows are few
+        and long these are added where they belong, in fp32: which one each is part of is enough.
     """
     if not indices or (indices <= _SORTED_ABOVE and not bag and not by_frequency):
         return (), ()
@@ -214,11 +223,25 @@ def embedding_backward(
         sums = cub.scan_by_key(indices, target)
         before += (size, sums, ~5, sums, ~6)
         counted = 3
+    sums_of_parts: tuple[int, ...] = (partial * width * max(element_bytes, _FLOAT),)
+    if not bag and _adds_at_once(min(indices, rows), partial, target):
+        wide = (rows * width * _FLOAT,) if element_bytes < _FLOAT else ()
+        sums_of_parts = (partial * index_bytes, *wide)
+    freed = reversed(range(_FIRST_OF_PARTS, _FIRST_OF_PARTS + len(sums_of_parts)))
     after = (
         *(size, 8, size, unique, ~7, ~6),
         *(segments, segments, scan, ~10),
-        *(8, partial * index_bytes, partial * width * _FLOAT),
-        *(~13, ~12, ~11, ~9, ~8, ~5, ~4),
+        *(8, partial * index_bytes, *sums_of_parts),
+        *(~number for number in freed),
+        *(~12, ~11, ~9, ~8, ~5, ~4),
     )
     moved = tuple(word if word > 0 else word - counted for word in after)
     return before, (*moved, *((~4,) if counted else ()), ~1, ~0)
+
+
+def _adds_at_once(rows: int, parts: int, target: Target) -> bool:
+    """One kernel adds the sums of parts where rows are few and long."""
+    if target.torch < _ADDED_AT_ONCE_SINCE or target.ordered:
+        return False
+    few = rows < _BLOCKS_AT_ONCE * target.multiprocessors
+    return few and parts > _PARTS_OF_LONG * rows

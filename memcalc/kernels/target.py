@@ -34,6 +34,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """Attention's gradients are summed in one order (``torch.use_deterministic_algorithms``, unless
     it is to warn only)."""
 
+    ordered: bool = False
+    """Sums do not differ from run to run (``torch.use_deterministic_algorithms``, if only to
+    warn)."""
+
     cublas_workspace: int | None = None
     """Bytes of cuBLAS' workspace where ``CUBLAS_WORKSPACE_CONFIG`` says them."""
 

@@ -38,6 +38,7 @@ def install(
                 cudnn_deterministic=torch.backends.cudnn.deterministic
                 or torch.are_deterministic_algorithms_enabled(),
                 deterministic=deterministic.is_strict(),
+                ordered=deterministic.is_wanted(),
             )
         )
 

@@ -149,16 +149,21 @@ class GpuMemory(Ledger):
             one.model.free(one.blocks.pop(number))
 
     def _allocate(self, one: OneGpu, number: int) -> Any:
-        entry, given_back = self.entries[number], one.model.retries
+        entry, model = self.entries[number], one.model
+        retries, told = model.retries, len(model.trace)
         try:
-            return one.model.allocate(entry.bytes, entry.stream)
+            return model.allocate(entry.bytes, entry.stream)
         except DeviceOutOfMemoryError as error:
             self._refused = number, len(self.events), len(self.marks), len(self.asides)
             raise torch.OutOfMemoryError(one.words(error.why)) from None
         finally:
-            if one.model.retries > given_back:
-                # Where there was no room, the allocator has emptied its cache by itself.
+            # What the allocator has given back by itself: all where there was no room, or a part.
+            if model.retries > retries:
                 self._aside(one.index, "empty_cache")
+            else:
+                for what, _, size, stream in model.trace[told:]:
+                    if what == "segment_free":
+                        self._aside(one.index, "give_back", stream=stream, bytes=size)
 
     def _aside(self, device: int, what: str, **of: int) -> None:
         self.asides.append(Aside(index=len(self.events), what=what, **of))

@@ -89,7 +89,7 @@ class OneGpu:
 
     def set_fraction(self, fraction: float) -> None:
         """``torch.cuda.set_per_process_memory_fraction``."""
-        self.model.allowed = int(fraction * self.total)
+        self.model.allow(int(fraction * self.total))
 
     def segments(self) -> list[dict[str, Any]]:
         """As ``torch.cuda.memory_snapshot``."""

@@ -99,6 +99,8 @@ _NEVER = {
     *("ScatterReduceBackward0", "IndexReduceBackward0", "MaskedScatterBackward0"),
     *("ScatterBackward0", "ScatterBackward1", "IndexPutBackward0", "PutBackward0"),
     *("IndexFillBackward0", "IndexFillBackward1", "IndexCopyBackward0"),
+    # It gives a copy of the view's gradient to one of these, or of others that write nothing.
+    "torch::autograd::CopySlices",
 }
 """Nodes whose formula never writes into what it has made, or into the gradient that it is given."""
 _BEGINS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -34,7 +35,9 @@ from memcalc.trace.scratch.kernels import KernelMemory
 from memcalc.trace.symbolic.symbols import Symbols
 from memcalc.trace.torch_private.dispatch import (
     FakeTensor,
+    by_others,
     eager_code,
+    views_have_bases,
     without_modes,
 )
 from memcalc.trace.torch_private.python_kernels import has_fake, is_brought, python_kernel
@@ -50,6 +53,8 @@ _INITIALISES = {
     torch.ops.aten.zero_.default,
 }
 _IS_PINNED = torch.ops.aten.is_pinned.default
+_LINEAR = torch.ops.aten.linear.default
+"""Copies what does not lie in rows where its weights are trained, as the view of them says."""
 ITSELF = object()
 """Said of an operator that is one kernel of its own."""
 SCALARS = {torch.ops.aten._local_scalar_dense.default}
@@ -206,8 +211,8 @@ class Routes(Reading):
             return ITSELF
 
     def _composed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self:
-            return func.decompose(*args, **kwargs)
+        with self, views_have_bases() if func is _LINEAR else nullcontext():
+            return by_others(func, args, kwargs)
 
     def _on_sparse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator that has to do with sparse tensors, part by part."""

@@ -164,6 +164,8 @@ class Writer:
             self.track(out, name, node, args)
             if listed:
                 self.ledger.leave_repetition()
+            if self._is_outer(name, args, out, node):
+                return
             if self._asks_cublas(name, args):
                 # The handle is asked for when the operands are copied, and they are not yet let go.
                 held = next((at for at, word in enumerate(after) if word < 0), len(after))
@@ -190,11 +192,7 @@ class Writer:
         handle, of which each thread has its own, and stream. Or each product takes one for itself
         (``memcalc.kernels.blas``), with a bias cuBLASLt's alone.
         """
-        if self._kernels is None or is_empty(args):
-            return
-        # Into what there was before it is cuBLAS that writes.
-        new = name == "bmm" and self.ledger.maker_of(out, node) == name
-        if new and not self._asks_for_batch(*args[:2]):
+        if self._kernels is None or is_empty(args) or self._is_outer(name, args, out, node):
             return
         bias = name == "addmm" and self._adds_by_lt(args, out)
         if not blas.is_kept(self._kernels.torch):
@@ -215,11 +213,16 @@ class Writer:
         if bias and not kept:
             self.take(KernelCall("cublaslt"), node)
 
-    def _asks_for_batch(self, left: torch.Tensor, right: torch.Tensor) -> bool:
+    def _is_outer(self, name: str, args: tuple[Any, ...], out: Any, node: Any) -> bool:
+        """It is a batch of columns and rows, which PyTorch may multiply as they lie."""
+        # Into what there was before it is cuBLAS that writes.
+        if name != "bmm" or self.ledger.maker_of(out, node) != name:
+            return False
         assert self._kernels is not None
+        left, right = args[:2]
         if left.dtype.is_complex:
-            return True
-        return blas.multiplies(tuple(left.shape), tuple(right.shape), self._kernels.torch)
+            return False
+        return not blas.multiplies(tuple(left.shape), tuple(right.shape), self._kernels.torch)
 
     def _adds_by_lt(self, args: tuple[Any, ...], out: Any) -> bool:
         assert self._kernels is not None

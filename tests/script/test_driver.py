@@ -20,9 +20,14 @@ from memcalc.script.driver import build, elf
 from memcalc.script.driver.run import run
 from memcalc.script.simulate import plan_of, simulate
 from tests.script.test_decisions import TRAINS
+from tests.script.test_given_back import CONFS, GIVES_BACK
 from tests.script.test_graphs import CAPTURED
+from tests.script.test_inference_mode import COMPOSED
+from tests.script.test_native_convolution import POINTS
 from tests.script.test_older_torch import FILE as RECORDED
 from tests.script.test_older_torch import phases_of
+from tests.script.test_outer_products import APART
+from tests.script.test_places_of_views import ADDED, WRITES
 from tests.script.test_processes import SCRIPT, WRAPS
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
@@ -294,6 +299,32 @@ def test_both_back_ends_tell_of_the_same_memory(gpu, capfd, tmp_path, monkeypatc
     over = re.findall(r"^\d+ \d+$", "".join(capfd.readouterr()), re.MULTILINE)
     assert len(over) == 2
     assert simulated == over
+
+
+TAKES = {
+    "composed": COMPOSED,
+    "columns": POINTS,
+    "outer": APART,
+    "places": WRITES.replace("ADDED", str(ADDED)),
+}
+
+
+@pytest.mark.skipif(CUDA is None, reason="needs PyTorch's CUDA build")
+@pytest.mark.parametrize("name", TAKES)
+def test_what_is_said_of_operators_holds_over_the_driver(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TAKES[name])
+    assert run(plan_of(["python", "train.py"], steps=0, gpu="t4"), CUDA).code == 0
+
+
+@pytest.mark.skipif(CUDA is None, reason="needs PyTorch's CUDA build")
+@pytest.mark.parametrize("conf", CONFS)
+def test_what_is_given_back_is_so_over_the_driver(conf, capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(GIVES_BACK.format(conf=conf))
+    assert run(plan_of(["python", "train.py"], steps=0, gpu="t4"), CUDA).code == 0
+    told = "given {} {} {}".format(*CONFS[conf])
+    assert told in "".join(capfd.readouterr()).splitlines()
 
 
 SAVES = """

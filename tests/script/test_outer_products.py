@@ -19,3 +19,18 @@ def test_no_workspace_is_taken_for_them(run):
 
 def test_before_that_release_it_is(run):
     assert run(SCRIPT, gpu="t4", steps=0, torch="2.11").ending.code == 1
+
+
+APART = """
+import torch
+rows = torch.ones(8, 1, 32, device="cuda")[..., ::2]
+before = torch.cuda.memory_allocated()
+torch.cuda.reset_peak_memory_stats()
+product = torch.bmm(rows.mT, rows)
+taken = torch.cuda.max_memory_allocated() - before
+assert taken == 8 * 16 * 16 * 4, taken
+"""
+
+
+def test_they_are_read_as_they_lie(run):
+    assert run(APART, gpu="t4", steps=0).ending.code == 0

@@ -70,10 +70,18 @@ def _embedding_backward(
     copies: tuple[int, ...],
     bag: bool,
     by_frequency: bool,
+    element_bytes: int,
 ) -> Scratch:
     """``copies``: bytes of what is copied first and held to the end."""
     before, after = indexing.embedding_backward(
-        indices, rows, width, index_bytes, target, bag=bag, by_frequency=by_frequency
+        indices,
+        rows,
+        width,
+        index_bytes,
+        target,
+        element_bytes=element_bytes,
+        bag=bag,
+        by_frequency=by_frequency,
     )
     return behind(copies, after, before)
 

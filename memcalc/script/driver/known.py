@@ -31,7 +31,7 @@ from memcalc.trace.reads import read_as_zero
 from memcalc.trace.reals import CLOSE, FILLED, Calls, RealValues
 from memcalc.trace.recipes import UnansweredError
 from memcalc.trace.torch_private.beneath import seeing, seen_here, unseen
-from memcalc.trace.torch_private.dispatch import lift_from_host
+from memcalc.trace.torch_private.dispatch import by_others, lift_from_host
 from memcalc.trace.torch_private.engine import current_node
 from memcalc.trace.values import FILLS
 
@@ -143,7 +143,7 @@ class Known:
             calls = is_composed(func) or (func not in _SPECIAL and self._values.calls_of(func))
             self._met[id(func)] = calls
         if calls is True:
-            return func.decompose(*args, **kwargs)
+            return by_others(func, args, kwargs)
         with unseen():
             if calls is False or not calls.silent(args, kwargs):
                 return self._run(func, args, kwargs)

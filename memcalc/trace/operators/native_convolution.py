@@ -165,9 +165,10 @@ def _plain_backward(
         found[2] = bias_of(grad)
     if wanted[1]:
         found[1] = change = _like(grad, tuple(weight.shape))
-        if columns is None and window.moves:
+        if columns is None:
+            # Made where they are not needed, too.
             columns = _like(grad, size)
-        right = columns if columns is not None else inputs[0].flatten(1)
+        right = columns if window.moves else inputs[0].flatten(1)
         _product(grad[0].flatten(1), right.t(), change.flatten(1))
     return tuple(found)
 

@@ -8,7 +8,7 @@ import torch
 
 from memcalc.kernels.formulas import KernelCall
 from memcalc.trace.operators import placed
-from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed
+from memcalc.trace.scratch.shapes import Reader, bytes_of, fixed, lies_in_one_row
 
 
 def _masked_scatter(args: tuple[Any, ...], out: Any) -> KernelCall | None:
@@ -52,16 +52,17 @@ def _table_gradient(
 ) -> KernelCall:
     copies = tuple(bytes_of(t) for t in (indices, grad) if not t.is_contiguous())
     sizes = indices.numel(), rows, grad.shape[-1], indices.element_size()
-    return KernelCall("embedding_backward", (*sizes, copies, bag, by_frequency))
+    how = bag, by_frequency, grad.element_size()
+    return KernelCall("embedding_backward", (*sizes, copies, *how))
 
 
 def _embedding_forward(args: tuple[Any, ...], out: Any) -> KernelCall | None:
-    """Indices in a row: a copy, unless they lie so already.
+    """Indices in a row: a copy, unless they lie so already, with gaps or without.
 
     Source: aten/src/ATen/native/Embedding.cpp, ``embedding_symint`` (2.13).
     """
     indices = args[1]
-    if indices.dim() == 1 or indices.is_contiguous():
+    if lies_in_one_row(indices):
         return None
     return fixed(before=(bytes_of(indices),), after=(~0,))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,6 +28,16 @@ def is_dense(tensor: torch.Tensor) -> bool:
     """From the first to the last element lie no others, and none twice."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((size - 1) * stride for size, stride in pairs) + 1 == tensor.numel()
+
+
+def lies_in_one_row(tensor: torch.Tensor) -> bool:
+    """All of it is one step from the next, so that ``reshape(-1)`` is a view."""
+    sides = [
+        (size, step) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
+    ]
+    return tensor.numel() == 0 or all(
+        step == inner * below for (_, step), (inner, below) in pairwise(sides)
+    )
 
 
 def is_empty(args: tuple[Any, ...]) -> bool:

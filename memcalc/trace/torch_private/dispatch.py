@@ -35,6 +35,10 @@ __all__ = [
 _key_set = ask("torch._C:DispatchKeySet")
 _keys = ask("torch._C:DispatchKey")
 _exclude = ask("torch._C:_ExcludeDispatchKeyGuard")
+_force = ask("torch._C:_ForceDispatchKeyGuard")
+_included = ask("torch._C:_dispatch_tls_local_include_set")
+_excluded = ask("torch._C:_dispatch_tls_local_exclude_set")
+_VIEWS = _key_set(_keys.ADInplaceOrView)
 _registered = ask("torch._C:_dispatch_get_registrations_for_dispatch_key")
 _dump: Callable[[str], str] = ask("torch._C:_dispatch_dump")
 _AUTOCAST = "AutocastCUDA"
@@ -60,6 +64,20 @@ modes set it where they are entered (torch/csrc/utils/tensor_new.cpp, 2.13).
 """
 _mode_of_kind: Callable[[Any], Any] = ask("torch._C:_get_dispatch_mode")
 _FAKE = ask("torch._C:_TorchDispatchModeKey.FAKE")
+
+
+def by_others(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composed operator by others, as C++ composes it.
+
+    Of some PyTorch has a composition in Python too, which takes other operators.
+    """
+    return func._op_dk(_keys.CompositeImplicitAutograd, *args, **kwargs)
+
+
+def views_have_bases() -> AbstractContextManager[Any]:
+    """In the handler of a dispatch mode, too: ``matmul`` goes by it (``should_fold``)."""
+    guard: AbstractContextManager[Any] = _force(_included(), _excluded() - _VIEWS)
+    return guard
 
 
 def recorder_in_use() -> Any:
