@@ -272,8 +272,10 @@ class ScriptRecorder(TraceRecorder):
         """A tensor of the device is taken to hold what one of the host holds."""
         self._values.know(tensor, host)
 
-    def _behind(self, generator: Any, device: torch.device) -> tuple[int, int]:
+    def _behind(self, generator: Any, device: torch.device) -> tuple[int, int] | None:
         """Where the generator is that has just drawn for the operator at work."""
+        if self.memory.pools.capturing:
+            return None
         handed = generator or self._generator
         own = generator_of(handed) if handed is not None else None
         generators: Any = torch.cuda.default_generators

@@ -192,6 +192,16 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         self._seed, self._offset = struct.unpack("<QQ", held.ljust(self.STATE, b"\0"))
         return self
 
+    def clone_state(self) -> CudaGenerator:
+        """Another that draws the same from here on."""
+        return CudaGenerator(self._place).set_state(self.get_state())
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, state: CudaGenerator) -> CudaGenerator:
+        """Go on from where another is."""
+        return self.set_state(state.get_state())
+
     def get_offset(self) -> int:
         """Of the next draw."""
         return self._offset

@@ -25,9 +25,9 @@ SAID = (
     "random numbers that the script draws on the GPU and decides by are others than the GPU's, "
     "distributed alike: a GPU decides otherwise by as much as chance does"
 )
-Behind = Callable[[Any, torch.device], tuple[int, int]]
+Behind = Callable[[Any, torch.device], tuple[int, int] | None]
 """Given the generator that has just drawn (``None``: the device's own) and the device: its seed and
-its offset behind that. Called once for each draw that is followed."""
+its offset behind that; ``None``: nobody can say. Called once for each draw that is followed."""
 _aten = torch.ops.aten
 
 
@@ -64,9 +64,12 @@ class Sequences:
         self._ended: dict[tuple[int, int], list[int]] = {}
         """Offsets behind the draws, by operator and seed."""
 
-    def turn(self, func: Any, generator: Any, device: torch.device) -> tuple[int, int, int]:
-        """Operator, seed, and how many such draws came before this one."""
-        seed, offset = self._behind(generator, device)
+    def turn(self, func: Any, generator: Any, device: torch.device) -> tuple[int, ...] | None:
+        """Operator, seed, and how many such draws came before this one; ``None``: not known."""
+        behind = self._behind(generator, device)
+        if behind is None:
+            return None
+        seed, offset = behind
         kind = zlib.crc32(func.name().encode()), seed
         ended = self._ended.setdefault(kind, [])
         number = bisect_left(ended, offset)

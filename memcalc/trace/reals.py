@@ -60,7 +60,8 @@ class RealValues(Values):
                 self._made.pop(id(args[0]), None)
             device = (out[0] if isinstance(out, list | tuple) else out).device
             turn = self._sequences.turn(func, kwargs.get("generator"), device)
-            func, deciding = Drawn(func, turn, self._by_chance), True
+            if turn is not None:
+                func, deciding = Drawn(func, turn, self._by_chance), True
         super().note(func, args, kwargs, out, deciding=deciding)
 
     def _says_how(self, func: Any, args: Any, kwargs: Any) -> bool:

@@ -56,6 +56,10 @@ order = torch.randperm(20, device="cuda", generator=own)
 assert sorted(order.tolist()) == list(range(20))
 assert order.tolist() == torch.randperm(20, device="cuda", generator=like).tolist()
 assert own.get_offset() == like.get_offset() > 0
+same = own.clone_state()
+assert torch.rand(3, device="cuda", generator=own).tolist() == (
+    torch.rand(3, device="cuda", generator=same).tolist()
+)
 own.set_state(torch.Generator("cuda").manual_seed(8).get_state())
 assert order.tolist() == torch.randperm(20, device="cuda", generator=own).tolist()
 """
@@ -84,6 +88,21 @@ for step in range(2):
     x.sum().backward()
 """
 
+CAPTURED = """
+import torch
+line = torch.nn.Linear(64, 64).cuda()
+def step():
+    (line(torch.randn(32, 64, device="cuda")) * torch.rand(32, 64, device="cuda")).sum().backward()
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+graph.replay()
+assert torch.rand(9, device="cuda").sum().item() > 0
+"""
+
 KINDS = """
 import torch
 many = {"device": "cuda"}
@@ -102,13 +121,13 @@ assert torch.rand(1 << 19, **many).sum().item() == 0.0
 """
 
 
-@pytest.mark.parametrize("script", [SET_BACK, MADE_AGAIN, KINDS])
+@pytest.mark.parametrize("script", [SET_BACK, MADE_AGAIN, CAPTURED, KINDS])
 def test_a_generator_that_is_set_back_draws_the_same_again(run, script):
     assert run(script).ending.code == 0
 
 
 @pytest.mark.skipif(CUDA is None, reason="MEMCALC_CUDA_PYTHON names no CUDA build")
-@pytest.mark.parametrize("script", [MASKED, SET_BACK, MADE_AGAIN, KINDS])
+@pytest.mark.parametrize("script", [MASKED, SET_BACK, MADE_AGAIN, CAPTURED, KINDS])
 def test_both_back_ends_draw_alike(script, monkeypatch, tmp_path):
     monkeypatch.setenv("MEMCALC_NO_CUDNN", "1")
     monkeypatch.chdir(tmp_path)

@@ -283,7 +283,10 @@ def _answers() -> Any:
     return answer
 
 
-def _behind(generator: Any, device: torch.device) -> tuple[int, int]:
+def _behind(generator: Any, device: torch.device) -> tuple[int, int] | None:
+    if torch.cuda.is_current_stream_capturing():
+        # A graph draws when it is replayed, and its generator does not say where it is.
+        return None
     own = generator or torch.cuda.default_generators[device.index or 0]
     return own.initial_seed(), own.get_offset()
 
