@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation import within
-from memcalc.estimation.fits import Device, Played, device_of
+from memcalc.estimation import cache_notes, within
+from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
     Run,
     fit_there,
-    large_enough,
     phases_of,
     replay_when_crowded,
     room_of,
@@ -23,11 +20,9 @@ from memcalc.estimation.replays import (
 )
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
-from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Trace
 from memcalc.records.walk import components, highest, most_of
-from memcalc.units import format_bytes
 from memcalc.version import OLDEST_TORCH
 
 _TOLD = 0.01
@@ -51,7 +46,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     played, replayed = run.played, run.replayed
     crowded = replay_when_crowded(question, trace, state, replayed, played)
     phases = phases_of(crowded or replayed, trace)
-    said = (*_of_cache(question.plan, trace), *_of_long_decode(question, trace, played))
+    said = tuple(cache_notes.said(question, trace, played))
     if question.plan.target == "cpu":
         return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
@@ -164,73 +159,6 @@ def _uncounted_flops(trace: Trace) -> str:
     """Why nobody knows how many floating-point operations a step takes."""
     said = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
     return said or "a run on symbols does not count them"
-
-
-def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
-    """What a token adds to the cache, and when that is more than the weights."""
-    if plan.gathers:
-        yield from _of_gathered(plan, trace)
-        return
-    by_stream: dict[int, dict[int, int]] = {}
-    for storage in trace.storages:
-        if storage.component is Component.KV_CACHE and storage.phase is Phase.DECODE:
-            made = by_stream.setdefault(storage.stream, {})
-            made[storage.step] = made.get(storage.step, 0) + storage.bytes
-    offloaded = plan.cache.startswith("offloaded") and bool(by_stream)
-    # What comes back is made on a stream of its own; of a static cache, that is all that is made.
-    made = max(by_stream.values(), key=lambda sizes: sum(sizes.values()), default={})
-    steps = sorted(made)[-3:-1]
-    if offloaded:
-        yield (
-            f"{max(made.values()):,} bytes of the cache lie in pinned host memory at the end, "
-            "which PyTorch takes in powers of two; on the GPU are those of a layer and the next"
-        )
-    if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
-        return
-    # A beam search makes its cache once more as it orders its beams.
-    copies = 2 if plan.beams > 1 else 1
-    each = (made[steps[1]] - made[steps[0]]) // (plan.batch * plan.beams * copies)
-    if each <= 0:
-        yield "the cache does not grow with the tokens that are generated"
-        return
-    weights = sum(p.bytes for p in trace.inventory.tensors if not p.buffer)
-    sequences = plan.batch * plan.beams
-    yield f"a token adds {each:,} bytes to the cache of its sequence"
-    if offloaded:
-        return
-    yield (
-        f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
-        f"{-(-weights // (each * sequences)):,} tokens each"
-    )
-
-
-def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
-    """The same of a cache that quantises many tokens at once, as it does with a prompt."""
-    held = sum(
-        storage.bytes
-        for storage in trace.storages
-        if storage.component is Component.KV_CACHE and storage.phase is Phase.PREFILL
-    )
-    each = held // (plan.batch * plan.beams * (trace.seq or 1))
-    yield f"a token takes {each:,} bytes of its sequence's cache once it is quantised"
-
-
-def _of_long_decode(question: Asked, trace: Trace, played: Played | None) -> Iterator[str]:
-    """What is not exact of reserved memory where passes were left out of the trace."""
-    if played is None or question.plan.target == "cpu":
-        return
-    yield (
-        "segments of small blocks are replayed in passes spread over the decode, so that reserved "
-        "may be a few segments of 2 MiB low"
-    )
-    if question.gpu is None:
-        capacity, _ = large_enough(question, trace, None, played)
-        yield f"reserved is that on a GPU of {format_bytes(capacity)} (name yours with --gpu)"
-    else:
-        device = device_of(question.gpu, plan=question.plan)
-        capacity, _ = large_enough(question, trace, device, played)
-        if capacity > device.capacity:
-            yield f"reserved is that on a device of {format_bytes(capacity)}, for it does not fit"
 
 
 def _requested_only(phase: PhasePeak) -> PhasePeak:

@@ -1,0 +1,91 @@
+"""What an answer says of a cache of past tokens: what a token adds, and what is not exact of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.estimation.fits import Played, device_of
+from memcalc.estimation.question import Asked
+from memcalc.estimation.replays import large_enough
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Component, Phase, Trace
+from memcalc.units import format_bytes
+
+
+def said(question: Asked, trace: Trace, played: Played | None) -> Iterator[str]:
+    """All of it, a sentence each.
+
+    Args:
+        question: what was traced.
+        trace: its events.
+        played: replays it on devices of other sizes, where it is a long decode.
+    """
+    yield from _of_cache(question.plan, trace)
+    yield from _of_long_decode(question, trace, played)
+
+
+def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
+    """What a token adds to the cache, and when that is more than the weights."""
+    if plan.gathers:
+        yield from _of_gathered(plan, trace)
+        return
+    by_stream: dict[int, dict[int, int]] = {}
+    for storage in trace.storages:
+        if storage.component is Component.KV_CACHE and storage.phase is Phase.DECODE:
+            made = by_stream.setdefault(storage.stream, {})
+            made[storage.step] = made.get(storage.step, 0) + storage.bytes
+    offloaded = plan.cache.startswith("offloaded") and bool(by_stream)
+    # What comes back is made on a stream of its own; of a static cache, that is all that is made.
+    made = max(by_stream.values(), key=lambda sizes: sum(sizes.values()), default={})
+    steps = sorted(made)[-3:-1]
+    if offloaded:
+        yield (
+            f"{max(made.values()):,} bytes of the cache lie in pinned host memory at the end, "
+            "which PyTorch takes in powers of two; on the GPU are those of a layer and the next"
+        )
+    if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
+        return
+    # A beam search makes its cache once more as it orders its beams.
+    copies = 2 if plan.beams > 1 else 1
+    each = (made[steps[1]] - made[steps[0]]) // (plan.batch * plan.beams * copies)
+    if each <= 0:
+        yield "the cache does not grow with the tokens that are generated"
+        return
+    weights = sum(p.bytes for p in trace.inventory.tensors if not p.buffer)
+    sequences = plan.batch * plan.beams
+    yield f"a token adds {each:,} bytes to the cache of its sequence"
+    if offloaded:
+        return
+    yield (
+        f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
+        f"{-(-weights // (each * sequences)):,} tokens each"
+    )
+
+
+def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
+    """The same of a cache that quantises many tokens at once, as it does with a prompt."""
+    held = sum(
+        storage.bytes
+        for storage in trace.storages
+        if storage.component is Component.KV_CACHE and storage.phase is Phase.PREFILL
+    )
+    each = held // (plan.batch * plan.beams * (trace.seq or 1))
+    yield f"a token takes {each:,} bytes of its sequence's cache once it is quantised"
+
+
+def _of_long_decode(question: Asked, trace: Trace, played: Played | None) -> Iterator[str]:
+    """What is not exact of reserved memory where passes were left out of the trace."""
+    if played is None or question.plan.target == "cpu":
+        return
+    yield (
+        "segments of small blocks are replayed in passes spread over the decode, so that reserved "
+        "may be a few segments of 2 MiB low"
+    )
+    if question.gpu is None:
+        capacity, _ = large_enough(question, trace, None, played)
+        yield f"reserved is that on a GPU of {format_bytes(capacity)} (name yours with --gpu)"
+    else:
+        device = device_of(question.gpu, plan=question.plan)
+        capacity, _ = large_enough(question, trace, device, played)
+        if capacity > device.capacity:
+            yield f"reserved is that on a device of {format_bytes(capacity)}, for it does not fit"
