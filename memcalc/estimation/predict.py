@@ -21,7 +21,7 @@ from memcalc.estimation.replays import (
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
-from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Trace
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.records.walk import components, highest, most_of
 from memcalc.version import OLDEST_TORCH
 
@@ -128,8 +128,13 @@ def _of_convolutions(
     release = question.target.torch
     if span is None or release >= OLDEST_TORCH:
         return span
-    allocated = min(map(_allocated, variants))
-    return within.of_other_order(span, reserved, allocated, ".".join(map(str, release)))
+    return within.of_other_order(
+        span,
+        reserved,
+        allocated=min(map(_allocated, variants)),
+        largest=max(one.bytes for one in trace.storages if one.phase is not Phase.LOAD),
+        release=".".join(map(str, release)),
+    )
 
 
 def _in_use(answer: Prediction, trace: Trace, variants: list[Run]) -> Span | None:
