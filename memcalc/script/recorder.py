@@ -151,8 +151,11 @@ class ScriptRecorder(TraceRecorder):
             kwargs = drawn_by(kwargs, "cuda" if on_device(args, kwargs) else "cpu")
         if kwargs.get("device") is not None:
             self._check(torch.device(kwargs["device"]))
-        self._generator = generator
-        out = super()._run(operator, key, types, args, kwargs)
+        before, self._generator = self._generator, generator
+        try:
+            out = super()._run(operator, key, types, args, kwargs)
+        finally:
+            self._generator = before
         if func in arrivals.GATHERS:
             arrivals.arrived(self._values, func, args)
         return out

@@ -122,7 +122,7 @@ class Drawn:
             own.set_state(state)
 
 
-def few(func: Any, out: Any) -> bool:
+def few(out: Any) -> bool:
     """So few numbers are drawn that they are followed."""
     for one in out if isinstance(out, list | tuple) else (out,):
         if not isinstance(one, torch.Tensor) or one.layout is not torch.strided:

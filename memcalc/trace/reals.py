@@ -54,7 +54,7 @@ class RealValues(Values):
 
     def note(self, func: Any, args: Any, kwargs: Any, out: Any, *, deciding: bool) -> None:
         """Note how results came about; what is drawn is drawn on the host where it is needed."""
-        if func in DRAWS and drawn.few(func, out) and self._says_how(func, args, kwargs):
+        if func in DRAWS and drawn.few(out) and self._says_how(func, args, kwargs):
             if func in FRESH and func._schema.is_mutable:
                 # What it held is gone, and no part of what it holds.
                 self._made.pop(id(args[0]), None)
@@ -77,7 +77,7 @@ class RealValues(Values):
         """Whether there may be anything to note of any call with tensors such as these."""
         if super().may_note(func, args, out) or func in FILLED:
             return True
-        if func in FRESH and drawn.few(func, out):
+        if func in FRESH and drawn.few(out):
             return True
         return not _goes_through_lists(func) and any(
             not one.dtype.is_floating_point for one in tensors_of(args)

@@ -164,7 +164,7 @@ class Worked:
     ) -> torch.Tensor:
         """The value of one operator; what it makes of the same zeros is worked out once."""
         key = None
-        if not known:
+        if not known and not made.sure:
             with contextlib.suppress(TypeError):
                 key = made.func, made.index, _frozen([made.args, made.kwargs], number)
                 if (same := self._zeros.get(key)) is not None:

@@ -56,6 +56,12 @@ order = torch.randperm(20, device="cuda", generator=own)
 assert sorted(order.tolist()) == list(range(20))
 assert order.tolist() == torch.randperm(20, device="cuda", generator=like).tolist()
 assert own.get_offset() == like.get_offset() > 0
+torch.manual_seed(5)
+fourth = torch.rand(20, device="cuda")
+for generator in (own, like):
+    torch.rand(20, device="cuda", generator=generator)
+torch.manual_seed(5)
+assert torch.equal(fourth, torch.rand(20, device="cuda"))
 same = own.clone_state()
 assert torch.rand(3, device="cuda", generator=own).tolist() == (
     torch.rand(3, device="cuda", generator=same).tolist()
