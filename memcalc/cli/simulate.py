@@ -14,6 +14,7 @@ from memcalc.cli.values import Value, counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
 from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.script.prefixes import to_type
 from memcalc.script.records import Ending
 
 Backend = Literal["simulated", "driver"]
@@ -116,17 +117,11 @@ def _over_driver(
     raise exit_with(found.code)
 
 
-_SHOWN = 3
-"""Programs that are named."""
-
-
 def _elsewhere(started: Sequence[str]) -> str:
     """What to type in place of a script that starts others; empty: it starts none."""
     if not started:
         return ""
-    shown = " or ".join(f"memcalc simulate -- {command}" for command in started[:_SHOWN])
-    more = f" (and {len(started) - _SHOWN} more)" if len(started) > _SHOWN else ""
-    return f"What it starts by subprocess has no simulated GPU: type {shown}{more}."
+    return f"What it starts by subprocess has no simulated GPU: type {to_type(started)}."
 
 
 def _say_what_became(ending: Ending, *, figures: bool = True) -> None:

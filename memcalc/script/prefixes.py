@@ -55,10 +55,12 @@ def refusal(words: Sequence[str], folder: Path) -> str:
     first, *rest = words
     name = Path(first).name
     if name in _ENVIRONMENTS and "run" in rest:
+        at = _start(words)
+        program = words[at:] if at is not None else ["python", "train.py"]
+        before = words[: at if at is not None else 2 + rest.index("run")]
         return (
             f"{name} run starts its program in another environment: type "
-            f"{shlex.join(_before_program(words))} memcalc simulate -- "
-            f"{shlex.join(_program(rest) or ['python', 'train.py'])}."
+            f"{shlex.join(before)} memcalc simulate -- {shlex.join(program)}."
         )
     if name in _SHELLS:
         return _of_shell(name, rest, folder)
@@ -69,13 +71,12 @@ def refusal(words: Sequence[str], folder: Path) -> str:
 
 def refusal_of_starter(words: Sequence[str]) -> str:
     """What to type in place of a command that starts a Python program; empty: it starts none."""
-    first, *rest = words
-    program = _program(rest)
-    if not program:
+    at = _start(words)
+    if at is None:
         return ""
     return (
-        f"{Path(first).name} starts another program: leave it out, as in "
-        f"memcalc simulate -- {shlex.join(program)}."
+        f"{Path(words[0]).name} starts another program: leave it out, as in "
+        f"memcalc simulate -- {shlex.join(words[at:])}."
     )
 
 
@@ -95,9 +96,13 @@ def _of_shell(name: str, rest: Sequence[str], folder: Path) -> str:
             f"{name} runs a shell's commands, which are not followed: type the one that trains, "
             "as in memcalc simulate -- python train.py."
         )
-    more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
-    shown = " or ".join(f"memcalc simulate -- {one}" for one in found[:_SHOWN])
-    return f"{name} runs a shell's commands, which are not followed: type {shown}{more}."
+    return f"{name} runs a shell's commands, which are not followed: type {to_type(found)}."
+
+
+def to_type(commands: Sequence[str]) -> str:
+    """How each of the first ones is simulated, and how many more there are."""
+    more = f" (and {len(commands) - _SHOWN} more)" if len(commands) > _SHOWN else ""
+    return " or ".join(f"memcalc simulate -- {one}" for one in commands[:_SHOWN]) + more
 
 
 def commands(text: str) -> list[str]:
@@ -112,18 +117,8 @@ def commands(text: str) -> list[str]:
     return list(found)
 
 
-def _program(words: Sequence[str]) -> list[str]:
-    """The program among words, with what is told to it."""
-    at = _start(words)
-    return [] if at is None else list(words[at:])
-
-
-def _before_program(words: Sequence[str]) -> list[str]:
-    at = _start(words)
-    return list(words if at is None else words[:at])
-
-
 def _start(words: Sequence[str]) -> int | None:
+    """Where among words a Python program begins."""
     for at, word in enumerate(words):
         name = Path(word).name
         if PYTHON.fullmatch(name) or name in launchers.NAMES or name.endswith(".py"):

@@ -124,6 +124,7 @@ def test_what_starts_a_program_elsewhere_is_told_where_to_stand(here):
             "uv run --with x memcalc simulate -- python train.py",
         ),
         ("uv run train.py", "uv run memcalc simulate -- train.py"),
+        ("hatch run train", "hatch run memcalc simulate -- python train.py."),
         (
             "conda run -n x torchrun train.py",
             "conda run -n x memcalc simulate -- torchrun train.py",
