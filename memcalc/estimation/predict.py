@@ -10,6 +10,7 @@ from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
+    UNLIMITED,
     Run,
     fit_there,
     phases_of,
@@ -125,7 +126,7 @@ def _of_convolutions(
 ) -> Span | None:
     """Between what the reserved memory lies for workspaces that are known within limits."""
     span = within.span_of(within.RESERVED, trace, reserved, [*map(_reserved, variants)])
-    release = question.target.torch
+    release, room = question.target.torch, room_of(question)
     if span is None or release >= OLDEST_TORCH:
         return span
     return within.of_other_order(
@@ -133,6 +134,7 @@ def _of_convolutions(
         reserved,
         allocated=min(map(_allocated, variants)),
         largest=max(one.bytes for one in trace.storages if one.phase is not Phase.LOAD),
+        room=room.room(room.context.low) if room is not None else UNLIMITED,
         release=".".join(map(str, release)),
     )
 

@@ -96,7 +96,9 @@ WITHOUT_GAPS = "blocks without gaps between them, as an older PyTorch may have l
 APART = "the largest block in a segment of its own, as an older PyTorch may have laid it"
 
 
-def of_other_order(known: Span, reserved: int, allocated: int, largest: int, release: str) -> Span:
+def of_other_order(
+    known: Span, reserved: int, *, allocated: int, largest: int, room: int, release: str
+) -> Span:
     """The span of convolutions under a PyTorch older than any whose runs were recorded.
 
     In what order that took blocks and gave them back is not known, and with it how many gaps lie
@@ -109,12 +111,13 @@ def of_other_order(known: Span, reserved: int, allocated: int, largest: int, rel
         reserved: bytes by it.
         allocated: bytes at the peak, with the least that workspaces may take.
         largest: bytes of the largest block that a step makes.
+        room: bytes that the allocator can have: it gives back what it does not use for them.
         release: of PyTorch.
     """
     least = min(_in_segments(allocated), reserved)
     source = f"what PyTorch {release} allocates at the peak: its order of blocks was not recorded"
     fewer = Part(name=WITHOUT_GAPS, low=least, likely=reserved, high=reserved, source=source)
-    apart = _in_segments(largest)
+    apart = min(_in_segments(largest), max(room - known.high, 0))
     source = f"the largest that a step makes under PyTorch {release}, whose order was not recorded"
     more = Part(name=APART, low=0, likely=0, high=apart, source=source)
     return replace(

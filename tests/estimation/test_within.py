@@ -103,6 +103,10 @@ def an_older_pytorch_may_lay_blocks_otherwise(folder):
     assert least < fewer.low <= found.peak.allocated + (2 << 20)
     largest = max(storage.bytes for storage in trace.storages)
     assert largest <= more.high < largest + (2 << 20)
+    rest = {"allocated": 90, "largest": 10 << 20, "release": "2.3"}
+    for room, high in ((1 << 40, (10 << 20) + 120), (500, 500), (100, 120)):
+        plain = within.Span(low=95, likely=100, high=120, source="")
+        assert within.of_other_order(plain, 100, room=room, **rest).high == high
     newer, _ = estimate(torch="2.11")
     assert {part.name for part in newer.allocator.parts} == {within.RESERVED}
 
