@@ -198,6 +198,10 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
 
     graphsafe_get_state = clone_state
 
+    def __reduce__(self) -> Any:
+        """A copy draws the same from here on, on the same device."""
+        return _placed_at, (str(self._place), self._seed, self._offset)
+
     def graphsafe_set_state(self, state: CudaGenerator) -> CudaGenerator:
         """Go on from where another is."""
         return self.set_state(state.get_state())
@@ -215,6 +219,12 @@ class CudaGenerator(_Generator):  # type: ignore[misc]
         if offset % self.STEP:
             raise RuntimeError("offset must be a multiple of 4")
         self._offset = offset
+
+
+def _placed_at(place: str, seed: int, offset: int) -> CudaGenerator:
+    made = CudaGenerator(place).manual_seed(seed)
+    made.set_offset(offset)
+    return made
 
 
 class _Kind(type(_Generator)):  # type: ignore[misc]

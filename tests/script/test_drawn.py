@@ -36,6 +36,7 @@ def test_as_many_logits_are_made_as_a_drawn_mask_lets_through(run):
 
 
 SET_BACK = """
+import copy, pickle
 import torch
 torch.manual_seed(3)
 first, second = torch.rand(50, device="cuda"), torch.rand(50, device="cuda")
@@ -62,10 +63,12 @@ for generator in (own, like):
     torch.rand(20, device="cuda", generator=generator)
 torch.manual_seed(5)
 assert torch.equal(fourth, torch.rand(20, device="cuda"))
-same = own.clone_state()
-assert torch.rand(3, device="cuda", generator=own).tolist() == (
-    torch.rand(3, device="cuda", generator=same).tolist()
-)
+for same in (own.clone_state(), copy.deepcopy(own), pickle.loads(pickle.dumps(own))):
+    state = own.get_state()
+    assert torch.rand(3, device="cuda", generator=own).tolist() == (
+        torch.rand(3, device="cuda", generator=same).tolist()
+    )
+    own.set_state(state)
 own.set_state(torch.Generator("cuda").manual_seed(8).get_state())
 assert order.tolist() == torch.randperm(20, device="cuda", generator=own).tolist()
 """
