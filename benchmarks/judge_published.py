@@ -112,7 +112,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def inside(self) -> bool | None:
         """The range that is said holds the reading; ``None``: there is no range."""
-        if self.low is None or self.high is None:
+        if self.low is None or self.high is None or self.low == self.high:
             return None
         return self.low - self.rounding <= self.published <= self.high + self.rounding
 
