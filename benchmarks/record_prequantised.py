@@ -24,7 +24,7 @@ from record_standin import STEPS, compact, settings
 
 from memcalc.catalog.suite import load
 from memcalc.files.artifact import encode
-from memcalc.measure.runs import build
+from memcalc.engine import program as build
 from memcalc.measure.runs import run as runs
 from memcalc.measure.runs.run import Options, measure
 from memcalc.workload import loops

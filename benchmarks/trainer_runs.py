@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from memcalc import registry
 from memcalc.files.artifact import encode
 from memcalc.measure.meters import CudaMeter
-from memcalc.measure.runs import build
+from memcalc.engine import program as build
 from memcalc.measure.state import read_state
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.estimation.fits import Played, device_of
 from memcalc.estimation.question import Asked
-from memcalc.estimation.replays import large_enough
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Trace
-from memcalc.units import format_bytes
 
 
-def said(question: Asked, trace: Trace, played: Played | None) -> Iterator[str]:
-    """All of it, a sentence each.
-
-    Args:
-        question: what was traced.
-        trace: its events.
-        played: replays it on devices of other sizes, where it is a long decode.
-    """
+def said(question: Asked, trace: Trace) -> Iterator[str]:
+    """All of it, a sentence each."""
     yield from _of_cache(question.plan, trace)
-    yield from _of_long_decode(question, trace, played)
 
 
 def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
@@ -71,21 +61,3 @@ def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
     )
     each = held // (plan.batch * plan.beams * (trace.seq or 1))
     yield f"a token takes {each:,} bytes of its sequence's cache once it is quantised"
-
-
-def _of_long_decode(question: Asked, trace: Trace, played: Played | None) -> Iterator[str]:
-    """What is not exact of reserved memory where passes were left out of the trace."""
-    if played is None or question.plan.target == "cpu":
-        return
-    yield (
-        "segments of small blocks are replayed in passes spread over the decode, so that reserved "
-        "may be a few segments of 2 MiB low"
-    )
-    if question.gpu is None:
-        capacity, _ = large_enough(question, trace, None, played)
-        yield f"reserved is that on a GPU of {format_bytes(capacity)} (name yours with --gpu)"
-    else:
-        device = device_of(question.gpu, plan=question.plan)
-        capacity, _ = large_enough(question, trace, device, played)
-        if capacity > device.capacity:
-            yield f"reserved is that on a device of {format_bytes(capacity)}, for it does not fit"

@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msgspec.structs import replace
-
 from memcalc.catalog import models
 from memcalc.children import inductor
 from memcalc.children.ask import Child, Parent
@@ -19,11 +17,10 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
-from memcalc.symbolic.records import SymbolicTrace
 
 _ENVIRONMENT = {
-    # The same answer with and without a GPU in the machine.
-    "CUDA_VISIBLE_DEVICES": "",
+    # Whoever asks for a GPU while packages are imported asks NVML, and not CUDA.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -95,16 +92,6 @@ class Client:
         answer = self._answer(plan, bare=True)
         return answer if isinstance(answer, MemcalcError) else _unpacked(answer)
 
-    def grow(self, plan: Plan) -> SymbolicTrace | MemcalcError:
-        """Learn how the trace of a plan grows with batch and sequence."""
-        answer = self._answer(plan, grow=True)
-        if isinstance(answer, MemcalcError):
-            return answer
-        trace = _unpacked(answer)
-        if isinstance(trace, MemcalcError):
-            return trace
-        return replace(decode(SymbolicTrace, answer["growth"]), trace=trace)
-
     def inventory(self, plan: Plan) -> Inventory | MemcalcError:
         """The tensors of a plan's model, and of its adapters where it has some."""
         answer = self._answer(plan, inventory=True)
@@ -117,7 +104,7 @@ class Client:
         try:
             if self._child is None or not self._child.alive:
                 self._child = self._parent.child(
-                    "memcalc.estimation.tracing",
+                    "memcalc.estimation.child",
                     "simulated run",
                     hint=models.find(plan.model).model_type,
                 )

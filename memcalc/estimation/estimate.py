@@ -143,8 +143,6 @@ class Tracer:
             if name is not None and source.config is not None:
                 names[index] = name
                 found = _from_cache(name, plan)
-                if found is None and not self._counted:
-                    found = _from_symbolic(plan, source.config)
                 if found is not None:
                     known[index] = found
         missing = [plan for index, plan in enumerate(plans) if index not in known]
@@ -269,9 +267,3 @@ def _from_cache(name: str, plan: Plan) -> Prediction | None:
     """What is kept under a name, as the answer to this spelling of the question."""
     found = cache.load(name, Prediction)
     return replace(found, plan=plan) if found is not None else None
-
-
-def _from_symbolic(plan: Plan, config: dict[str, Any]) -> Prediction | None:
-    from memcalc.estimation import from_symbolic
-
-    return from_symbolic.answer(plan, config)

@@ -96,15 +96,11 @@ def verdict(fit: Fit, context: Span | None = None, spare: int = 0) -> FitVerdict
 Events = Callable[[], Iterable[tuple[Any, ...]]]
 
 
-Played = Callable[[int, int], "Replay"]
-
-
 def judge(
     events: Events,
     settings: AllocatorSettings,
     device: Device,
     unlimited: Levels,
-    played: Played | None = None,
 ) -> Fit:
     """Decide on the largest context that is likely; between it and the smallest nothing is sure.
 
@@ -112,17 +108,13 @@ def judge(
         events: gives the run's events, from the start each time.
         settings: of the allocator.
         device: where.
-        unlimited: peaks of the same events on a device without a limit; of a long decode, on this
-            one.
-        played: replays a long decode on a device of so many bytes, of which the allocator can get
-            as many; ``None``: the events are all there are.
+        unlimited: peaks of the same run on a device without a limit.
     """
     fewer, more = device.apart(unlimited.reserved)
     low = max(device.room(device.context.high) - more, 0)
     high = device.room(device.context.low) - fewer
     fit = functools.partial(_fit, device, settings.allowed(device.capacity))
-    # A long decode was replayed on this device already, and may have given its cache back to fit.
-    if played is None and unlimited.reserved <= low and not _depends_on_size(settings):
+    if unlimited.reserved <= low and not _depends_on_size(settings):
         return fit(FitVerdict.FITS, unlimited.reserved)
     if unlimited.allocated > high:
         return fit(FitVerdict.DOES_NOT_FIT, unlimited.reserved)
@@ -130,8 +122,6 @@ def judge(
     from memcalc.allocator.replay import replay
 
     def at(room: int) -> Replay:
-        if played is not None:
-            return played(device.capacity, room)
         return replay(events(), settings, device.capacity, available=room)
 
     tight = at(low)

@@ -7,38 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from memcalc.allocator.replay import Op
-from memcalc.records.steady import continued, repeats
 from memcalc.records.trace import Aside, Mark, Trace
-
-
-def tuples(trace: Trace) -> Iterator[tuple[Any, ...]]:
-    """The events of a trace in the form the allocator replays, phases as marks.
-
-    The last step is repeated until there are as many as ``memcalc measure`` takes.
-    """
-    sizes = [storage.bytes for storage in trace.storages]
-    streams = [(storage.stream, storage.used_by) for storage in trace.storages]
-
-    def kind(number: int) -> Any:
-        storage = trace.storages[number]
-        return storage.bytes, storage.op, storage.module, storage.phase
-
-    if trace.whole:
-        return as_it_ran(trace)
-    stream = continued(trace.events, trace.marks, kind, storages=len(sizes), more=repeats(trace))
-    events = replayable(stream, sizes, streams if any(map(any, streams)) else None)
-    return _told_early(trace, events) if trace.asides else events
-
-
-def _told_early(trace: Trace, events: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The same with what the allocator was told of before the first step."""
-    waiting, index = deque(trace.asides), 0
-    for event in events:
-        if not isinstance(event[0], Op):
-            while waiting and waiting[0].index <= index:
-                yield _told(waiting.popleft())
-            index += 1
-        yield event
 
 
 def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:

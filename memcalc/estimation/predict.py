@@ -11,13 +11,11 @@ from memcalc.estimation.outside import outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
     UNLIMITED,
-    Run,
-    fit_there,
-    phases_of,
-    replay_when_crowded,
+    Outcome,
+    judged,
+    outcome,
     room_of,
-    run_of,
-    variants_of,
+    when_crowded,
 )
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
@@ -29,6 +27,8 @@ from memcalc.version import OLDEST_TORCH
 _TOLD = 0.01
 """Share of what is allocated that its range is wide at least: a narrower one would be surer of all
 else than published readings are (docs/accuracy.md)."""
+_CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
+"""How the names of PyTorch's convolutions begin."""
 UNCOUNTED = (
     "other processes on the GPU",
     "data loaders, metrics and logging of the training script",
@@ -43,20 +43,19 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         trace: its events.
         state: the optimizer's state by the registry, for its table.
     """
-    run = run_of(question, trace, room_of(question))
-    played, replayed = run.played, run.replayed
-    crowded = replay_when_crowded(question, trace, state, replayed, played)
-    phases = phases_of(crowded or replayed, trace)
-    said = tuple(cache_notes.said(question, trace, played))
+    reached = outcome(question, trace)
+    crowded = when_crowded(question, trace, state, reached.peaks)
+    phases = (crowded or reached).phases
+    said = tuple(cache_notes.said(question, trace))
     if question.plan.target == "cpu":
         return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
-    variants = variants_of(question, trace, room_of(question))
+    variants = [outcome(question, variant) for variant in within.variants(trace)]
     device = device_of(question.gpu, plan=question.plan).holding(state, trace.inventory)
     reserved = answer.peak.reserved or 0
     span = _of_convolutions(question, trace, reserved, variants)
     if crowded is not None:
-        span = within.given_back(span, reserved, replayed.peaks.reserved)
+        span = within.given_back(span, reserved, reached.peaks.reserved)
     answer = replace(
         answer,
         allocated=_as_other_code(_in_use(answer, trace, variants), answer.peak.allocated, device),
@@ -66,7 +65,7 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
         return answer
     if answer.context is not None:
         device = replace(device, context=answer.context)
-    return replace(answer, fit=fit_there(question, run, variants, device))
+    return replace(answer, fit=judged(question, trace, device))
 
 
 def _described(
@@ -122,7 +121,7 @@ def _highest(phases: tuple[PhasePeak, ...]) -> PhasePeak:
 
 
 def _of_convolutions(
-    question: Asked, trace: Trace, reserved: int, variants: list[Run]
+    question: Asked, trace: Trace, reserved: int, variants: list[Outcome]
 ) -> Span | None:
     """Between what the reserved memory lies for workspaces that are known within limits."""
     span = within.span_of(within.RESERVED, trace, reserved, [*map(_reserved, variants)])
@@ -139,7 +138,7 @@ def _of_convolutions(
     )
 
 
-def _in_use(answer: Prediction, trace: Trace, variants: list[Run]) -> Span | None:
+def _in_use(answer: Prediction, trace: Trace, variants: list[Outcome]) -> Span | None:
     """The same of what is allocated; ``None`` too where workspaces have next to no part in it."""
     likely, found = answer.peak.allocated or 0, [*map(_allocated, variants)]
     span = within.span_of(within.ALLOCATED, trace, likely, found)
@@ -154,12 +153,12 @@ def _as_other_code(span: Span | None, figure: int | None, device: Device) -> Spa
     return within.of_other_code(span, figure, ends, source)
 
 
-def _reserved(run: Run) -> int:
-    return max(phase.reserved or 0 for phase in phases_of(run.replayed, run.trace))
+def _reserved(reached: Outcome) -> int:
+    return max(phase.reserved or 0 for phase in reached.phases)
 
 
-def _allocated(run: Run) -> int:
-    return max(phase.allocated or 0 for phase in phases_of(run.replayed, run.trace))
+def _allocated(reached: Outcome) -> int:
+    return max(phase.allocated or 0 for phase in reached.phases)
 
 
 def _uncounted_flops(trace: Trace) -> str:
@@ -187,7 +186,7 @@ def _on_cpu(answer: Prediction) -> Prediction:
 
 def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
     """The rungs above requested, as far as they are known."""
-    convolves = any(storage.op.startswith("convolution") for storage in trace.storages)
+    convolves = any(storage.op.startswith(_CONVOLVES) for storage in trace.storages)
     context = outside_span(gpu, answer.plan, convolves=convolves, groups=trace.groups)
     reserved = max(phase.reserved or 0 for phase in answer.phases)
     return replace(

@@ -12,7 +12,7 @@ from memcalc.allocator.replay import Op
 from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
-from memcalc.estimation.operations import tuples
+from memcalc.estimation.operations import as_it_ran
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.explanation.timeline import settings_of
 from memcalc.records.trace import Storage
@@ -50,7 +50,7 @@ def _events(traced: Traced) -> Iterator[tuple[Any, ...]]:
     trace = traced.trace
     # As if dumped after the last step, with the model and the optimizer still there.
     alive = replace(trace, events=trace.events[: program_end(trace)])
-    for event in tuples(alive):
+    for event in as_it_ran(alive):
         if event[0] is Op.MARK:
             step, phase = event[1]
             yield Op.MARK, f"step {step} {phase.value}"

@@ -15,10 +15,9 @@ from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Op, to_pools
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.estimation.operations import tuples
+from memcalc.estimation.operations import as_it_ran
 from memcalc.estimation.replays import UNLIMITED
 from memcalc.records.plan import Plan
-from memcalc.records.steady import repeats
 from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import program_end
 from memcalc.units import format_bytes
@@ -60,7 +59,7 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
     rungs: list[Levels] = []
     stretches: list[Stretch] = []
     made: list[str] = []
-    steady = trace.steps - 1 + repeats(trace)
+    steady = trace.steps - 1
     for step, phase, storage, size, held in _played(trace, plan):
         component = storage.component
         levels[component] += size
@@ -93,7 +92,7 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int
     live: dict[int, Block] = {}
     step, phase = 0, Phase.LOAD
     whole = replace(trace, events=trace.events[: program_end(trace)])
-    for key, what, *stream in tuples(whole):
+    for key, what, *stream in as_it_ran(whole):
         if key is Op.MARK:
             step, phase = what
         elif key is Op.USED_BY:

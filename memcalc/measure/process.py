@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from memcalc.records.plan import Plan
 from memcalc.version import installed
 
 _SETTINGS = (
@@ -20,26 +19,6 @@ _SETTINGS = (
     "CUDA_VISIBLE_DEVICES",
     "TORCH_CUDNN_SDPA_DEPRIORITIZED",
 )
-_BACKENDS = {
-    "flash": torch.backends.cuda.enable_flash_sdp,
-    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
-    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
-    "math": torch.backends.cuda.enable_math_sdp,
-}
-
-
-def configure(plan: Plan) -> None:
-    """Switch PyTorch to what a plan asks for."""
-    torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
-    if not plan.cudnn_attention:
-        torch.backends.cuda.enable_cudnn_sdp(False)
-    if plan.attention in _BACKENDS:
-        for name, enable in _BACKENDS.items():
-            enable(name == plan.attention or name == "math")
-    if os.environ.get("MEMCALC_NO_CUDNN"):
-        # A driver that cannot run cuDNN, such as the stand-in, still runs everything else.
-        torch.backends.cudnn.enabled = False
-
 
 def facts() -> dict[str, Any]:
     """What CUDA and PyTorch's allocator hold now; empty before there is a context."""

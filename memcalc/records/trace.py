@@ -8,7 +8,7 @@ from memcalc.records.decoding import Curve
 from memcalc.records.model import Inventory
 from memcalc.records.storage import ONCE, Component, Phase, Storage
 
-__all__ = ["ONCE", "Aside", "Bound", "Component", "Mark", "Phase", "Storage", "Trace"]
+__all__ = ["ONCE", "Aside", "Bound", "Component", "Mark", "Phase", "Reading", "Storage", "Trace"]
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +17,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     phase: Phase
     step: int
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest levels of PyTorch's own counters in one phase of one step, in bytes."""
+
+    phase: Phase
+    step: int
+    requested: int
+    allocated: int
+    reserved: int
 
 
 class Aside(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,4 +95,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Workspaces of convolutions whose size nobody recorded."""
     curve: Curve | None = None
     """Of a long decode: the passes between those that ``events`` hold."""
+    readings: tuple[Reading, ...] = ()
+    """What PyTorch's counters said, phase by phase in order; empty: no allocator ran."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)

@@ -7,7 +7,7 @@ import torch
 
 from memcalc.catalog.plan import make
 from memcalc.errors import MeasureError
-from memcalc.measure.runs.loading import load
+from memcalc.workload.weights import load
 from memcalc.measure.runs.run import Options, measure
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -12,10 +12,10 @@ import msgspec
 import torch
 from msgspec.structs import replace
 
+from memcalc.engine import program as programs
 from memcalc.errors import NO_GPU, MeasureError
 from memcalc.measure import oom, process
 from memcalc.measure.meters import Meter, meter_for
-from memcalc.measure.runs import build
 from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
@@ -76,8 +76,8 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
     if options.device == "cuda" and not torch.cuda.is_available():
         raise MeasureError(NO_GPU)
     started = time.perf_counter()
-    process.configure(plan)
-    program = build.program(plan, weights=options.weights)
+    programs.configure(plan)
+    program = programs.build(plan, real_weights=options.weights)
     watch = _Watch(meter_for(options.device, options.snapshot), listener or Nobody())
     found: dict[str, Any] = {}
     noticed = None
@@ -114,20 +114,20 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     """Train for some steps under the meter and a few more under the clock; fills ``found``."""
     plan, device = program.plan, options.device
     with watch.phase(Phase.LOAD, 0):
-        program = build.place(program, device)
+        program = programs.place(program, device)
         if plan.scheme is None:
-            optimizer = build.optimizer(program, program.model.train())
+            optimizer = programs.optimizer(program, program.model.train())
     if plan.scheme is not None:
         with watch.phase(Phase.PREPARE, 0):
-            program = build.wrap(finished(program, program.model), device)
-            optimizer = build.optimizer(program, program.model.train())
+            program = programs.wrap(finished(program, program.model), device)
+            optimizer = programs.optimizer(program, program.model.train())
     model = program.model
     found["weights"] = storage_bytes(model.parameters())
     found["buffers"] = storage_bytes(model.buffers())
     if not program.in_backward and not layouts.of(plan).package:
         # Asked for each time: whoever holds parameters that a loop shards keeps them whole.
         watch.before_clearing = lambda: storage_bytes(p.grad for p in model.parameters())
-    job, loop = build.job(program, optimizer, device), loops.of(plan)
+    job, loop = programs.job(program, optimizer, device), loops.of(plan)
     with layerdrop.off(model):
         loop.run(job, watch, options.steps)
     found["gradients"], found["state"] = watch.gradients, read_state(optimizer)
@@ -146,7 +146,7 @@ def _generate(program: Program, options: Options, watch: _Watch, found: dict[str
     """Generate under the meter; what is about training stays unknown."""
     plan = program.plan
     with watch.phase(Phase.LOAD, 0):
-        program = build.place(program, options.device)
+        program = programs.place(program, options.device)
     if plan.scheme is not None and plan.adapters is None:
         program = finished(program, program.model)
     elif plan.scheme is not None:

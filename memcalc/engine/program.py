@@ -1,4 +1,4 @@
-"""From a plan to a program, an optimizer and a job on a real device."""
+"""From a plan to a program, an optimizer and a job on this process's device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.errors import MeasureError
-from memcalc.measure.runs import loading
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts, liger, quantised
+from memcalc.workload import layouts, liger, quantised, weights
 from memcalc.workload.in_backward import InBackward
 from memcalc.workload.job import Job
 from memcalc.workload.layouts import Rank
@@ -24,26 +23,57 @@ from memcalc.workload.program import Program
 from memcalc.workload.resume import restore, saved_state
 
 Move = Callable[[torch.nn.Module], Any]
+Make = Callable[[str, torch.Tensor], torch.Tensor]
+_BACKENDS = {
+    "flash": torch.backends.cuda.enable_flash_sdp,
+    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "math": torch.backends.cuda.enable_math_sdp,
+}
 
 
-def program(plan: Plan, *, weights: bool) -> Program:
+def configure(plan: Plan) -> None:
+    """Switch PyTorch to what a plan asks for."""
+    torch.backends.cuda.matmul.allow_tf32 = plan.precision == "tf32"
+    torch.backends.cudnn.benchmark = plan.cudnn_benchmark
+    if not plan.cudnn_attention:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    if plan.attention in _BACKENDS:
+        for name, enable in _BACKENDS.items():
+            enable(name == plan.attention or name == "math")
+    if os.environ.get("MEMCALC_NO_CUDNN"):
+        # For comparisons with runs that had no cuDNN.
+        torch.backends.cudnn.enabled = False
+
+
+def build(plan: Plan, *, real_weights: bool) -> Program:
     """Build what a plan names; with real weights they are on the CPU, else there are none yet."""
     choice = registry.of(plan)
-    if weights and plan.scheme is not None:
+    if real_weights and plan.scheme is not None:
         raise MeasureError(
             "With --quant the weights are random: leave --weights out, memory is the same."
         )
-    if weights:
-        model, task = loading.load(plan)
+    if real_weights:
+        model, task = weights.load(plan)
         return program_of(plan, choice, model, task)
     with parameters_on_meta():
         return prepare(plan, choice, device="cpu")
 
 
-def place(program: Program, device: str) -> Program:
+def empty(name: str, like: torch.Tensor) -> torch.Tensor:
+    """A weight of this shape and dtype on the host that nobody looks at: pages never touched."""
+    return torch.empty(like.shape, dtype=like.dtype, device="cpu") if like.is_meta else like
+
+
+def place(program: Program, device: str, make: Make = random) -> Program:
     """Put the model on this process's device, under the plan's layout.
 
     A quantised model is not under it yet: it is finished first (``wrap``).
+
+    Args:
+        program: its model has no memory yet.
+        device: where to, by the name PyTorch knows it.
+        make: makes the weights of a quantised base on the host, by name and shape.
     """
     _check_world(program)
     if program.plan.scheme is not None:
@@ -52,7 +82,7 @@ def place(program: Program, device: str) -> Program:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
         checkpoint = quantised.written(program.model, program.plan)
         place = quantised.loaded_on(program.plan, str(_device(device)))
-        loaded = quantised.load(program.model, checkpoint, program.plan, place, random)
+        loaded = quantised.load(program.model, checkpoint, program.plan, place, make)
         return replace(program, model=loaded)
     return _laid_out(program, device, lambda model: to_device(model, device))
 

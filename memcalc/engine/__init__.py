@@ -1,0 +1,7 @@
+"""The engine: a program trains for a few steps on CUDA, and PyTorch's own allocator says what it did.
+
+Under the program lies NVIDIA's driver on a machine with a GPU (then it is a measurement), or the
+stub driver, which does nothing (then it is an estimate). Everything on the host side is PyTorch's
+own code in both cases. ``recorder.py`` notes phases, names and modules while the program runs;
+``history.py`` turns the allocator's own history into a ``Trace``.
+"""

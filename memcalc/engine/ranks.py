@@ -1,0 +1,123 @@
+"""One process as one rank of many: NCCL's own process group over a library that sends nothing.
+
+What ranks would tell each other through a store is there already, so nobody waits.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from msgspec.structs import replace
+
+from memcalc.records.trace import Trace
+from memcalc.records.walk import changes
+from memcalc.workload import layouts
+from memcalc.workload.program import Program
+
+_Store: Any = vars(dist)["Store"]
+
+
+class SingleRankStore(_Store):  # type: ignore[misc]
+    """A store that never waits: what other ranks would have written is there."""
+
+    _alive: list[SingleRankStore] = []  # noqa: RUF012
+    """C++ holds a store without its Python half, which must not go before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[str, bytes] = {}
+        self._alive.append(self)
+
+    def set(self, key: str, value: Any) -> None:
+        """Write a value."""
+        self._held[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+    def get(self, key: str) -> bytes:
+        """What was written, or what another rank might have: NCCL's unique id."""
+        return self._held.setdefault(key, b"\7" * 128)
+
+    def add(self, key: str, amount: int) -> int:
+        """Count up."""
+        total = int(self._held.get(key, b"0")) + amount
+        self._held[key] = str(total).encode()
+        return total
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all were written here."""
+        return all(key in self._held for key in keys)
+
+    def wait(self, keys: list[str], timeout: Any = None) -> None:
+        """Nobody waits."""
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a value."""
+        return self._held.pop(key, None) is not None
+
+    def set_timeout(self, timeout: Any) -> None:
+        """Nobody waits."""
+
+    def num_keys(self) -> int:
+        """Of values that were written."""
+        return len(self._held)
+
+    def clone(self) -> SingleRankStore:
+        """The same store."""
+        return self
+
+
+def join(rank: int, world: int) -> None:
+    """Enter a group of so many processes, of which this is the only one."""
+    os.environ.update(
+        TORCH_NCCL_ENABLE_MONITORING="0",
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT="29500",
+    )
+    # The group of the host's memory, where a layout asks for one.
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group(
+        "cpu:fake,cuda:nccl",
+        store=SingleRankStore(),
+        rank=rank,
+        world_size=world,
+        device_id=torch.device("cuda", 0),
+    )
+
+
+def asked(program: Program) -> tuple[int, ...]:
+    """Which ranks to run: the one that the plan names, else the first.
+
+    The last as well, where it may hold more.
+
+    Raises:
+        UsageError: there is no such rank.
+    """
+    plan, spread, layout = program.plan, layouts.spread(program.plan), layouts.of(program.plan)
+    if plan.rank is not None:
+        return (layouts.checked_rank(plan),)
+    even = layout.even is None or layout.even(program.model, spread.sizes)
+    return (0,) if even else (0, spread.world - 1)
+
+
+def largest(traces: dict[int, Trace]) -> Trace:
+    """Of the ranks that were run the one that needs most; it says which."""
+    needed = {
+        rank: max(accumulate(changes(trace.events, [one.bytes for one in trace.storages])))
+        for rank, trace in traces.items()
+    }
+    rank = max(needed, key=lambda rank: needed[rank])
+    others = [
+        f"rank {other} needs {needed[rank] - needed[other]:,} bytes less"
+        for other in needed
+        if other != rank
+    ]
+    said = "; ".join([f"this is rank {rank}", *others])
+    return replace(traces[rank], assumptions=(said, *traces[rank].assumptions))

@@ -1,0 +1,283 @@
+"""Notes moments and names while a program trains; looks at nothing that the program computes.
+
+A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
+what is noted here can be laid beside the allocator's history afterwards, without a snapshot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from memcalc.engine import torch_internals as internals
+from memcalc.records.trace import Component, Phase
+
+_MANY = 25_000
+"""Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
+takes a second for as many. Scratch of kernels then counts as temporary."""
+RUNGS = ("requested", "allocated", "reserved")
+Owner = tuple[str, str, str]
+"""Of a block: the module it belongs to, its name there, and its dtype."""
+
+
+class Interval(msgspec.Struct, kw_only=True):
+    """One phase of one step, between two moments; peaks in bytes, by PyTorch's own counters."""
+
+    phase: Phase
+    step: int
+    begin: int
+    end: int = -1
+    requested: int = 0
+    allocated: int = 0
+    reserved: int = 0
+
+
+class Recorder:
+    """Follows a program phase by phase, as a ``Watch`` of its loop.
+
+    Args:
+        device: number of the GPU whose allocator is followed.
+        watched: which steps are followed module by module and, with PyTorch's profiler, operator
+            by operator.
+        detailed: do so whatever time it takes, and learn the dtype of every block.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: int = 0,
+        watched: Iterable[int] = (),
+        detailed: bool = False,
+    ) -> None:
+        self.intervals: list[Interval] = []
+        self.names: list[tuple[int, Component, list[int]]] = []
+        """At this moment, blocks at these addresses are of this component."""
+        self.born_since: list[tuple[int, Component, int]] = []
+        """At this moment, living blocks that were born after another one are of this component."""
+        self.owners: list[tuple[int, dict[int, Owner]]] = []
+        """At this moment, blocks at these addresses are of these modules."""
+        self.marks: list[tuple[int, str]] = []
+        """From this moment on, this module is at work."""
+        self.profiled: tuple[int, int] = (0, 0)
+        """Between which moments the profiler ran."""
+        self.cublas: tuple[int, int] = (0, 0)
+        """Between these moments nothing but workspaces of cuBLAS died."""
+        self.profiler: Any = None
+        self.model: torch.nn.Module | None = None
+        self.optimizer: Any = None
+        self.wrapped = False
+        """The model is inside a wrapper over several GPUs, which allocates by itself."""
+        self.device = device
+        self._watched, self._detailed = frozenset(watched), detailed
+        self._modules: _Modules | None = None
+        self._zero = 0
+        internals.start_history(with_lines=False)
+        self._zero = self.now()
+
+    def now(self) -> int:
+        """The present moment."""
+        return internals.events_so_far(self.device) - self._zero
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        """Everything inside belongs to this phase of this step."""
+        self._follow(phase, step)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        interval = Interval(phase=phase, step=step, begin=self.now())
+        self.intervals.append(interval)
+        self.marks.append((interval.begin, ""))
+        yield
+        self._read(interval)
+
+    def _read(self, interval: Interval) -> None:
+        """A phase has ended: read its peaks, and name what it leaves behind."""
+        stats = torch.cuda.memory_stats(self.device)
+        for rung in RUNGS:
+            setattr(interval, rung, stats.get(f"{rung}_bytes.all.peak", 0))
+        interval.end = self.now()
+        phase = interval.phase
+        if phase is Phase.LOAD and self.wrapped:
+            # What a wrapper makes before the model's own code begins are its buckets.
+            self.born_since.append((self.now(), Component.COMMUNICATION, interval.begin))
+        if phase is Phase.FORWARD:
+            self.born_since.append((self.now(), Component.ACTIVATIONS, interval.begin))
+        if phase is Phase.BACKWARD and self.model is not None:
+            self.name(Component.GRADIENTS, (p.grad for p in self.model.parameters()))
+            if self.wrapped:
+                # Of shards that are not reduced yet, a wrapper holds the whole gradients.
+                self.born_since.append((self.now(), Component.GRADIENTS, interval.begin))
+        if phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP):
+            self._name_states()
+
+    def name(self, component: Component, tensors: Iterable[Any]) -> None:
+        """Say what these tensors are for; the first thing said of a block stands."""
+        found = [address for tensor in tensors for address in addresses(tensor)]
+        if found:
+            self.names.append((self.now(), component, found))
+
+    def meet(self, model: torch.nn.Module | None, optimizer: Any) -> None:
+        """Learn the model and the optimizer that the program has by now."""
+        self.model, self.optimizer = model, optimizer
+        if model is None:
+            return
+        self.name(Component.WEIGHTS, model.parameters())
+        self.name(Component.BUFFERS, model.buffers())
+        owners: dict[int, Owner] = {}
+        for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+            home, _, name = path.rpartition(".")
+            for address in addresses(tensor):
+                owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
+        self.owners.append((self.now(), owners))
+
+    def belong(self, module: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Say which module these tensors are of, by their names there."""
+        found: dict[int, Owner] = {}
+        for name, tensor in tensors.items():
+            for address in addresses(tensor):
+                found[address] = (module, name, str(tensor.dtype).removeprefix("torch."))
+        self.owners.append((self.now(), found))
+
+    def _name_states(self) -> None:
+        """What the optimizer keeps, and for which parameter."""
+        if self.model is None or self.optimizer is None:
+            return
+        homes = {parameter: path.rpartition(".")[0] for path, parameter in _named(self.model)}
+        owners: dict[int, Owner] = {}
+        # ZeroRedundancyOptimizer holds another that has this rank's share.
+        for parameter, state in getattr(self.optimizer, "optim", self.optimizer).state.items():
+            home = homes.get(parameter, "") if isinstance(parameter, torch.Tensor) else ""
+            for name, tensor in _flat(state):
+                for address in addresses(tensor):
+                    owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
+        if owners:
+            self.names.append((self.now(), Component.OPTIMIZER_STATE, list(owners)))
+            self.owners.append((self.now(), owners))
+
+    def _follow(self, phase: Phase, step: int) -> None:
+        """Begin or end to follow modules and operators, as the step is a watched one."""
+        wanted = step in self._watched and phase not in (Phase.LOAD, Phase.PREPARE, Phase.RESUME)
+        if wanted and self._modules is None and self.model is not None:
+            self._modules = _Modules(self, self.model)
+            if self._detailed or self._events_of_last_step() < _MANY:
+                self._profile()
+        elif not wanted:
+            self._unfollow()
+
+    def _unfollow(self) -> None:
+        if self._modules is not None:
+            self._modules.close()
+            self._modules = None
+            if self.profiler is not None and not self.profiled[1]:
+                self.profiler.__exit__(None, None, None)
+                self.profiled = (self.profiled[0], self.now())
+
+    def _events_of_last_step(self) -> int:
+        """Births and deaths of the step before this one; 0: there is none."""
+        before = [one for one in self.intervals if one.phase is not Phase.LOAD]
+        if not before:
+            return 0
+        step = [one for one in before if one.step == before[-1].step]
+        return step[-1].end - step[0].begin
+
+    def _profile(self) -> None:
+        if self.profiler is not None:
+            return
+        self.profiler = internals.memory_profiler(with_dtypes=self._detailed)
+        self.profiled = (self.now(), 0)
+        self.profiler.__enter__()
+
+    def end(self) -> None:
+        """Nothing is followed any more; what cuBLAS holds shows when it is told to let go."""
+        self._unfollow()
+        begin = self.now()
+        internals.free_cublas_workspaces()
+        self.cublas = begin, self.now()
+
+
+class _Modules:
+    """Says which module is at work: in forward, in a forward that is made again, in backward."""
+
+    def __init__(self, recorder: Recorder, model: torch.nn.Module) -> None:
+        self._recorder = recorder
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._stack = [""]
+        self._begun = 0
+        hooks = torch.nn.modules.module
+        self._handles = [
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Follow no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter(self, module: torch.nn.Module, args: Any) -> None:
+        self._tag(args, self._stack[-1])
+        moment, path = self._recorder.now(), self._paths.get(id(module), self._stack[-1])
+        if len(self._stack) == 1:
+            self._begun = moment
+        self._stack.append(path)
+        self._recorder.marks.append((moment, path))
+
+    def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        if len(self._stack) == 1:
+            return  # It began before anybody followed.
+        self._tag(result, self._stack.pop())
+        moment = self._recorder.now()
+        self._recorder.marks.append((moment, self._stack[-1]))
+        again = self._recorder.intervals[-1].phase is Phase.BACKWARD
+        if len(self._stack) == 1 and again:
+            # Checkpointing ran this forward again: what is left of it was saved for backward.
+            self._recorder.born_since.append((moment, Component.ACTIVATIONS, self._begun))
+
+    def _tag(self, value: Any, path: str) -> None:
+        """When backward reaches what made these tensors, this module is at work.
+
+        Who says so first is right: the innermost module returns a tensor first.
+        """
+        if isinstance(value, torch.Tensor):
+            node = value.grad_fn
+            if node is not None and "memcalc" not in node.metadata:
+                node.metadata["memcalc"] = path
+                node.register_prehook(lambda _: self._mark(path))
+            return
+        values = value.values() if isinstance(value, dict) else value
+        if isinstance(value, dict | list | tuple):
+            for one in values:
+                self._tag(one, path)
+
+    def _mark(self, path: str) -> None:
+        self._recorder.marks.append((self._recorder.now(), path))
+
+
+def addresses(tensor: Any) -> list[int]:
+    """Where on the GPU the storages behind a tensor begin."""
+    if not isinstance(tensor, torch.Tensor):
+        return []
+    return [
+        part.untyped_storage().data_ptr()
+        for part in internals.tensors_in(tensor)
+        if part.device.type == "cuda"
+    ]
+
+
+def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return model.named_parameters()
+
+
+def _flat(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in an optimizer's state of one parameter, by name."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            yield from _flat(value, str(key))
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _flat(value, name)

@@ -1,0 +1,145 @@
+"""Runs one program for a few steps in this process, and reads what its allocator did."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from memcalc.engine import program as programs
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.history import Timeline
+from memcalc.engine.recorder import Recorder
+from memcalc.records.model import Inventory
+from memcalc.records.trace import Component, Phase, Trace
+from memcalc.workload import inference, layerdrop, layouts, loops, quantised
+from memcalc.workload.inference import caches_of
+from memcalc.workload.inputs import Batch, without_adapters
+from memcalc.workload.prepare import finished
+from memcalc.workload.program import Program
+
+STEPS = 4
+"""Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
+
+
+def trace(program: Program, *, detailed: bool = False) -> Trace:
+    """Run a program and read the birth and death of every block.
+
+    Args:
+        program: its model has no memory yet; it is on the GPU afterwards.
+        detailed: name the operator and the dtype of every block of the last step, whatever time
+            that takes, and count its floating-point operations.
+    """
+    plan = program.plan
+    steps = 1 if plan.infers else STEPS
+    watched = range(steps - 1, steps) if not plan.infers else _passes(program)
+    device = torch.cuda.current_device()
+    recorder = Recorder(device=device, watched=watched, detailed=detailed)
+    program, optimizer = _load(program, recorder)
+    if plan.infers:
+        _infer(program, recorder)
+    else:
+        _train(program, optimizer, recorder, steps)
+    recorder.end()
+    snapshot = internals.stop_history()
+    timeline = Timeline(recorder, snapshot["device_traces"][device])
+    return Trace(
+        storages=timeline.storages(),
+        events=timeline.events_of_phases(),
+        marks=timeline.phase_marks(),
+        asides=tuple(timeline.asides),
+        readings=timeline.readings(),
+        inventory=program.inventory,
+        steps=steps,
+        seq=program.seq,
+        whole=plan.infers,
+        assumptions=_said(program),
+        versions={"torch": str(torch.__version__)},
+    )
+
+
+def _passes(program: Program) -> tuple[int, ...]:
+    """The passes of a generation that are followed: the prompt's, the first ones and the last."""
+    last = (program.until or program.plan.generate or 1) - 1
+    return tuple(sorted({0, 1, 2, last - 1, last}))
+
+
+def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
+    """The program with its model on the GPU, under its layout, and the optimizer over it."""
+    plan = program.plan
+    recorder.wrapped = layouts.spread(plan).world > 1
+    optimizer = None
+    with recorder.phase(Phase.LOAD, 0):
+        program = programs.place(program, "cuda", programs.empty)
+        if plan.scheme is None and not plan.infers:
+            optimizer = programs.optimizer(program, program.model.train())
+        recorder.meet(program.model, optimizer)
+    if plan.scheme is None:
+        return program, optimizer
+    _name_quantised(program.model, recorder)
+    if plan.infers and plan.adapters is None:
+        return finished(program, program.model), None
+    with recorder.phase(Phase.PREPARE, 0):
+        program = finished(program, program.model)
+        if not plan.infers:
+            program = programs.wrap(program, "cuda")
+            optimizer = programs.optimizer(program, program.model.train())
+        recorder.meet(program.model, optimizer)
+    return program, optimizer
+
+
+def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
+    job = programs.job(program, optimizer, "cuda")
+    job = replace(job, batch=lambda: _batch(program, recorder), simulated=True)
+    with layerdrop.off(program.model):
+        loops.of(program.plan).run(job, recorder, steps)
+
+
+def _infer(program: Program, recorder: Recorder) -> None:
+    model = without_adapters(program.model)
+
+    def given(module: Any, args: Any, named: dict[str, Any]) -> None:
+        # A beam search orders its cache anew between two passes.
+        recorder.name(Component.KV_CACHE, caches_of(named))
+
+    def returned(module: Any, args: Any, outputs: Any) -> None:
+        if isinstance(outputs, Mapping):
+            recorder.name(Component.KV_CACHE, caches_of(outputs))
+
+    job = program.inference(device="cuda", batch=lambda: _batch(program, recorder))
+    with contextlib.ExitStack() as hooks:
+        hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
+        hooks.callback(model.register_forward_hook(returned).remove)
+        inference.run(job, recorder)
+
+
+def _batch(program: Program, recorder: Recorder) -> Batch:
+    made = program.batch("cuda")
+    recorder.name(Component.INPUTS, made.values())
+    return made
+
+
+def _name_quantised(model: torch.nn.Module, recorder: Recorder) -> None:
+    for parameter in model.parameters():
+        if quantised.original(parameter) is not None:
+            constants = quantised.constants(parameter)
+            recorder.name(Component.QUANTISATION_CONSTANTS, constants.values())
+            recorder.name(Component.QUANTISED_WEIGHTS, [quantised.packed(parameter)])
+
+
+def _said(program: Program) -> tuple[str, ...]:
+    quantised_by: Inventory | None = program.inventory if program.plan.scheme is not None else None
+    more: Iterator[str] = iter(())
+    if quantised_by is not None:
+        more = iter((quantised.described(quantised_by),))
+    return tuple(dict.fromkeys((*program.assumptions, *more)))
+
+
+def release() -> None:
+    """Let go of what a run left on the GPU."""
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,37 @@
+"""What a child that estimates does: it opens the stub driver before PyTorch, then answers.
+
+``{"plan": ...}`` is answered by ``{"prediction": ...}``, with ``"keep": true`` also by its
+``"trace"``, packed; ``"bare": true`` by the trace alone, and ``"inventory": true`` by
+``{"inventory": ...}``, for which nothing is run.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from memcalc.engine import driver
+
+if TYPE_CHECKING:
+    from memcalc.children.breadcrumbs import Breadcrumbs
+    from memcalc.children.child import Speaker
+
+_BETWEEN_COLLECTIONS = 100_000
+"""Objects that are made before Python looks for garbage: reading a history makes as many, and
+looking through them again and again takes a tenth of the time."""
+
+
+def warm(architecture: str) -> None:
+    """Import what runs of an architecture have in common; of a callable, nothing is known."""
+    driver.open_here()
+    importlib.import_module("memcalc.estimation.desk").warm(architecture)
+
+
+def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
+    """A function that answers requests."""
+    driver.open_here()
+    gc.set_threshold(_BETWEEN_COLLECTIONS)
+    desk = importlib.import_module("memcalc.estimation.desk").Desk(breadcrumbs)
+    return lambda request, speaker: desk.answer(request)

@@ -1,0 +1,173 @@
+"""Answers questions by runs over the stub driver, each in a copy of this process.
+
+What a run changes in PyTorch, in packages or on the simulated GPU is gone with the copy, so that
+the second answer is that of a fresh process. The model is built once for all that differ in size.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import importlib
+from typing import Any
+
+from msgspec.structs import replace
+
+from memcalc.catalog import models
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.fork import forked
+from memcalc.engine import card, ranks, run
+from memcalc.engine import program as programs
+from memcalc.engine import torch_internals as internals
+from memcalc.errors import UsageError
+from memcalc.estimation.predict import predict
+from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.serving.answer import Engine, Model, predicted
+from memcalc.estimation.serving.probe import generating, read
+from memcalc.estimation.state import state_for
+from memcalc.files.artifact import decode, encode
+from memcalc.files.trace_file import pack, unpack
+from memcalc.records.model import OptimizerState
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Trace
+from memcalc.workload import cache_layers, layouts, tasks
+from memcalc.workload.inventory import whole
+from memcalc.workload.model import in_its_words
+from memcalc.workload.program import Program
+
+NAME = "simulated run"
+_OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
+"""What every model of transformers imports."""
+
+
+def warm(architecture: str) -> None:
+    """Import what runs of an architecture have in common; of a callable, nothing is known."""
+    if not architecture:
+        return
+    for name in (*_OF_TRANSFORMERS, f"models.{architecture}.modeling_{architecture}"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"transformers.{name}")
+
+
+class Desk:
+    """Answers requests, and keeps the last program for the next one that differs in size only."""
+
+    def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
+        self._breadcrumbs = breadcrumbs
+        self._program: tuple[Plan, Program] | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request.
+
+        Raises:
+            MemcalcError: it cannot be answered.
+        """
+        plan = decode(Plan, request["plan"])
+        keep = bool(request.get("keep") or request.get("bare"))
+        if plan.engine is not None:
+            if keep:
+                raise UsageError(
+                    "An engine is answered by memcalc estimate alone: leave out engine."
+                )
+            return {"prediction": encode(self.served(plan))}
+        if request.get("inventory"):
+            source = models.find(plan.model)
+            return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
+        question = asked(plan)
+        program = self._prepared(plan)
+        numbers = ranks.asked(program)
+        if len(numbers) > 1:
+            traced = ranks.largest(
+                {number: self._trace(question, program, number, keep) for number in numbers}
+            )
+            return _answered(question, traced, keep)
+        work = functools.partial(self._answer_here, question, program, numbers[0], keep)
+        return forked(work, NAME)
+
+    def _answer_here(
+        self, question: Asked, program: Program, rank: int, keep: bool
+    ) -> dict[str, Any]:
+        return _answered(question, self._run_here(question, program, rank, keep), keep)
+
+    def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
+        """Run one rank in a copy of this process."""
+
+        def work() -> dict[str, Any]:
+            return {"trace": pack(self._run_here(question, program, rank, keep))}
+
+        return unpack(base64.b64decode(forked(work, NAME)["trace"]))
+
+    def _run_here(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
+        """Run in this process, which CUDA over the stub driver belongs to from here on."""
+        plan = question.plan
+        card.insert(question.gpu, question.target)
+        internals.allow_cuda_after_fork()
+        if plan.alloc_conf:
+            internals.set_allocator(plan.alloc_conf)
+        programs.configure(plan)
+        world = layouts.spread(plan).world
+        if world > 1:
+            ranks.join(rank, world)
+        where = self._breadcrumbs.where if self._breadcrumbs is not None else str
+        with in_its_words(plan.model, where):
+            traced = run.trace(program, detailed=keep)
+        notes = (*question.notes, *traced.assumptions)
+        return replace(traced, assumptions=tuple(dict.fromkeys(notes)))
+
+    def served(self, plan: Plan) -> Prediction:
+        """What a serving engine would reserve.
+
+        Raises:
+            MemcalcError: it would not start, or its rules are not known for such a model.
+        """
+        question = asked(plan)
+        assert question.gpu is not None
+        if (models.find(plan.model).config or {}).get("quantization_config"):
+            raise UsageError(
+                f"The checkpoint {plan.model} is quantised, which engines keep as it is: that is "
+                "not answered so far. Leave --engine out."
+            )
+        generates = self._prepared(generating(plan))
+        engine = Engine(plan, question.gpu, _served_model(generates))
+        probe = asked(engine.probe())
+        length = (generates.seq or 0) + (plan.generate or 0)
+        # What no engine takes is refused before anything is run.
+        engine.check(length)
+        program = self._prepared(probe.plan)
+        traced = self._trace(probe, program, 0, keep=True)
+        prediction = predict(probe, traced, state_for(probe, traced))
+        serving = engine.serving(read(traced, probe.plan.batch), length)
+        return predicted(prediction, plan, serving, question.gpu)
+
+    def _prepared(self, plan: Plan) -> Program:
+        """The plan's program, without memory for its weights."""
+        known = self._program
+        if known is None or known[0] != plan.program or known[1].inputs is None:
+            self._program = known = (plan.program, programs.build(plan, real_weights=False))
+        if known[1].inputs is None:
+            return known[1]
+        return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
+
+
+def _answered(question: Asked, traced: Trace, keep: bool) -> dict[str, Any]:
+    state: OptimizerState = state_for(question, traced)
+    kept = {"trace": pack(traced)} if keep else {}
+    return {"prediction": encode(predict(question, traced, state)), **kept}
+
+
+def _served_model(program: Program) -> Model:
+    """What an engine's rules ask of the model.
+
+    Raises:
+        UsageError: they are not known for it.
+    """
+    inputs = program.inputs
+    return Model(
+        name=type(program.model).__name__,
+        positions=inputs.lengths.named if inputs is not None else None,
+        windows=cache_layers.windows(program.model),
+        latent=cache_layers.latent(program.model),
+    )
+
