@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from memcalc.catalog import models
 from memcalc.children import inductor
 from memcalc.children.ask import Child, Parent
 from memcalc.errors import EstimateError, MemcalcError
+from memcalc.estimation.fits import Device
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Prediction
+from memcalc.records.prediction import Fit, Prediction
 from memcalc.records.trace import Trace
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one run fits each of some devices."""
+
+    fits: tuple[Fit, ...]
+    seq: int | None
+    """Tokens per sample that were settled on; ``None``: the model takes no tokens."""
+    assumptions: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+
 
 _ENVIRONMENT = {
     # Whoever asks for a GPU while packages are imported asks NVML, and not CUDA.
@@ -92,6 +105,11 @@ class Client:
         answer = self._answer(plan, bare=True)
         return answer if isinstance(answer, MemcalcError) else _unpacked(answer)
 
+    def judged(self, plan: Plan, devices: Sequence[Device]) -> Judged | MemcalcError:
+        """Run one plan, and see which of these devices it fits."""
+        answer = self._answer(plan, devices=[encode(device) for device in devices])
+        return answer if isinstance(answer, MemcalcError) else decode(Judged, answer["judged"])
+
     def inventory(self, plan: Plan) -> Inventory | MemcalcError:
         """The tensors of a plan's model, and of its adapters where it has some."""
         answer = self._answer(plan, inventory=True)
@@ -100,7 +118,7 @@ class Client:
         inventory: Inventory = decode(Inventory, answer["inventory"])
         return inventory
 
-    def _answer(self, plan: Plan, **more: bool) -> dict[str, Any] | MemcalcError:
+    def _answer(self, plan: Plan, **more: Any) -> dict[str, Any] | MemcalcError:
         try:
             if self._child is None or not self._child.alive:
                 self._child = self._parent.child(

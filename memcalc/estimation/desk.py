@@ -10,6 +10,7 @@ import base64
 import contextlib
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -21,8 +22,11 @@ from memcalc.engine import card, ranks, run
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.errors import UsageError
+from memcalc.estimation.client import Judged
+from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.replays import judged
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.estimation.state import state_for
@@ -82,14 +86,26 @@ class Desk:
             traced = ranks.largest(
                 {number: self._trace(question, program, number, keep) for number in numbers}
             )
+            if "devices" in request:
+                return _judged(question, traced, [decode(Device, d) for d in request["devices"]])
             return _answered(question, traced, keep)
-        work = functools.partial(self._answer_here, question, program, numbers[0], keep)
+        work: Callable[[], dict[str, Any]]
+        if "devices" in request:
+            devices = [decode(Device, one) for one in request["devices"]]
+            work = functools.partial(self._judged_here, question, program, numbers[0], devices)
+        else:
+            work = functools.partial(self._answered_here, question, program, numbers[0], keep)
         return forked(work, NAME)
 
-    def _answer_here(
+    def _answered_here(
         self, question: Asked, program: Program, rank: int, keep: bool
     ) -> dict[str, Any]:
         return _answered(question, self._run_here(question, program, rank, keep), keep)
+
+    def _judged_here(
+        self, question: Asked, program: Program, rank: int, devices: list[Device]
+    ) -> dict[str, Any]:
+        return _judged(question, self._run_here(question, program, rank, keep=False), devices)
 
     def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
         """Run one rank in a copy of this process."""
@@ -155,6 +171,20 @@ def _answered(question: Asked, traced: Trace, keep: bool) -> dict[str, Any]:
     state: OptimizerState = state_for(question, traced)
     kept = {"trace": pack(traced)} if keep else {}
     return {"prediction": encode(predict(question, traced, state)), **kept}
+
+
+def _judged(question: Asked, traced: Trace, devices: list[Device]) -> dict[str, Any]:
+    """Whether a run fits each of these devices."""
+    state = state_for(question, traced)
+    found = Judged(
+        fits=tuple(
+            judged(question, traced, device.holding(state, traced.inventory)) for device in devices
+        ),
+        seq=traced.seq,
+        assumptions=traced.assumptions,
+        uncounted=traced.uncounted,
+    )
+    return {"judged": encode(found)}
 
 
 def _served_model(program: Program) -> Model:

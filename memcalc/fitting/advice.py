@@ -11,8 +11,8 @@ import math
 
 import msgspec
 
+from memcalc.catalog.capabilities import Architecture
 from memcalc.fitting.records import Limit
-from memcalc.kernels.architectures import Architecture
 from memcalc.records.plan import Plan
 
 _ELEMENT = {"amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2, "tf32": 4}

@@ -10,13 +10,15 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog import gpus as catalog
+from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation import understand
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.predict import UNCOUNTED
-from memcalc.estimation.question import ASSUMED, code_in
+from memcalc.estimation.pool import room
+from memcalc.estimation.question import ASSUMED
 from memcalc.estimation.understand import check
 from memcalc.fitting import advice, search
 from memcalc.fitting.devices import devices_that_fit
@@ -24,8 +26,6 @@ from memcalc.fitting.oracle import Oracle
 from memcalc.fitting.other_gpus import gpus_that_fit
 from memcalc.fitting.records import FitAnswer, Grid, Limit, Probe
 from memcalc.fitting.settings import with_settings
-from memcalc.fitting.symbolic import SymbolicTraceRefutedError
-from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 
@@ -94,15 +94,8 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
             found = replace(found, devices=devices_that_fit(plan, tracer))
         if question.settings:
             found = with_settings(found, question.memory, tracer)
-        # A client's process starts when it is first asked; only a grid asks both.
-        config = source.config if code_in(plan) is None else None
-        oracle = Oracle(tracer.clients(2), config, use_cache=use_cache)
-        try:
-            told = _answer(found, question, oracle)
-        except SymbolicTraceRefutedError:
-            # What was learnt is given up; from here on every size is traced.
-            oracle.notes["sizes were traced one by one: a run on symbols was refuted"] = None
-            told = _answer(found, question, oracle)
+        # A client's process starts when it is first asked.
+        told = _answer(found, question, Oracle(tracer.clients(room()), source.config))
     longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
     notes = understand.notes(source, longest)
     return replace(told, assumptions=(*told.assumptions, *notes))
@@ -133,24 +126,21 @@ def _answer(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
     return replace(
         found,
         traces=found.traces + oracle.traces,
-        assumptions=(*(oracle.assumptions or found.assumptions), *oracle.notes),
+        assumptions=oracle.assumptions or found.assumptions,
         uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
     )
 
 
 def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
     plan, device = found.plan, _device(found.plan, question)
-    if question.grid:
-        # A batch of one is learnt for itself; a grid holds it and larger ones.
-        oracle.learn((plan, replace(plan, batch=2 if plan.batch == 1 else 1)))
     here = found.here
     if here is None or question.batch or question.seq or question.grid:
         here = oracle.probe(plan, device)
     limits, unknown = [], {}
     axes = [("batch", question.batch), ("seq", question.seq and here is not None and here.seq)]
     asked = [axis for axis, wanted in axes if wanted]
-    jobs = [functools.partial(_limit_or_reason, axis, plan, here, device) for axis in asked]
-    for axis, limit in zip(asked, oracle.each(plan, jobs), strict=True):
+    jobs = [functools.partial(_limit_or_reason, axis, plan, here, device, oracle) for axis in asked]
+    for axis, limit in zip(asked, oracle.each(jobs), strict=True):
         if isinstance(limit, Limit):
             limits.append(limit)
         else:
@@ -199,7 +189,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
     @functools.cache
     def ask(size: int) -> Probe | None:
         try:
-            return oracle.sketch(at(size), device)
+            return oracle.probe(at(size), device)
         except UsageError:
             if size <= start:
                 raise
@@ -208,21 +198,17 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
 
     plain = best = search.largest(ask, search.fits, start=start, limit=most)
     gap = oracle.probe(at(best + 1), device) if best < most and ask(best + 1) else None
-    known = ask(best) if best else None
-    if known is not None and not known.traced:
+    if best:
         best = search.islands(ask, best, most)
     if best:
         perhaps = ask(search.beyond(ask, search.may_fit, best, most))
     else:
         perhaps = ask(search.largest(ask, search.may_fit, start=1, limit=most) or 1)
-    # Plain traces at the answer and one above have the last word.
-    sure = oracle.verify(at(best), device) if best else None
-    takes_more = best < most and (not best or ask(best + 1) is not None)
-    above = oracle.verify(at(best + 1), device) if takes_more else None
+    above = ask(best + 1) if best < most else None
     limit = Limit(
         axis=axis,
         step=step,
-        best=sure,
+        best=ask(best) if best else None,
         above=above,
         perhaps=perhaps if _too_close(perhaps) else None,
         gap=gap if best > plain else None,

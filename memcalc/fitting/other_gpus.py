@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 from msgspec.structs import replace
 
 from memcalc.catalog import gpus as catalog
 from memcalc.errors import MemcalcError
-from memcalc.estimation.fits import Device, device_of
+from memcalc.estimation.fits import device_of
 from memcalc.fitting.oracle import Oracle
-from memcalc.fitting.records import GpuFit, Probe
+from memcalc.fitting.records import GpuFit
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict
 
 
 def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:
     """The plan on every GPU, smallest first; each with the kernels of that GPU.
 
-    The smallest one that fits is traced in full.
+    GPUs of one compute capability with equally many multiprocessors run the same kernels: the plan
+    is run once for all of them.
     """
-    rows: list[GpuFit] = []
-    for gpu in sorted(catalog.table(), key=lambda gpu: gpu.memory):
-        row = _on(gpu, plan, oracle.probe)
-        if _fits(row) and not any(map(_fits, rows)):
-            row = _on(gpu, plan, oracle.verify)
-        rows.append(row)
-    return tuple(rows)
+    alike: dict[tuple[tuple[int, int], int], list[catalog.Gpu]] = {}
+    for gpu in catalog.table():
+        alike.setdefault((gpu.capability, gpu.multiprocessors), []).append(gpu)
+    jobs = [functools.partial(_on, gpus, plan, oracle) for gpus in alike.values()]
+    rows = [row for found in oracle.each(jobs) for row in found]
+    return tuple(sorted(rows, key=lambda row: row.capacity))
 
 
-def _fits(row: GpuFit) -> bool:
-    return row.fit is not None and row.fit.verdict is FitVerdict.FITS
-
-
-def _on(gpu: catalog.Gpu, plan: Plan, ask: Callable[[Plan, Device], Probe]) -> GpuFit:
-    there = replace(plan, gpu=gpu.name)
+def _on(gpus: list[catalog.Gpu], plan: Plan, oracle: Oracle) -> list[GpuFit]:
+    there = [replace(plan, gpu=gpu.name) for gpu in gpus]
+    devices = [device_of(gpu, plan=one) for gpu, one in zip(gpus, there, strict=True)]
     try:
-        found = ask(there, device_of(gpu, plan=there)).fit
+        fits = oracle.fits(there[0], devices)
     except MemcalcError as error:
-        return GpuFit(name=gpu.name, capacity=gpu.memory, fit=None, reason=str(error))
-    return GpuFit(name=gpu.name, capacity=gpu.memory, fit=found)
+        reason = str(error)
+        return [GpuFit(name=g.name, capacity=g.memory, fit=None, reason=reason) for g in gpus]
+    return [
+        GpuFit(name=gpu.name, capacity=gpu.memory, fit=fit)
+        for gpu, fit in zip(gpus, fits, strict=True)
+    ]

@@ -15,7 +15,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
-from memcalc.kernels.architectures import ARCHITECTURES
+from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 from memcalc.remedies.goals import needed

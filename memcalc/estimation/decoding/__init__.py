@@ -1,1 +1,0 @@
-"""Replays the passes of a long decode that its trace leaves out."""

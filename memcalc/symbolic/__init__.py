@@ -1,1 +1,0 @@
-"""Traces whose sizes are formulas of batch and sequence length: no PyTorch in here."""
