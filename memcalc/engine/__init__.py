@@ -1,0 +1,1 @@
+"""Runs programs on CUDA and reads what PyTorch's allocator did."""
