@@ -6,6 +6,7 @@ import os
 
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
+from memcalc.engine import stub
 from memcalc.kernels.target import Target
 from memcalc.units import GIB
 
@@ -23,6 +24,7 @@ def insert(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> None:
             run tells what it needs.
     """
     os.environ.update(settings(gpu, target, room=room))
+    stub.reload()
 
 
 def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict[str, str]:
@@ -39,4 +41,4 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict
         "ROOM": room,
         "NAME": name,
     }
-    return {f"MEMCALC_DRIVER_{key}": str(value) for key, value in told.items()}
+    return {f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()}

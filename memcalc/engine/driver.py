@@ -2,6 +2,39 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from pathlib import Path
+
+from memcalc.engine import stub
+from memcalc.errors import EstimateError
+
+_FIELD = r"^{name}[^=]*= *'([^']*)'"
+
 
 def open_here() -> None:
-    """See that PyTorch finds the stub driver where it looks for NVIDIA's."""
+    """See that PyTorch finds the stub driver where it looks for NVIDIA's; twice is once.
+
+    Raises:
+        EstimateError: there is no PyTorch with CUDA here, or it is already imported.
+    """
+    if stub.is_open():
+        return
+    root, cuda = _installed()
+    stub.open_here(stub.prepare(root, cuda))
+
+
+def _installed() -> tuple[Path, str]:
+    """The PyTorch that this process would import, and the CUDA it was built for."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise EstimateError("There is no PyTorch here: type pip install torch.")
+    root = Path(found.origin).parent
+    text = (root / "version.py").read_text(encoding="utf-8")
+    cuda = re.findall(_FIELD.format(name="cuda"), text, re.MULTILINE)
+    if not cuda:
+        raise EstimateError(
+            "The PyTorch here is built without CUDA, and exact answers run its CUDA code: type pip "
+            "install torch on Linux, or --method analytic."
+        )
+    return root, cuda[-1]

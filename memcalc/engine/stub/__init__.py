@@ -1,0 +1,1 @@
+"""The stub driver: NVIDIA's libraries for a simulated GPU, whose kernels do nothing."""

@@ -1,0 +1,332 @@
+"""Puts the stub driver before NVIDIA's libraries, in this process or in a fresh one.
+
+The loader looks for a symbol in the libraries that were loaded first, and takes a library that is
+loaded under a soname for that soname. So the stub driver's library and one shell for each soname
+that PyTorch is linked to come first, whether or not NVIDIA's wheels are installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from memcalc.engine.stub import build, elf, shells
+from memcalc.errors import EstimateError
+from memcalc.files import cache, lock
+
+_EXTRA = "libmemcalc_extra.so"
+_RECORD = "stub.json"
+_DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+"""Opened as a program runs, whether or not a library is linked to them."""
+_OF_SYSTEM = re.compile(
+    r"ld-linux|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util|gomp|gfortran|numa|quadmath|z|c10|torch|shm)"
+    r"[._-]"
+)
+"""Libraries of the system and of PyTorch; all others that PyTorch is linked to are NVIDIA's."""
+_OF_NVIDIA = re.compile(
+    r"lib(cu(da|dart|blas|blasLt|dnn\w*|fft|file|pti|rand|solver|sparse|sparseLt|tensor)"
+    r"|nccl|nvrtc|nvJitLink|nvToolsExt|nvshmem\w*|nvidia-ml)(-[0-9a-f]{8})?\.so"
+)
+_UNVERSIONED = re.compile(
+    r"(nccl|nvml|nvtx|nvrtc|nvshmem|cupti|cudnn|cublas|cufft|curand|cusolver|cusparse|cuFile|cuda"
+    r"|cu)[A-Z]\w*|__cuda[A-Z]\w*|(nccl|nvshmem|nvtx|cupti|curand)\w+"
+)
+"""Names of NVIDIA's functions in libraries whose symbols have no versions."""
+_RUNTIME = re.compile(r"libcudart(-[0-9a-f]{8})?\.so\.(\d+)")
+_BESIDE = ("*.so", "*/*.so", "*/lib/*.so", "*/ops/*.so")
+"""Where packages that stand beside PyTorch have compiled code."""
+_SELF_REFERENCE = "$ORIGIN"
+_PATIENCE = 120.0
+"""Seconds to wait for another process that writes the same files."""
+
+
+class Stub(msgspec.Struct, frozen=True):
+    """The stub driver for one installation of PyTorch."""
+
+    library: Path
+    """The library with all functions."""
+    folder: Path
+    """Shells for the sonames that are asked for, beside a link to the library."""
+    cuda: int
+    """Version of CUDA that PyTorch was built for, such as 13000."""
+    missing: tuple[str, ...] = ()
+    """Functions that the library lacks and that were made to do nothing; of a newer PyTorch."""
+
+
+def prepare(root: Path, cuda: str) -> Stub:
+    """Make the stub driver for an installation of PyTorch; what was made before is found again.
+
+    Args:
+        root: PyTorch's package, as ``.../site-packages/torch``.
+        cuda: the version it was built for, as ``torch.version.cuda`` says it: ``13.0``.
+
+    Raises:
+        EstimateError: there is no such build, or the stub driver cannot be compiled or kept.
+    """
+    version = _version(root, cuda)
+    own = sorted(Path(root, "lib").glob("lib*.so"))
+    if not own:
+        raise EstimateError(
+            f"There is no PyTorch in {root}: type pip install torch, or name another Python."
+        )
+    library = _library()
+    beside = _beside(root)
+    digest = hashlib.sha256(f"{version}{build.mark()}{shells.machine()}".encode())
+    for code in (__file__, elf.__file__, shells.__file__):
+        digest.update(Path(code).read_bytes())
+    for file in (library, *own, *beside):
+        status = file.stat()
+        digest.update(f"{file}{status.st_size}{status.st_mtime_ns}".encode())
+    folder = _kept() / digest.hexdigest()[:20]
+    if re.search(r"[ :;]", str(folder)):
+        raise EstimateError(
+            f"The stub driver cannot be loaded from {folder}: set MEMCALC_CACHE to a folder whose "
+            "name has no spaces, colons or semicolons."
+        )
+    record = folder / _RECORD
+    found = _recorded(record)
+    if found is not None:
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock.held(record, patience=_PATIENCE):
+            found = _recorded(record)
+            return found if found is not None else _write(folder, library, own, beside, version)
+    except OSError as error:
+        raise _not_kept(error) from None
+
+
+def open_here(stub: Stub) -> None:
+    """Load the stub driver into this process, and let its children load it.
+
+    A process does this before it imports PyTorch, and once.
+
+    Raises:
+        EstimateError: PyTorch or NVIDIA's own driver is already loaded.
+    """
+    if not is_open():
+        if "torch" in sys.modules:
+            raise EstimateError(
+                "PyTorch is already imported, so this process keeps the driver it has: start a "
+                "fresh Python, and call memcalc before import torch."
+            )
+        loaded = _real_drivers()
+        if loaded:
+            raise EstimateError(
+                f"NVIDIA's driver is already loaded in this process ({loaded[0]}): start a fresh "
+                "Python, and call memcalc before other packages that use the GPU."
+            )
+    os.environ.update(environment(stub))
+    for file in _files(stub):
+        ctypes.CDLL(str(file), mode=ctypes.RTLD_GLOBAL)
+    reload()
+
+
+def is_open() -> bool:
+    """Whether the stub driver is loaded in this process, however that came."""
+    return hasattr(ctypes.CDLL(None), "memcalc_stub_maps")
+
+
+def maps() -> bool:
+    """Whether what is copied to a simulated GPU can be read back; else all reads are zeros.
+
+    Some hosts do not let a process reserve as many addresses (``ulimit -v``, strict overcommit).
+    """
+    return bool(ctypes.CDLL(None).memcalc_stub_maps())
+
+
+def reload() -> None:
+    """Read the settings in the environment again; a fork does so by itself."""
+    ctypes.CDLL(None).memcalc_stub_reload()
+
+
+def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
+    """Variables for a fresh process that is to run over the stub driver, user's own included.
+
+    Args:
+        stub: what ``prepare`` gave.
+        processes: a file in which processes write how much they take, so that NVML in one tells
+            of the others; it is made when it is first needed.
+    """
+    found = {
+        "LD_PRELOAD": _before(map(str, _files(stub)), os.environ.get("LD_PRELOAD"), r"[ :]"),
+        "LD_LIBRARY_PATH": _before([str(stub.folder)], os.environ.get("LD_LIBRARY_PATH"), r"[:;]"),
+        "TRITON_LIBCUDA_PATH": str(stub.folder),
+        "MEMCALC_STUB_CUDA": str(stub.cuda),
+    }
+    return found if processes is None else {**found, "MEMCALC_STUB_PROCESSES": str(processes)}
+
+
+def _files(stub: Stub) -> list[Path]:
+    """All that is loaded, in the order in which it must be."""
+    first = [stub.folder / build.NAME, *([stub.folder / _EXTRA] if stub.missing else [])]
+    return [*first, *sorted(set(stub.folder.glob("*.so*")) - set(first))]
+
+
+def _before(first: Iterable[str], others: str | None, separators: str) -> str:
+    entries = [*first, *(entry for entry in re.split(separators, others or "") if entry)]
+    return ":".join(dict.fromkeys(entries))
+
+
+def _version(root: Path, cuda: str) -> int:
+    match = re.fullmatch(r"(\d+)\.(\d+)", cuda or "")
+    if match is None:
+        raise EstimateError(
+            f"The PyTorch in {root} is built without CUDA: in an environment of its own, type "
+            "pip install torch on Linux, and name its Python."
+        )
+    return 1000 * int(match[1]) + 10 * int(match[2])
+
+
+def _real_drivers() -> list[str]:
+    """NVIDIA's libraries in this process that a program would talk to a GPU by."""
+    with open("/proc/self/maps") as lines:
+        mapped = {line.split(maxsplit=5)[-1].strip() for line in lines if "/" in line}
+    pattern = re.compile(r".*/lib(cuda|cudart|nvidia-ml)(-[0-9a-f]{8})?\.so[.\d]*")
+    return sorted(path for path in mapped if pattern.fullmatch(path))
+
+
+# ---- the library
+
+
+def _library() -> Path:
+    """The library that came with memcalc, or one that is compiled once and kept.
+
+    Raises:
+        EstimateError: there is none, and it cannot be compiled.
+    """
+    shipped = Path(__file__).with_name(build.NAME)
+    mark = build.mark()
+    if shipped.exists() and mark in elf.read(shipped).defined:
+        return shipped
+    kept = _kept() / f"{mark}-{shells.machine()}.so"
+    if kept.exists():
+        return kept
+    compiler = build.system_compiler()
+    if compiler is None:
+        raise EstimateError(
+            "The stub driver of this source checkout is not compiled, and there is no C compiler: "
+            "type pip install torch-memcalc, or install gcc or clang."
+        )
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with lock.held(kept, patience=_PATIENCE):
+            if not kept.exists():
+                build.build(kept, compiler)
+    except build.CompileError as error:
+        raise EstimateError(f"{error}.") from None
+    except OSError as error:
+        raise _not_kept(error) from None
+    return kept
+
+
+def _kept() -> Path:
+    try:
+        return cache.folder().absolute() / "stub"
+    except OSError as error:
+        raise _not_kept(error) from None
+
+
+def _not_kept(error: OSError) -> EstimateError:
+    return EstimateError(
+        f"The stub driver cannot be kept in the cache ({error.strerror or error}): set "
+        "MEMCALC_CACHE to a folder that can be written."
+    )
+
+
+# ---- shells
+
+
+def _beside(root: Path) -> list[Path]:
+    """Compiled code of packages that stand beside PyTorch."""
+    site = root.parent
+    skipped = (site / "nvidia", root)
+    return sorted(
+        path
+        for pattern in _BESIDE
+        for path in site.glob(pattern)
+        if not any(path.is_relative_to(folder) for folder in skipped)
+    )
+
+
+def _recorded(record: Path) -> Stub | None:
+    try:
+        found = msgspec.json.decode(
+            record.read_bytes(), type=Stub, dec_hook=lambda kind, value: kind(value)
+        )
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if all(file.exists() for file in _files(found)) else None
+
+
+def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cuda: int) -> Stub:
+    """Write the shells, and a library of the functions that are missing."""
+    machine = shells.machine()
+    sonames, wanted = _asked(own, beside, cuda)
+    missing = tuple(sorted(wanted - elf.read(library).defined))
+    link = folder / build.NAME
+    link.unlink(missing_ok=True)
+    link.symlink_to(library)
+    if missing:
+        _put(folder / _EXTRA, shells.shared_object(_EXTRA, missing, machine=machine))
+    for soname in sorted(sonames):
+        needed = [build.NAME, *([_EXTRA] if missing else [])]
+        shell = shells.shared_object(
+            soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine
+        )
+        _put(folder / soname, shell)
+    stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
+    _put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
+    return stub
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all."""
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    made.write_bytes(data)
+    made.replace(path)
+
+
+def _asked(own: list[Path], beside: list[Path], cuda: int) -> tuple[set[str], set[str]]:
+    """Sonames of NVIDIA's libraries that are linked to, and names of the functions wanted there."""
+    of_torch = [elf.read(path) for path in own]
+    names = {path.name for path in own}
+    sonames = {
+        soname
+        for one in of_torch
+        for soname in one.needed
+        if not _OF_SYSTEM.match(soname) and soname not in names
+    }
+    objects = [*of_torch]
+    for path in beside:
+        try:
+            one = elf.read(path, defined=False)
+        except (ValueError, OSError):
+            continue
+        linked = {soname for soname in one.needed if _OF_NVIDIA.fullmatch(_plain(soname))}
+        runtimes = {match[2] for soname in linked if (match := _RUNTIME.match(soname))}
+        # Code for another CUDA than PyTorch's does not run beside it on a GPU either.
+        if linked and runtimes <= {str(cuda // 1000)}:
+            sonames |= linked
+            objects.append(one)
+    sonames |= {_DRIVER, _NVML}
+    wanted = {
+        symbol.name
+        for one in objects
+        for symbol in one.wanted
+        if (symbol.library in sonames)
+        or (not symbol.library and _UNVERSIONED.fullmatch(symbol.name))
+    }
+    return sonames, wanted - {name for one in of_torch for name in one.defined}
+
+
+def _plain(soname: str) -> str:
+    """Without what follows ``.so``."""
+    return re.sub(r"\.so.*", ".so", soname)

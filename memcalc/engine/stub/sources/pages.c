@@ -1,0 +1,237 @@
+/* Addresses of device memory, and the bytes behind them: private pages that are zero, and take no
+   memory of the host, until something is copied there. Where the host refuses such a mapping,
+   addresses are mere numbers and everything reads as zeros. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include "stub.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+#define PAGE 4096ull
+#define PAGES_OF_GROUP 512
+#define CHUNK (16ull << 30) /* each belongs to one device */
+#define CHUNKS (DEVICE_SPAN / CHUNK)
+#define MANY_PAGES 16 /* from here on pages are given back to the host instead of overwritten */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint8_t owner[CHUNKS];
+static uint32_t reservations[CHUNKS];
+static uint64_t next_chunk;
+static struct { uint64_t at, left; } open_chunk[MOST_DEVICES];
+
+static uint8_t *held;        /* by page: 1, it may hold something else than zeros */
+static uint8_t *held_groups; /* the same by group of pages, looked at first */
+static int tried, mapped;
+
+/* ---- addresses ---- */
+
+int memcalc_device_of(const void *address) {
+  return owner[((uint64_t)address - DEVICE_BASE) / CHUNK];
+}
+
+/* Chunks in a row that nobody uses. They go round, so that an address is used again only after all
+   others have been. */
+static uint64_t free_chunks(uint64_t wanted) {
+  for (uint64_t tries = 0, found = 0; tries < 2 * CHUNKS; tries++) {
+    uint64_t chunk = (next_chunk + tries) % CHUNKS;
+    found = reservations[chunk] ? 0 : chunk ? found + 1 : 1;
+    if (found == wanted) {
+      next_chunk = chunk + 1;
+      return chunk + 1 - wanted;
+    }
+  }
+  return CHUNKS;
+}
+
+uint64_t memcalc_reserve(uint64_t bytes, int device) {
+  uint64_t at = 0;
+  bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
+  pthread_mutex_lock(&lock);
+  if (open_chunk[device].left < bytes) {
+    uint64_t wanted = (bytes + CHUNK - 1) / CHUNK, first = wanted > CHUNKS ? CHUNKS : free_chunks(wanted);
+    if (first == CHUNKS) goto done;
+    memset(owner + first, device, wanted);
+    for (int other = 0; other < MOST_DEVICES; other++)
+      if ((open_chunk[other].at - DEVICE_BASE) / CHUNK - first < wanted) open_chunk[other].left = 0;
+    open_chunk[device].at = DEVICE_BASE + first * CHUNK;
+    open_chunk[device].left = wanted * CHUNK;
+  }
+  at = open_chunk[device].at;
+  open_chunk[device].at += bytes;
+  open_chunk[device].left -= bytes;
+  for (uint64_t chunk = (at - DEVICE_BASE) / CHUNK; chunk <= (at + bytes - 1 - DEVICE_BASE) / CHUNK; chunk++)
+    reservations[chunk]++;
+done:
+  pthread_mutex_unlock(&lock);
+  return at;
+}
+
+void memcalc_unreserve(uint64_t at, uint64_t bytes) {
+  bytes = (bytes + GRANULE - 1) / GRANULE * GRANULE;
+  memcalc_zero((void *)at, bytes);
+  pthread_mutex_lock(&lock);
+  for (uint64_t chunk = (at - DEVICE_BASE) / CHUNK; chunk <= (at + bytes - 1 - DEVICE_BASE) / CHUNK; chunk++)
+    if (reservations[chunk]) reservations[chunk]--;
+  pthread_mutex_unlock(&lock);
+}
+
+/* ---- bytes ---- */
+
+static void *lazy(void *at, uint64_t bytes) {
+  int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at ? MAP_FIXED_NOREPLACE : 0);
+  void *made = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+  if (made == MAP_FAILED) return NULL;
+  if (at && made != at) {
+    munmap(made, bytes); /* kernels before 4.17 take the address as a hint */
+    return NULL;
+  }
+  madvise(made, bytes, MADV_NOHUGEPAGE);
+  madvise(made, bytes, MADV_DONTDUMP);
+  return made;
+}
+
+int memcalc_map(void) {
+  if (__atomic_load_n(&tried, __ATOMIC_ACQUIRE)) return mapped;
+  pthread_mutex_lock(&lock);
+  if (!tried) {
+    void *bytes = lazy((void *)DEVICE_BASE, DEVICE_SPAN);
+    held = bytes ? lazy(NULL, DEVICE_SPAN / PAGE) : NULL;
+    held_groups = held ? lazy(NULL, DEVICE_SPAN / PAGE / PAGES_OF_GROUP) : NULL;
+    mapped = held_groups != NULL;
+    if (held && !mapped) munmap(held, DEVICE_SPAN / PAGE);
+    if (bytes && !mapped) munmap(bytes, DEVICE_SPAN);
+    __atomic_store_n(&tried, 1, __ATOMIC_RELEASE);
+  }
+  pthread_mutex_unlock(&lock);
+  return mapped;
+}
+
+/* 1: what is copied to a GPU can be read back; 0: this host refuses the mapping, and reads are zeros. */
+EXPORT int memcalc_stub_maps(void) { return memcalc_map(); }
+
+static uint64_t page_of(const void *at) { return ((uint64_t)at - DEVICE_BASE) / PAGE; }
+
+static void mark(const void *at, size_t bytes) {
+  uint64_t first = page_of(at), last = page_of((const char *)at + bytes - 1);
+  memset(held + first, 1, last - first + 1);
+  memset(held_groups + first / PAGES_OF_GROUP, 1, last / PAGES_OF_GROUP - first / PAGES_OF_GROUP + 1);
+}
+
+/* The first page of a range that may hold something; `last` + 1: none does. */
+static uint64_t held_from(uint64_t page, uint64_t last) {
+  while (page <= last) {
+    uint64_t group = page / PAGES_OF_GROUP;
+    uint8_t *some = memchr(held_groups + group, 1, last / PAGES_OF_GROUP - group + 1);
+    if (!some) break;
+    uint64_t first = (uint64_t)(some - held_groups) * PAGES_OF_GROUP, end = first + PAGES_OF_GROUP - 1;
+    uint64_t from = first < page ? page : first, to = end > last ? last : end;
+    uint8_t *found = memchr(held + from, 1, to - from + 1);
+    if (found) return (uint64_t)(found - held);
+    if (from == first && to == end) *some = 0;
+    page = to + 1;
+  }
+  return last + 1;
+}
+
+/* Pages in a row that may hold something, from a page on. */
+static uint64_t run_of_held(uint64_t page, uint64_t last) {
+  uint8_t *end = memchr(held + page, 0, last - page + 1);
+  return end ? (uint64_t)(end - held) - page : last - page + 1;
+}
+
+static void zero(char *at, size_t bytes) {
+  uint64_t last = page_of(at + bytes - 1);
+  for (uint64_t page = page_of(at), run; (page = held_from(page, last)) <= last; page += run) {
+    run = run_of_held(page, last);
+    char *from = (char *)(DEVICE_BASE + page * PAGE), *to = from + run * PAGE;
+    char *first = from < at ? from + PAGE : from, *end = to > at + bytes ? to - PAGE : to;
+    if (from < at) from = at;
+    if (to > at + bytes) to = at + bytes;
+    /* Whole pages are zeros from now on; the first and last keep what others have there. */
+    if (end > first) memset(held + page_of(first), 0, (uint64_t)(end - first) / PAGE);
+    if (end >= first + MANY_PAGES * PAGE && !madvise(first, end - first, MADV_DONTNEED)) {
+      memset(from, 0, first - from);
+      memset(end, 0, to - end);
+    } else {
+      memset(from, 0, to - from);
+    }
+  }
+}
+
+void memcalc_zero(void *at, size_t bytes) {
+  if (!bytes || !mapped || !on_device(at)) return;
+  pthread_mutex_lock(&lock);
+  zero(at, bytes);
+  pthread_mutex_unlock(&lock);
+}
+
+void memcalc_mark(void *at, size_t bytes) {
+  if (!bytes || !mapped || !on_device(at)) return;
+  pthread_mutex_lock(&lock);
+  mark(at, bytes);
+  pthread_mutex_unlock(&lock);
+}
+
+int memcalc_holds(const void *at, size_t bytes) {
+  if (!bytes || !mapped || !on_device(at)) return 0;
+  pthread_mutex_lock(&lock);
+  uint64_t last = page_of((const char *)at + bytes - 1);
+  int found = held_from(page_of(at), last) <= last;
+  pthread_mutex_unlock(&lock);
+  return found;
+}
+
+void memcalc_each_held(const void *at, size_t bytes,
+                       void (*each)(const void *part, size_t bytes, void *more), void *more) {
+  if (!bytes || !mapped || !on_device(at)) return;
+  const char *begin = at, *end = begin + bytes;
+  uint64_t last = page_of(end - 1);
+  for (uint64_t page = page_of(at), run; page <= last; page += run) {
+    pthread_mutex_lock(&lock);
+    page = held_from(page, last);
+    run = page <= last ? run_of_held(page, last) : 0;
+    pthread_mutex_unlock(&lock);
+    if (!run) return;
+    const char *from = (const char *)(DEVICE_BASE + page * PAGE), *to = from + run * PAGE;
+    if (from < begin) from = begin;
+    if (to > end) to = end;
+    each(from, to - from, more);
+  }
+}
+
+/* Programs that write to device memory themselves, at addresses they were given, say so. */
+EXPORT void memcalc_stub_mark(void *at, size_t bytes) { memcalc_mark(at, bytes); }
+EXPORT void memcalc_stub_zero(void *at, size_t bytes) { memcalc_zero(at, bytes); }
+EXPORT int memcalc_stub_holds(const void *at, size_t bytes) { return memcalc_holds(at, bytes); }
+
+/* ---- PyTorch's allocator ---- */
+
+#define REPORT _ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE
+#define TEXT_OF(name) #name
+#define TEXT(name) TEXT_OF(name)
+#define TYPE_CUDA 1 /* c10::DeviceType::CUDA */
+struct c10_device {
+  int8_t type, index;
+};
+
+/* c10::reportMemoryUsageToProfiler: PyTorch's allocator calls it for each block it hands out or
+   takes back. This library comes before libc10, so it sees the call first, zeroes the block that
+   is handed out (no kernel writes there, and the last owner's bytes would show), and passes it on. */
+EXPORT void REPORT(void *at, long bytes, size_t allocated, size_t reserved, struct c10_device device) {
+  static void (*report)(void *, long, size_t, size_t, struct c10_device);
+  if (!report) {
+    void *c10 = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (c10) *(void **)&report = dlsym(c10, TEXT(REPORT));
+    if (*(void **)&report == (void *)REPORT) report = NULL;
+  }
+  if (device.type == TYPE_CUDA && bytes > 0) memcalc_zero(at, (size_t)bytes);
+  if (report) report(at, bytes, allocated, reserved, device);
+}
+
+static void prepare(void) { pthread_mutex_lock(&lock); }
+static void resume(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void at_load(void) { pthread_atfork(prepare, resume, resume); }
