@@ -6,7 +6,7 @@ import os
 
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
-from memcalc.engine import stub
+from memcalc.engine.stub import load as stub
 from memcalc.kernels.target import Target
 from memcalc.units import GIB
 

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from pathlib import Path
 
-from memcalc.engine import stub
+from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 
 _FIELD = r"^{name}[^=]*= *'([^']*)'"
