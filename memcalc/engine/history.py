@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memcalc.engine import operators
-from memcalc.engine.recorder import Interval, Owner, Recorder
+from memcalc.engine.recorder import Gap, Interval, Owner, Recorder
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Aside, Component, Mark, Phase, Reading, Storage
 
@@ -30,8 +30,13 @@ class Timeline:
         self._live: dict[int, int] = {}
         self._streams: dict[int, int] = {0: 0}
         told = _told(recorder)
+        gap = recorder.gap
+        if gap is not None:
+            entries = _bridged(gap, entries)
         for at, entry in enumerate(entries):
             action = entry["action"]
+            if action == "gap":
+                self._skip(recorder, told)
             if action in ("segment_free", "segment_unmap"):
                 self._emptied()
             if action not in ("alloc", "free_requested"):
@@ -97,6 +102,22 @@ class Timeline:
             if block.component is None and not (isinstance(which, int) and self._sent(block)):
                 block.component = component
 
+    def _skip(self, recorder: Recorder, told: list[tuple[int, int, Any]]) -> None:
+        """Let moments after a gap be those of the events that stand for it."""
+        assert recorder.gap is not None
+        begin, end, here = recorder.gap.begin, recorder.gap.end, len(self.events)
+
+        def moved(moment: int) -> int:
+            return moment if moment <= begin else here + max(moment - end, 0)
+
+        for interval in recorder.intervals:
+            interval.kept = not begin < interval.end <= end
+            interval.begin, interval.end = moved(interval.begin), moved(interval.end)
+        recorder.marks = [(moved(moment), path) for moment, path in recorder.marks]
+        recorder.profiled = moved(recorder.profiled[0]), moved(recorder.profiled[1])
+        recorder.cublas = moved(recorder.cublas[0]), moved(recorder.cublas[1])
+        told[:] = [(moved(moment), order, what) for moment, order, what in told]
+
     def _sent(self, block: _Block) -> bool:
         """A wrapper over several GPUs uses other streams for what it sends."""
         return self._recorder.wrapped and block.stream > 0
@@ -119,6 +140,8 @@ class Timeline:
             level += self.blocks[event].size if event >= 0 else -self.blocks[~event].size
             levels.append(level)
         for interval in self._recorder.intervals:
+            if not interval.kept:
+                continue
             top = max(levels[interval.begin : interval.end + 1])
             if top != interval.requested:
                 raise EstimateError(
@@ -211,6 +234,23 @@ class _Block:
         self.owner: Owner | None = None
         self.used_by: int | None = None
         self.op = self.dtype = self.until = ""
+
+
+def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A history with a gap, in which all that changed there changes at once."""
+    before: dict[int, dict[str, Any]] = {}
+    for entry in gap.entries:
+        if entry["action"] == "alloc":
+            before[entry["addr"]] = entry
+        elif entry["action"] == "free_requested":
+            before.pop(entry["addr"], None)
+    living = {entry["addr"]: entry for entry in gap.living}
+    changed = [a for a in before if a not in living or living[a]["size"] != before[a]["size"]]
+    bridge: list[dict[str, Any]] = []
+    for address in changed:
+        bridge += [{"action": name, "addr": address} for name in ("free_requested", "free_completed")]
+    bridge += [entry for a, entry in living.items() if a not in before or a in changed]
+    return [*gap.entries, *bridge, {"action": "gap"}, *after]
 
 
 def _told(recorder: Recorder) -> list[tuple[int, int, Any]]:

@@ -19,7 +19,6 @@ from memcalc.records.trace import Component, Phase
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
-RUNGS = ("requested", "allocated", "reserved")
 Owner = tuple[str, str, str]
 """Of a block: the module it belongs to, its name there, and its dtype."""
 
@@ -34,6 +33,19 @@ class Interval(msgspec.Struct, kw_only=True):
     requested: int = 0
     allocated: int = 0
     reserved: int = 0
+    kept: bool = True
+    """The allocator's history of it was kept."""
+
+
+class Gap(msgspec.Struct, kw_only=True):
+    """Moments between which no history was kept, and what was alive after them."""
+
+    begin: int
+    entries: list[dict[str, Any]]
+    """The history before."""
+    end: int = -1
+    living: list[dict[str, Any]] = []
+    """Blocks as entries of a history that was kept."""
 
 
 class Recorder:
@@ -66,6 +78,7 @@ class Recorder:
         """Between which moments the profiler ran."""
         self.cublas: tuple[int, int] = (0, 0)
         """Between these moments nothing but workspaces of cuBLAS died."""
+        self.gap: Gap | None = None
         self.profiler: Any = None
         self.model: torch.nn.Module | None = None
         self.optimizer: Any = None
@@ -95,9 +108,8 @@ class Recorder:
 
     def _read(self, interval: Interval) -> None:
         """A phase has ended: read its peaks, and name what it leaves behind."""
-        stats = torch.cuda.memory_stats(self.device)
-        for rung in RUNGS:
-            setattr(interval, rung, stats.get(f"{rung}_bytes.all.peak", 0))
+        for rung, peak in internals.peaks(self.device).items():
+            setattr(interval, rung, peak)
         interval.end = self.now()
         phase = interval.phase
         if phase is Phase.LOAD and self.wrapped:
@@ -189,6 +201,15 @@ class Recorder:
         self.profiler = internals.memory_profiler(with_dtypes=self._detailed)
         self.profiled = (self.now(), 0)
         self.profiler.__enter__()
+
+    def pause(self) -> None:
+        """From here on the allocator's history is not kept, of which there would be too much."""
+        self.gap = Gap(begin=self.now(), entries=internals.pause_history(self.device))
+
+    def resume(self) -> None:
+        """From here on it is kept again."""
+        assert self.gap is not None
+        self.gap.end, self.gap.living = self.now(), internals.resume_history(self.device)
 
     def end(self) -> None:
         """Nothing is followed any more; what cuBLAS holds shows when it is told to let go."""

@@ -17,7 +17,7 @@ from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.trace import Component, Phase, Trace
-from memcalc.workload import inference, layerdrop, layouts, loops, quantised
+from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.prepare import finished
@@ -134,19 +134,28 @@ def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> 
 def _infer(program: Program, recorder: Recorder) -> None:
     model = without_adapters(program.model)
 
+    passes = 0
+    told = set(_passes(program))
+
+    def between(begins: bool) -> None:
+        (recorder.pause if begins else recorder.resume)()
+
     def given(module: Any, args: Any, named: dict[str, Any]) -> None:
+        nonlocal passes
+        passes += 1
         # A beam search orders its cache anew between two passes.
-        recorder.name(Component.KV_CACHE, caches_of(named))
+        if passes - 1 in told:
+            recorder.name(Component.KV_CACHE, caches_of(named))
 
     def returned(module: Any, args: Any, outputs: Any) -> None:
-        if isinstance(outputs, Mapping):
+        if isinstance(outputs, Mapping) and passes - 1 in told:
             recorder.name(Component.KV_CACHE, caches_of(outputs))
 
     job = program.inference(device="cuda", batch=lambda: _batch(program, recorder))
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
-        inference.run(job, recorder)
+        inference.run(replace(job, between=between), recorder)
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:
@@ -164,11 +173,13 @@ def _name_quantised(model: torch.nn.Module, recorder: Recorder) -> None:
 
 
 def _said(program: Program) -> tuple[str, ...]:
+    passes = program.until or program.plan.generate
+    skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
     quantised_by: Inventory | None = program.inventory if program.plan.scheme is not None else None
     more: Iterator[str] = iter(())
     if quantised_by is not None:
         more = iter((quantised.described(quantised_by),))
-    return tuple(dict.fromkeys((*program.assumptions, *more)))
+    return tuple(dict.fromkeys((*program.assumptions, *more, *skipped)))
 
 
 def release() -> None:

@@ -13,6 +13,7 @@ import torch
 
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
+_NOTHING = {"all": {"peak": 0}}
 EVERYTHING = 10**8
 """Entries that the allocator's history may hold: more than any run of a few steps makes."""
 
@@ -32,6 +33,33 @@ def stop_history() -> dict[str, Any]:
     snapshot: dict[str, Any] = _memory._snapshot()
     _memory._record_memory_history(None)
     return snapshot
+
+
+def pause_history(device: int) -> list[dict[str, Any]]:
+    """The history of a GPU so far; it is not kept from here on."""
+    entries: list[dict[str, Any]] = stop_history()["device_traces"][device]
+    return entries
+
+
+def resume_history(device: int) -> list[dict[str, Any]]:
+    """Keep a new history; returns the blocks that are alive, as entries of one."""
+    living = []
+    for segment in _memory._snapshot()["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"] if segment["device"] == device else ():
+            if block["state"] == "active_allocated":
+                size, stream = block["requested_size"], segment["stream"]
+                living.append({"action": "alloc", "addr": address, "size": size, "stream": stream})
+            address += block["size"]
+    start_history(with_lines=False)
+    return living
+
+
+def peaks(device: int) -> dict[str, int]:
+    """The highest levels since they were last reset, in bytes."""
+    stats = _C._cuda_memoryStats(device)
+    rungs = ("requested", "allocated", "reserved")
+    return {rung: stats.get(f"{rung}_bytes", _NOTHING)["all"]["peak"] for rung in rungs}
 
 
 def events_so_far(device: int) -> int:
