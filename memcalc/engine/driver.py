@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 
+_environment: dict[str, str] = {}
+"""What this process and those that it starts find the stub driver by."""
 _FIELD = r"^{name}[^=]*= *'([^']*)'"
 
 
@@ -18,10 +21,13 @@ def open_here() -> None:
     Raises:
         EstimateError: there is no PyTorch with CUDA here, or it is already imported.
     """
-    if stub.is_open():
-        return
-    root, cuda = _installed()
-    stub.open_here(stub.prepare(root, cuda))
+    if not stub.is_open():
+        root, cuda = _installed()
+        opened = stub.prepare(root, cuda)
+        stub.open_here(opened)
+        _environment.update(stub.environment(opened))
+    # A child of the process that opened it was given the environment of who asks.
+    os.environ.update(_environment)
 
 
 def _installed() -> tuple[Path, str]:

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
+from memcalc.engine import flops
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Timeline
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -46,7 +47,28 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
         _infer(program, recorder)
     else:
         _train(program, optimizer, recorder, steps)
-    return _read(program, recorder, steps)
+    traced = _read(program, recorder, steps)
+    if plan.infers or not detailed:
+        return traced
+    operations = flops.of_step(lambda: _one_more_step(program, optimizer))
+    if isinstance(operations, int):
+        return replace(traced, flops=operations)
+    return replace(traced, assumptions=(*traced.assumptions, f"{UNCOUNTED_FLOPS}: {operations}"))
+
+
+def _one_more_step(program: Program, optimizer: Any) -> None:
+    """The loop's step once more, with nobody watching."""
+    job = replace(programs.job(program, optimizer, "cuda"), restore=None, eval_batches=0)
+    job = replace(job, batch=lambda: program.batch("cuda"))
+    with layerdrop.off(program.model):
+        loops.of(program.plan).run(job, _Nobody(), 1)
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def phase(self, phase: Phase, step: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
