@@ -1,4 +1,4 @@
-"""The job module that has the session's warm process import what many forks would import each."""
+"""The job module that has the session's warm processes import what many forks would import each."""
 
 import contextlib
 import importlib
@@ -6,12 +6,16 @@ import importlib
 MODULES = (
     *("accelerate", "hypothesis", "peft", "pytest"),
     *("transformers.trainer", "torch.distributed.fsdp"),
-    *("memcalc.estimation.tracing", "memcalc.measure.runs.training", "memcalc.script.job"),
 )
 
 
 def warm(hint):
-    for name in MODULES:
+    if hint:
+        from memcalc.engine import driver
+
+        driver.open_here()
+    mine = "memcalc.estimation.desk" if hint else "memcalc.measure.runs.training"
+    for name in (*MODULES, mine):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 

@@ -40,6 +40,8 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
     fit: Fit | None = None
 
 
+ENGINE = "-engine"
+"""The kind of process that has opened the stub driver."""
 _ENVIRONMENT = {
     # Whoever asks for a GPU while packages are imported asks NVML, and not CUDA.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -50,7 +52,8 @@ _ENVIRONMENT = {
 
 def tracing_parent() -> Parent:
     """A parent for clients to share; its process starts when the first child is asked for."""
-    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()})
+    environment = {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()}
+    return Parent(EstimateError, environment, kind=ENGINE)
 
 
 def trace_all(
