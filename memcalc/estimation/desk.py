@@ -83,9 +83,7 @@ class Desk:
         program = self._prepared(plan)
         numbers = ranks.asked(program)
         if len(numbers) > 1:
-            traced = ranks.largest(
-                {number: self._trace(question, program, number, keep) for number in numbers}
-            )
+            traced = self._largest(question, program, numbers, keep=keep)
             if "devices" in request:
                 return _judged(question, traced, [decode(Device, d) for d in request["devices"]])
             return _answered(question, traced, keep)
@@ -96,6 +94,28 @@ class Desk:
         else:
             work = functools.partial(self._answered_here, question, program, numbers[0], keep)
         return forked(work, NAME)
+
+    def trace(self, question: Asked, *, keep: bool = False) -> Trace:
+        """The run that a question asks about; of several ranks the one that needs most.
+
+        Args:
+            question: what to run.
+            keep: name the operator and the dtype of every block, whatever time that takes.
+
+        Raises:
+            MemcalcError: it cannot be run.
+        """
+        program = self._prepared(question.plan)
+        return self._largest(question, program, ranks.asked(program), keep=keep)
+
+    def _largest(
+        self, question: Asked, program: Program, numbers: tuple[int, ...], *, keep: bool
+    ) -> Trace:
+        if len(numbers) == 1:
+            return self._trace(question, program, numbers[0], keep)
+        return ranks.largest(
+            {number: self._trace(question, program, number, keep) for number in numbers}
+        )
 
     def _answered_here(
         self, question: Asked, program: Program, rank: int, keep: bool
