@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Timeline
 from memcalc.engine.recorder import Recorder
+from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.trace import Component, Phase, Trace
 from memcalc.workload import inference, layerdrop, layouts, loops, quantised
@@ -37,13 +38,44 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
     plan = program.plan
     steps = 1 if plan.infers else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
-    device = torch.cuda.current_device()
-    recorder = Recorder(device=device, watched=watched, detailed=detailed)
+    recorder = Recorder(
+        device=torch.cuda.current_device(), watched=watched, detailed=detailed
+    )
     program, optimizer = _load(program, recorder)
     if plan.infers:
         _infer(program, recorder)
     else:
         _train(program, optimizer, recorder, steps)
+    return _read(program, recorder, steps)
+
+
+def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
+    """Train on one batch of each length, a step each; every step counts.
+
+    Raises:
+        UsageError: the model takes no tokens.
+    """
+    plan = program.plan
+    if program.seq is None:
+        raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
+    recorder = Recorder(device=torch.cuda.current_device())
+    program, optimizer = _load(program, recorder)
+    coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
+
+    def batch() -> Batch:
+        made = program.resized(plan.batch, next(coming)).batch("cuda")
+        recorder.name(Component.INPUTS, made.values())
+        return made
+
+    job = replace(programs.job(program, optimizer, "cuda"), batch=batch, eval_batches=0)
+    with layerdrop.off(program.model):
+        loops.of(plan).run(job, recorder, len(lengths))
+    return replace(_read(program, recorder, len(lengths)), whole=True)
+
+
+def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
+    """The trace of a run that has ended."""
+    plan, device = program.plan, recorder.device
     recorder.end()
     snapshot = internals.stop_history()
     timeline = Timeline(recorder, snapshot["device_traces"][device])

@@ -22,11 +22,11 @@ from memcalc.engine import card, ranks, run
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.errors import UsageError
-from memcalc.estimation.client import Judged
+from memcalc.estimation.client import Judged, Reached
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.estimation.replays import judged
+from memcalc.estimation.replays import judged, outcome
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.estimation.state import state_for
@@ -81,6 +81,12 @@ class Desk:
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         question = asked(plan)
         program = self._prepared(plan)
+        if "lengths" in request:
+            device = decode(Device, request["device"]) if request["device"] is not None else None
+            lengths = [int(length) for length in request["lengths"]]
+            return forked(
+                functools.partial(self._over_lengths, question, program, lengths, device), NAME
+            )
         numbers = ranks.asked(program)
         if len(numbers) > 1:
             traced = self._largest(question, program, numbers, keep=keep)
@@ -127,6 +133,22 @@ class Desk:
     ) -> dict[str, Any]:
         return _judged(question, self._run_here(question, program, rank, keep=False), devices)
 
+    def _over_lengths(
+        self, question: Asked, program: Program, lengths: list[int], device: Device | None
+    ) -> dict[str, Any]:
+        """Train on batches of these lengths, in this process."""
+        self._settle(question, 0)
+        traced = run.over_lengths(program, lengths)
+        peaks = outcome(question, traced).peaks
+        fit = None
+        if device is not None:
+            state = state_for(question, traced)
+            fit = judged(question, traced, device.holding(state, traced.inventory))
+        reached = Reached(
+            requested=peaks.requested, allocated=peaks.allocated, reserved=peaks.reserved, fit=fit
+        )
+        return {"reached": encode(reached)}
+
     def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
         """Run one rank in a copy of this process."""
 
@@ -138,6 +160,16 @@ class Desk:
     def _run_here(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
         """Run in this process, which CUDA over the stub driver belongs to from here on."""
         plan = question.plan
+        self._settle(question, rank)
+        where = self._breadcrumbs.where if self._breadcrumbs is not None else str
+        with in_its_words(plan.model, where):
+            traced = run.trace(program, detailed=keep)
+        notes = (*question.notes, *traced.assumptions)
+        return replace(traced, assumptions=tuple(dict.fromkeys(notes)))
+
+    def _settle(self, question: Asked, rank: int) -> None:
+        """Let this process be one that has the plan's GPU and settings."""
+        plan = question.plan
         card.insert(question.gpu, question.target)
         internals.allow_cuda_after_fork()
         if plan.alloc_conf:
@@ -146,11 +178,6 @@ class Desk:
         world = layouts.spread(plan).world
         if world > 1:
             ranks.join(rank, world)
-        where = self._breadcrumbs.where if self._breadcrumbs is not None else str
-        with in_its_words(plan.model, where):
-            traced = run.trace(program, detailed=keep)
-        notes = (*question.notes, *traced.assumptions)
-        return replace(traced, assumptions=tuple(dict.fromkeys(notes)))
 
     def served(self, plan: Plan) -> Prediction:
         """What a serving engine would reserve.
