@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def open_here() -> None:
     """
     if stub.is_open():
         return
+    # To look for a GPU by NVML alone does not begin CUDA, which PyTorch refuses in a fork then.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     root, cuda = _installed()
     stub.open_here(stub.prepare(root, cuda))
 

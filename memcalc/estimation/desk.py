@@ -80,7 +80,7 @@ class Desk:
             source = models.find(plan.model)
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         question = asked(plan)
-        program = self._prepared(plan)
+        program = self._prepared(question)
         if "lengths" in request:
             device = decode(Device, request["device"]) if request["device"] is not None else None
             lengths = [int(length) for length in request["lengths"]]
@@ -111,7 +111,7 @@ class Desk:
         Raises:
             MemcalcError: it cannot be run.
         """
-        program = self._prepared(question.plan)
+        program = self._prepared(question)
         return self._largest(question, program, ranks.asked(program), keep=keep)
 
     def _largest(
@@ -178,6 +178,7 @@ class Desk:
         world = layouts.spread(plan).world
         if world > 1:
             ranks.join(rank, world)
+        card.check(question.target)
 
     def served(self, plan: Plan) -> Prediction:
         """What a serving engine would reserve.
@@ -192,23 +193,24 @@ class Desk:
                 f"The checkpoint {plan.model} is quantised, which engines keep as it is: that is "
                 "not answered so far. Leave --engine out."
             )
-        generates = self._prepared(generating(plan))
+        generates = self._prepared(replace(question, plan=generating(plan)))
         engine = Engine(plan, question.gpu, _served_model(generates))
         probe = asked(engine.probe())
         length = (generates.seq or 0) + (plan.generate or 0)
         # What no engine takes is refused before anything is run.
         engine.check(length)
-        program = self._prepared(probe.plan)
+        program = self._prepared(probe)
         traced = self._trace(probe, program, 0, keep=True)
         prediction = predict(probe, traced, state_for(probe, traced))
         serving = engine.serving(read(traced, probe.plan.batch), length)
         return predicted(prediction, plan, serving, question.gpu)
 
-    def _prepared(self, plan: Plan) -> Program:
+    def _prepared(self, question: Asked) -> Program:
         """The plan's program, without memory for its weights."""
-        known = self._program
+        plan, known = question.plan, self._program
         if known is None or known[0] != plan.program or known[1].inputs is None:
-            self._program = known = (plan.program, programs.build(plan, real_weights=False))
+            with card.asked_without_cuda(question.target):
+                self._program = known = (plan.program, programs.build(plan, real_weights=False))
         if known[1].inputs is None:
             return known[1]
         return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
