@@ -74,6 +74,7 @@ def join(rank: int, world: int) -> None:
     """Enter a group of so many processes, of which this is the only one."""
     os.environ.update(
         TORCH_NCCL_ENABLE_MONITORING="0",
+        TORCH_NCCL_BLOCKING_WAIT="1",
         RANK=str(rank),
         WORLD_SIZE=str(world),
         LOCAL_RANK="0",
@@ -88,7 +89,6 @@ def join(rank: int, world: int) -> None:
         store=SingleRankStore(),
         rank=rank,
         world_size=world,
-        device_id=torch.device("cuda", 0),
     )
 
 

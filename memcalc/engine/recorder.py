@@ -19,7 +19,6 @@ from memcalc.records.trace import Component, Phase
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
-RUNGS = ("requested", "allocated", "reserved")
 Owner = tuple[str, str, str]
 """Of a block: the module it belongs to, its name there, and its dtype."""
 
@@ -86,8 +85,8 @@ class Recorder:
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
         self._follow(phase, step)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        interval = Interval(phase=phase, step=step, begin=self.now())
+        begin = internals.reset_peaks(self.device) - self._zero
+        interval = Interval(phase=phase, step=step, begin=begin)
         self.intervals.append(interval)
         self.marks.append((interval.begin, ""))
         yield
@@ -95,10 +94,10 @@ class Recorder:
 
     def _read(self, interval: Interval) -> None:
         """A phase has ended: read its peaks, and name what it leaves behind."""
-        stats = torch.cuda.memory_stats(self.device)
-        for rung in RUNGS:
-            setattr(interval, rung, stats.get(f"{rung}_bytes.all.peak", 0))
-        interval.end = self.now()
+        moment, peaks = internals.peaks(self.device)
+        interval.requested, interval.allocated = peaks["requested"], peaks["allocated"]
+        interval.reserved = peaks["reserved"]
+        interval.end = moment - self._zero
         phase = interval.phase
         if phase is Phase.LOAD and self.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.

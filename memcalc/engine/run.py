@@ -106,7 +106,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     recorder.wrapped = layouts.spread(plan).world > 1
     optimizer = None
     with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(program, "cuda", programs.empty)
+        program = programs.place(program, "cuda", simulated=True)
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
@@ -118,7 +118,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
-            program = programs.wrap(program, "cuda")
+            program = programs.wrap(program, "cuda", simulated=True)
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
     return program, optimizer

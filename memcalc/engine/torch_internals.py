@@ -36,7 +36,30 @@ def stop_history() -> dict[str, Any]:
 
 def events_so_far(device: int) -> int:
     """Births and deaths of blocks since the process began; takes eight microseconds."""
-    counted = _C._cuda_memoryStats(device).get("allocation")
+    return _events(_C._cuda_memoryStats(device))
+
+
+def peaks(device: int) -> tuple[int, dict[str, int]]:
+    """Births and deaths so far, and the highest bytes since ``reset_peaks``, of one moment."""
+    stats = _C._cuda_memoryStats(device)
+    found = {name: stats.get(f"{name}_bytes", {}) for name in ("requested", "allocated", "reserved")}
+    return _events(stats), {name: one["all"]["peak"] if one else 0 for name, one in found.items()}
+
+
+def reset_peaks(device: int) -> int:
+    """Let the counters of peaks begin anew; returns births and deaths until then.
+
+    Threads of process groups free blocks at any time, and so between two calls.
+    """
+    while True:
+        before = events_so_far(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        if events_so_far(device) == before:
+            return before
+
+
+def _events(stats: dict[str, Any]) -> int:
+    counted = stats.get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
 
 
