@@ -22,6 +22,8 @@ def open_here() -> None:
         EstimateError: there is no PyTorch with CUDA here, or it is already imported.
     """
     if not stub.is_open():
+        # To look for a GPU by NVML alone does not begin CUDA, which PyTorch refuses in a fork then.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         root, cuda = _installed()
         opened = stub.prepare(root, cuda)
         stub.open_here(opened)

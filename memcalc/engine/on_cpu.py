@@ -8,11 +8,12 @@ from typing import Any
 
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.recorder import Interval, Recorder
-from memcalc.records.trace import Phase
 
 
 class CpuRecorder(Recorder):
     """Follows a program on the CPU; a moment is a time until the run has ended."""
+
+    KIND = "cpu"
 
     def start(self) -> None:
         """Have every block and every operator noted."""
@@ -23,11 +24,13 @@ class CpuRecorder(Recorder):
         """The present moment, in nanoseconds."""
         return time.time_ns()
 
-    def begin_phase(self) -> None:
+    def begin_phase(self) -> int:
         """There are no counters to reset."""
+        return self.now()
 
     def read_peaks(self, interval: Interval) -> None:
-        """There are no counters to read."""
+        """There are no counters to read; peaks follow from the history."""
+        interval.end = self.now()
 
     def profile(self) -> None:
         """It runs from the start on."""
@@ -87,7 +90,3 @@ class CpuRecorder(Recorder):
         for interval in self.intervals:
             interval.requested = max(levels[interval.begin : interval.end + 1])
 
-
-def kept(phase: Phase) -> bool:
-    """Whether a phase has figures of its own on the CPU."""
-    return phase is not Phase.PREPARE

@@ -58,6 +58,8 @@ class Recorder:
         detailed: do so whatever time it takes, and learn the dtype of every block.
     """
 
+    KIND = "cuda"
+
     def __init__(
         self,
         *,
@@ -88,8 +90,23 @@ class Recorder:
         self._watched, self._detailed = frozenset(watched), detailed
         self._modules: _Modules | None = None
         self._zero = 0
+        self.start()
+
+    def start(self) -> None:
+        """Have the allocator write its history."""
         internals.start_history(with_lines=False)
         self._zero = self.now()
+
+    def begin_phase(self) -> int:
+        """Let the counters of peaks begin anew; returns the moment."""
+        return internals.reset_peaks(self.device) - self._zero
+
+    def read_peaks(self, interval: Interval) -> None:
+        """Read the counters of peaks at a phase's end."""
+        moment, peaks = internals.peaks(self.device)
+        interval.requested, interval.allocated = peaks["requested"], peaks["allocated"]
+        interval.reserved = peaks["reserved"]
+        interval.end = moment - self._zero
 
     def now(self) -> int:
         """The present moment."""
@@ -99,8 +116,7 @@ class Recorder:
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
         self._follow(phase, step)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        interval = Interval(phase=phase, step=step, begin=self.now())
+        interval = Interval(phase=phase, step=step, begin=self.begin_phase())
         self.intervals.append(interval)
         self.marks.append((interval.begin, ""))
         yield
@@ -108,9 +124,7 @@ class Recorder:
 
     def _read(self, interval: Interval) -> None:
         """A phase has ended: read its peaks, and name what it leaves behind."""
-        for rung, peak in internals.peaks(self.device).items():
-            setattr(interval, rung, peak)
-        interval.end = self.now()
+        self.read_peaks(interval)
         phase = interval.phase
         if phase is Phase.LOAD and self.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.
@@ -125,9 +139,13 @@ class Recorder:
         if phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP):
             self._name_states()
 
+    def addresses(self, tensor: Any) -> list[int]:
+        """Where on the device the storages behind a tensor begin."""
+        return addresses(tensor, self.KIND)
+
     def name(self, component: Component, tensors: Iterable[Any]) -> None:
         """Say what these tensors are for; the first thing said of a block stands."""
-        found = [address for tensor in tensors for address in addresses(tensor)]
+        found = [address for tensor in tensors for address in self.addresses(tensor)]
         if found:
             self.names.append((self.now(), component, found))
 
@@ -141,7 +159,7 @@ class Recorder:
         owners: dict[int, Owner] = {}
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
             home, _, name = path.rpartition(".")
-            for address in addresses(tensor):
+            for address in self.addresses(tensor):
                 owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
         self.owners.append((self.now(), owners))
 
@@ -149,7 +167,7 @@ class Recorder:
         """Say which module these tensors are of, by their names there."""
         found: dict[int, Owner] = {}
         for name, tensor in tensors.items():
-            for address in addresses(tensor):
+            for address in self.addresses(tensor):
                 found[address] = (module, name, str(tensor.dtype).removeprefix("torch."))
         self.owners.append((self.now(), found))
 
@@ -163,7 +181,7 @@ class Recorder:
         for parameter, state in getattr(self.optimizer, "optim", self.optimizer).state.items():
             home = homes.get(parameter, "") if isinstance(parameter, torch.Tensor) else ""
             for name, tensor in _flat(state):
-                for address in addresses(tensor):
+                for address in self.addresses(tensor):
                     owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
         if owners:
             self.names.append((self.now(), Component.OPTIMIZER_STATE, list(owners)))
@@ -175,7 +193,7 @@ class Recorder:
         if wanted and self._modules is None and self.model is not None:
             self._modules = _Modules(self, self.model)
             if self._detailed or self._events_of_last_step() < _MANY:
-                self._profile()
+                self.profile()
         elif not wanted:
             self._unfollow()
 
@@ -210,6 +228,11 @@ class Recorder:
         """From here on it is kept again."""
         assert self.gap is not None
         self.gap.end, self.gap.living = self.now(), internals.resume_history(self.device)
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the allocator wrote down."""
+        entries: list[dict[str, Any]] = internals.stop_history()["device_traces"][self.device]
+        return entries
 
     def end(self) -> None:
         """Nothing is followed any more; what cuBLAS holds shows when it is told to let go."""
@@ -277,14 +300,14 @@ class _Modules:
         self._recorder.marks.append((self._recorder.now(), path))
 
 
-def addresses(tensor: Any) -> list[int]:
-    """Where on the GPU the storages behind a tensor begin."""
+def addresses(tensor: Any, device: str = "cuda") -> list[int]:
+    """Where on the device the storages behind a tensor begin."""
     if not isinstance(tensor, torch.Tensor):
         return []
     return [
         part.untyped_storage().data_ptr()
         for part in internals.tensors_in(tensor)
-        if part.device.type == "cuda"
+        if part.device.type == device
     ]
 
 

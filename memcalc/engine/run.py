@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +11,12 @@ from msgspec.structs import replace
 
 from memcalc.engine import flops
 from memcalc.engine import program as programs
-from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Timeline
+from memcalc.engine.on_cpu import CpuRecorder
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
+from memcalc.records.plan import Plan
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
@@ -24,6 +24,8 @@ from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.prepare import finished
 from memcalc.workload.program import Program
 
+STEPS_ON_CPU = 2
+"""There is no cache to settle: the second step is like all that follow."""
 STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 
@@ -37,11 +39,9 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
             that takes, and count its floating-point operations.
     """
     plan = program.plan
-    steps = 1 if plan.infers else STEPS
+    steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
-    recorder = Recorder(
-        device=torch.cuda.current_device(), watched=watched, detailed=detailed
-    )
+    recorder = _recorder(plan, watched, detailed)
     program, optimizer = _load(program, recorder)
     if plan.infers:
         _infer(program, recorder)
@@ -58,8 +58,8 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
 
 def _one_more_step(program: Program, optimizer: Any) -> None:
     """The loop's step once more, with nobody watching."""
-    job = replace(programs.job(program, optimizer, "cuda"), restore=None, eval_batches=0)
-    job = replace(job, batch=lambda: program.batch("cuda"))
+    job = replace(programs.job(program, optimizer, program.plan.target), restore=None, eval_batches=0)
+    job = replace(job, batch=lambda: program.batch(program.plan.target))
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, _Nobody(), 1)
 
@@ -71,6 +71,12 @@ class _Nobody:
         return contextlib.nullcontext()
 
 
+def _recorder(plan: Plan, watched: Iterable[int], detailed: bool) -> Recorder:
+    if plan.target == "cpu":
+        return CpuRecorder(watched=watched)
+    return Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
+
+
 def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     """Train on one batch of each length, a step each; every step counts.
 
@@ -80,16 +86,16 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     plan = program.plan
     if program.seq is None:
         raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
-    recorder = Recorder(device=torch.cuda.current_device())
+    recorder = _recorder(plan, (), detailed=False)
     program, optimizer = _load(program, recorder)
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
-        made = program.resized(plan.batch, next(coming)).batch("cuda")
+        made = program.resized(plan.batch, next(coming)).batch(program.plan.target)
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    job = replace(programs.job(program, optimizer, "cuda"), batch=batch, eval_batches=0)
+    job = replace(programs.job(program, optimizer, program.plan.target), batch=batch, eval_batches=0)
     with layerdrop.off(program.model):
         loops.of(plan).run(job, recorder, len(lengths))
     return replace(_read(program, recorder, len(lengths)), whole=True)
@@ -97,10 +103,9 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
 
 def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
     """The trace of a run that has ended."""
-    plan, device = program.plan, recorder.device
+    plan = program.plan
     recorder.end()
-    snapshot = internals.stop_history()
-    timeline = Timeline(recorder, snapshot["device_traces"][device])
+    timeline = Timeline(recorder, recorder.history())
     return Trace(
         storages=timeline.storages(),
         events=timeline.events_of_phases(),
@@ -128,7 +133,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     recorder.wrapped = layouts.spread(plan).world > 1
     optimizer = None
     with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(program, "cuda", programs.empty)
+        program = programs.place(program, program.plan.target, simulated=plan.target != "cpu")
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
@@ -140,15 +145,15 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
-            program = programs.wrap(program, "cuda")
+            program = programs.wrap(program, program.plan.target, simulated=plan.target != "cpu")
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
     return program, optimizer
 
 
 def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
-    job = programs.job(program, optimizer, "cuda")
-    job = replace(job, batch=lambda: _batch(program, recorder), simulated=True)
+    job = programs.job(program, optimizer, program.plan.target)
+    job = replace(job, batch=lambda: _batch(program, recorder), simulated=plan.target != "cpu")
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, recorder, steps)
 
@@ -173,7 +178,7 @@ def _infer(program: Program, recorder: Recorder) -> None:
         if isinstance(outputs, Mapping) and passes - 1 in told:
             recorder.name(Component.KV_CACHE, caches_of(outputs))
 
-    job = program.inference(device="cuda", batch=lambda: _batch(program, recorder))
+    job = program.inference(device=program.plan.target, batch=lambda: _batch(program, recorder))
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
@@ -181,7 +186,7 @@ def _infer(program: Program, recorder: Recorder) -> None:
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:
-    made = program.batch("cuda")
+    made = program.batch(program.plan.target)
     recorder.name(Component.INPUTS, made.values())
     return made
 
@@ -202,9 +207,3 @@ def _said(program: Program) -> tuple[str, ...]:
     if quantised_by is not None:
         more = iter((quantised.described(quantised_by),))
     return tuple(dict.fromkeys((*program.assumptions, *more, *skipped)))
-
-
-def release() -> None:
-    """Let go of what a run left on the GPU."""
-    gc.collect()
-    torch.cuda.empty_cache()

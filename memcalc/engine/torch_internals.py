@@ -13,7 +13,6 @@ import torch
 
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
-_NOTHING = {"all": {"peak": 0}}
 EVERYTHING = 10**8
 """Entries that the allocator's history may hold: more than any run of a few steps makes."""
 
@@ -55,16 +54,32 @@ def resume_history(device: int) -> list[dict[str, Any]]:
     return living
 
 
-def peaks(device: int) -> dict[str, int]:
-    """The highest levels since they were last reset, in bytes."""
-    stats = _C._cuda_memoryStats(device)
-    rungs = ("requested", "allocated", "reserved")
-    return {rung: stats.get(f"{rung}_bytes", _NOTHING)["all"]["peak"] for rung in rungs}
-
-
 def events_so_far(device: int) -> int:
     """Births and deaths of blocks since the process began; takes eight microseconds."""
-    counted = _C._cuda_memoryStats(device).get("allocation")
+    return _events(_C._cuda_memoryStats(device))
+
+
+def peaks(device: int) -> tuple[int, dict[str, int]]:
+    """Births and deaths so far, and the highest bytes since ``reset_peaks``, of one moment."""
+    stats = _C._cuda_memoryStats(device)
+    found = {name: stats.get(f"{name}_bytes", {}) for name in ("requested", "allocated", "reserved")}
+    return _events(stats), {name: one["all"]["peak"] if one else 0 for name, one in found.items()}
+
+
+def reset_peaks(device: int) -> int:
+    """Let the counters of peaks begin anew; returns births and deaths until then.
+
+    Threads of process groups free blocks at any time, and so between two calls.
+    """
+    while True:
+        before = events_so_far(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        if events_so_far(device) == before:
+            return before
+
+
+def _events(stats: dict[str, Any]) -> int:
+    counted = stats.get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
 
 
@@ -116,3 +131,19 @@ def memory_profiler(*, with_dtypes: bool) -> Any:
     profiler: Any = torch.profiler
     cpu = profiler.ProfilerActivity.CPU
     return profiler.profile(activities=[cpu], profile_memory=True, record_shapes=with_dtypes)
+
+
+def cpu_blocks(profiler: Any) -> list[tuple[int, int, int]]:
+    """Births and deaths of blocks on the CPU in order: when (nanoseconds), address, bytes.
+
+    Bytes are below zero where a block dies.
+    """
+    found: list[tuple[int, int, int]] = []
+    waiting = list(profiler_events(profiler))
+    while waiting:
+        event = waiting.pop()
+        kind, fields = event.typed
+        if kind.name == "Allocation" and fields.device.type == "cpu":
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        waiting.extend(event.children)
+    return sorted(found, key=lambda one: (one[0], one[2]))

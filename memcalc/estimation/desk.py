@@ -85,7 +85,7 @@ class Desk:
             source = models.find(plan.model)
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         question = asked(plan)
-        program = self._prepared(plan)
+        program = self._prepared(question)
         if "lengths" in request:
             device = decode(Device, request["device"]) if request["device"] is not None else None
             lengths = [int(length) for length in request["lengths"]]
@@ -94,9 +94,7 @@ class Desk:
             )
         numbers = ranks.asked(program)
         if len(numbers) > 1:
-            traced = ranks.largest(
-                {number: self._trace(question, program, number, keep) for number in numbers}
-            )
+            traced = self._largest(question, program, numbers, keep=keep)
             if "devices" in request:
                 return _judged(question, traced, [decode(Device, d) for d in request["devices"]])
             return _answered(question, traced, keep)
@@ -107,6 +105,28 @@ class Desk:
         else:
             work = functools.partial(self._answered_here, question, program, numbers[0], keep)
         return _in_enough_room(question, work)
+
+    def trace(self, question: Asked, *, keep: bool = False) -> Trace:
+        """The run that a question asks about; of several ranks the one that needs most.
+
+        Args:
+            question: what to run.
+            keep: name the operator and the dtype of every block, whatever time that takes.
+
+        Raises:
+            MemcalcError: it cannot be run.
+        """
+        program = self._prepared(question)
+        return self._largest(question, program, ranks.asked(program), keep=keep)
+
+    def _largest(
+        self, question: Asked, program: Program, numbers: tuple[int, ...], *, keep: bool
+    ) -> Trace:
+        if len(numbers) == 1:
+            return self._trace(question, program, numbers[0], keep)
+        return ranks.largest(
+            {number: self._trace(question, program, number, keep) for number in numbers}
+        )
 
     def _answered_here(
         self, question: Asked, program: Program, rank: int, keep: bool, room: int
@@ -158,6 +178,10 @@ class Desk:
     def _settle(self, question: Asked, rank: int, room: int = UNLIMITED) -> None:
         """Let this process be one that has the plan's GPU and settings."""
         plan = question.plan
+        if plan.target == "cpu":
+            if layouts.spread(plan).world > 1:
+                ranks.join(rank, layouts.spread(plan).world, "fake")
+            return
         card.insert(question.gpu, question.target, room=room)
         internals.allow_cuda_after_fork()
         if plan.alloc_conf:
@@ -166,6 +190,7 @@ class Desk:
         world = layouts.spread(plan).world
         if world > 1:
             ranks.join(rank, world)
+        card.check(question.target)
 
     def served(self, plan: Plan) -> Prediction:
         """What a serving engine would reserve.
@@ -180,23 +205,24 @@ class Desk:
                 f"The checkpoint {plan.model} is quantised, which engines keep as it is: that is "
                 "not answered so far. Leave --engine out."
             )
-        generates = self._prepared(generating(plan))
+        generates = self._prepared(replace(question, plan=generating(plan)))
         engine = Engine(plan, question.gpu, _served_model(generates))
         probe = asked(engine.probe())
         length = (generates.seq or 0) + (plan.generate or 0)
         # What no engine takes is refused before anything is run.
         engine.check(length)
-        program = self._prepared(probe.plan)
+        program = self._prepared(probe)
         traced = self._trace(probe, program, 0, keep=True)
         prediction = predict(probe, traced, state_for(probe, traced))
         serving = engine.serving(read(traced, probe.plan.batch), length)
         return predicted(prediction, plan, serving, question.gpu)
 
-    def _prepared(self, plan: Plan) -> Program:
+    def _prepared(self, question: Asked) -> Program:
         """The plan's program, without memory for its weights."""
-        known = self._program
+        plan, known = question.plan, self._program
         if known is None or known[0] != plan.program or known[1].inputs is None:
-            self._program = known = (plan.program, programs.build(plan, real_weights=False))
+            with card.asked_without_cuda(question.target):
+                self._program = known = (plan.program, programs.build(plan, real_weights=False))
         if known[1].inputs is None:
             return known[1]
         return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
