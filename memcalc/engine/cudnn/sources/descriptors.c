@@ -69,7 +69,7 @@ static void describe(void) {
            memcalc_processors(), memcalc_shared_memory(), capability >= 80 ? 1024 : 0,
            memcalc_threads(), 80ll << 30, memcalc_setting("CLOCK", pcie ? 1755000 : 1980000),
            memcalc_setting("MEMORY_CLOCK", pcie ? 1593000 : 2619000),
-           memcalc_setting("L2_CACHE", 40ll << 20), capability * 10,
+           memcalc_setting("L2", 40ll << 20), capability * 10,
            memcalc_setting("CUDA", 13000), memcalc_setting("BUS_WIDTH", 5120));
   int error = create(DEVICE, &device);
   if (!error) error = set(device, DEVICE_WORDS, TYPE_CHAR, strlen(words), words);

@@ -6,7 +6,7 @@
 
    MEMCALC_CUDNN          folder of the real libcudnn.so.9
    MEMCALC_CUDNN_COMMAND  a command that prints that folder, run where MEMCALC_CUDNN is not set
-   MEMCALC_CUDNN_VERSION  what cudnnGetVersion answers, so that a question for it loads nothing */
+   MEMCALC_STUB_CUDNN     what cudnnGetVersion answers, so that a question for it loads nothing */
 #define _GNU_SOURCE
 #include "cudnn.h"
 
@@ -126,8 +126,8 @@ typedef W forwarded(TAKEN);
 
 /* ---------------------------------------------------------------- versions and errors */
 EXPORT size_t cudnnGetVersion(void) {
-  const char *told = getenv("MEMCALC_CUDNN_VERSION");
-  if (told && *told) return strtoul(told, NULL, 10);
+  long long told = memcalc_setting("CUDNN", 0);
+  if (told) return told;
   size_t (*function)(void) = (size_t(*)(void))memcalc_real("cudnnGetVersion");
   return function ? function() : 0;
 }
