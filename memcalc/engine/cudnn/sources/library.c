@@ -31,7 +31,7 @@ long long memcalc_setting(const char *name, long long otherwise) {
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static void *real;
-static char reason[1024] = "the real cuDNN was not needed yet";
+static char reason[1024]; /* why it could not be loaded */
 
 static void *refuse(const char *what, const char *detail) {
   snprintf(reason, sizeof reason, "%s%s", what, detail ? detail : "");
@@ -80,7 +80,6 @@ static void *open_in_namespace(void) {
   snprintf(path, sizeof path, "%s/libcudnn.so.9", folder);
   void *library = dlmopen(namespace, path, RTLD_LAZY);
   if (!library) return refuse("", dlerror());
-  *reason = 0;
   return library;
 }
 
@@ -94,7 +93,8 @@ void *memcalc_real(const char *name) {
   return real ? dlsym(real, name) : NULL;
 }
 
-/* For Python: load now (0: done), ask whether it is loaded, ask why it is not. */
+/* For Python: load now (0: done), ask whether it is loaded, ask why it could not be ("": it was not
+   tried, or is loaded). */
 EXPORT int memcalc_cudnn_load(void) {
   pthread_once(&once, load);
   return real ? SUCCESS : LIBRARY_NOT_LOADED;
