@@ -1,1 +1,1 @@
-"""Runs a program on CUDA, real or simulated, and records what its allocator did."""
+"""Runs programs on CUDA and reads what PyTorch's allocator did."""

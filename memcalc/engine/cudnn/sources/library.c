@@ -65,6 +65,19 @@ static const char *const neighbours[] = {
     "libmemcalc_cudnn_nvrtc13.so",
 };
 
+/* The real library has a C library of its own, whose environment is this one's array. setenv moves
+   that array, and the other C library would read freed memory: it gets a copy. */
+static void copy_environment(void *library) {
+  extern char **environ;
+  char ***of_library = dlsym(library, "__environ");
+  size_t count = 0;
+  while (environ && environ[count]) count++;
+  char **copy = calloc(count + 1, sizeof *copy);
+  if (!of_library || of_library == &environ || !copy) return;
+  for (size_t i = 0; i < count; i++) copy[i] = strdup(environ[i]);
+  *of_library = copy;
+}
+
 static void *open_in_namespace(void) {
   char folder[PATH], here[PATH], path[2 * PATH];
   if (!folder_of_library(folder)) return refuse("no folder of cuDNN is known", NULL);
@@ -80,6 +93,7 @@ static void *open_in_namespace(void) {
   snprintf(path, sizeof path, "%s/libcudnn.so.9", folder);
   void *library = dlmopen(namespace, path, RTLD_LAZY);
   if (!library) return refuse("", dlerror());
+  copy_environment(library);
   return library;
 }
 
