@@ -21,8 +21,11 @@ from memcalc.errors import EstimateError
 _OF_INDEX = ("index-url", "extra-index-url", "find-links", "no-index", "cert", "proxy")
 """Settings that pip has and uv does not see."""
 _NO_NETWORK = re.compile(
-    r"name resolution|connect|timed out|unreachable|SSL|certificate|proxy", re.IGNORECASE
+    r"name resolution|connection (broken|refused|reset|aborted)|error sending request|"
+    r"timed out|unreachable|SSLError|certificate verify|ProxyError|Could not fetch URL",
+    re.IGNORECASE,
 )
+_ABSENT = re.compile(r"No matching distribution|ResolutionImpossible|No solution found")
 _FULL = "No space left on device"
 _POLL = 0.25
 PLAIN = "installed without the machine's own constraints and find-links for packages"
@@ -44,6 +47,8 @@ class Failure(msgspec.Struct, frozen=True):
     """The disk has no room."""
     network: bool = False
     """No index could be reached."""
+    absent: bool = False
+    """The indexes have no such wheel for this Python."""
 
 
 def pip_settings() -> dict[str, str]:
@@ -89,7 +94,7 @@ def tools(settings: Mapping[str, str]) -> tuple[Tool, ...]:
             f"Neither uv nor pip is here to fetch PyTorch's CUDA build: type {sys.executable} -m "
             "ensurepip once."
         )
-    told = any(key in settings for key in _OF_INDEX) and not any(
+    told = any(settings.get(key) for key in _OF_INDEX) and not any(
         name.startswith("UV_") and "INDEX" in name for name in os.environ
     )
     return tuple(reversed(found)) if told else tuple(found)
@@ -110,8 +115,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A folder on the same disk for what is downloaded: a disk in memory may not hold it."""
     large: bool = False
     """Not to be kept a second time in pip's cache."""
-    index: str | None = None
-    """One more index."""
+    extra_index: str | None = None
+    """Asked besides those of the machine's settings."""
 
 
 def attempts(settings: Mapping[str, str]) -> Iterator[tuple[Tool, bool]]:
@@ -160,10 +165,10 @@ def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> 
 
 def _command(job: Job, tool: Tool) -> list[str]:
     common = ["--no-deps", "--only-binary", ":all:", "--target", str(job.target)]
-    more = ["--extra-index-url", job.index] if job.index else []
+    more = ["--extra-index-url", job.extra_index] if job.extra_index else []
     if tool.name == "uv":
         own = ["pip", "install", "--no-progress", "--python", sys.executable]
-        more = ["--index", job.index] if job.index else []
+        more = ["--index", job.extra_index] if job.extra_index else []
     else:
         own = ["install", "--no-input", "--no-compile", "--progress-bar", "off"]
         own += ["--no-cache-dir"] if job.large else []
@@ -196,6 +201,6 @@ def _failure(tool: Tool, code: int, log: str) -> Failure:
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     told = [line for line in lines if re.match(r"(ERROR|error|Caused by|cause)\b", line)] or lines
     said = " ".join(told)[-400:] or f"exit code {code}"
-    return Failure(
-        f"{tool.name} said: {said}", full=_FULL in log, network=bool(_NO_NETWORK.search(said))
-    )
+    if _NO_NETWORK.search(log):
+        return Failure(f"{tool.name} could not reach a package index ({said})", network=True)
+    return Failure(f"{tool.name} said: {said}", full=_FULL in log, absent=bool(_ABSENT.search(log)))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
 from memcalc.engine.environment import index, installed, installer, layers, sizes
+from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import Built, Layer
 from memcalc.engine.environment.records import Progress, Report
 from memcalc.engine.environment.release import Release
@@ -24,6 +27,15 @@ _OWN_INDEX = "https://download.pytorch.org/whl/"
 """PyTorch's own index of builds for other versions of CUDA."""
 _ROUNDS = 8
 """Dependencies of dependencies that are followed."""
+
+
+class _Large(NamedTuple):
+    """PyTorch's wheel, as it is fetched."""
+
+    named: str
+    size: float
+    extra_index: str | None
+    """One more index that may have it."""
 
 
 class Maker:
@@ -142,14 +154,8 @@ class Maker:
             exact = installed_release(wheel.version)
         text = exact.requirement("torch") if exact else "torch"
         build = release.build if release else None
-        notes = self._install(
-            (text,),
-            target,
-            named=named,
-            size=about,
-            check=_require_cuda,
-            more=_OWN_INDEX + build if build else None,
-        )
+        large = _Large(named, about, _OWN_INDEX + build if build else None)
+        notes = self._install((text,), target, large=large)
         found = installed.torch_in([str(target)])
         assert found is not None
         local = f"+{build}" if build else ""
@@ -177,10 +183,7 @@ class Maker:
         requirements: tuple[str, ...],
         target: Path,
         *,
-        named: str = "",
-        size: float = 0.0,
-        check: Callable[[Path], str | None] | None = None,
-        more: str | None = None,
+        large: _Large | None = None,
     ) -> tuple[str, ...]:
         """Install by the first installer that succeeds; what was done otherwise than usual.
 
@@ -191,34 +194,30 @@ class Maker:
             requirements=requirements,
             target=target,
             scratch=target.parent / "scratch",
-            large=size > 0,
-            index=more,
+            large=large is not None,
+            extra_index=large.extra_index if large else None,
         )
-        said: list[str] = []
-        network = False
+        failures: list[Failure] = []
         for tool, plain in installer.attempts(self.settings):
-            if plain and network:
+            if plain and any(failure.network for failure in failures):
                 continue
-            watch = _watch(job, tool, named, size, self.report) if size else lambda: None
+            watch = _watch(job, tool, large, self.report) if large else lambda: None
             failure = installer.install(job, tool, plain=plain, watch=watch)
+            if failure is None and large:
+                wrong = _require_cuda(target)
+                failure = Failure(wrong) if wrong else None
             if failure is None:
-                wrong = check(target) if check else None
-                if wrong is None:
-                    return (installer.PLAIN,) if plain else ()
-                said.append(wrong)
-                _empty(target)
-                continue
+                return (installer.PLAIN,) if plain else ()
+            failures.append(failure)
             if failure.full:
                 raise EstimateError(
                     f"The disk of {layers.folder()} is full: make room, or set MEMCALC_CACHE to a "
                     "folder on a larger disk."
                 )
-            network = network or failure.network
-            said.append(failure.said)
-            if check:
+            if large:
                 _empty(target)
-        what = named or ", ".join(requirements)
-        raise EstimateError(f"Cannot fetch {what}: {said[0].rstrip('.')}.")
+        what = large.named if large else ", ".join(requirements)
+        raise EstimateError(_why(what, failures))
 
 
 def installed_release(version: str) -> Release:
@@ -274,12 +273,27 @@ def _empty(target: Path) -> None:
 
 
 def _watch(
-    job: installer.Job, tool: installer.Tool, named: str, size: float, report: Report
+    job: installer.Job, tool: installer.Tool, large: _Large, report: Report
 ) -> Callable[[], None]:
     """Tells how much of a large wheel is on disk: pip downloads it first, uv unpacks at once."""
     from memcalc.engine.environment.watch import Watch
 
-    return Watch(job, tool, named, size, size * _UNPACKED, report)
+    return Watch(job, tool, large.named, large.size, large.size * _UNPACKED, report)
+
+
+def _why(what: str, failures: list[Failure]) -> str:
+    """What is said when no installer succeeded: what the first one said that could look."""
+    if all(failure.absent for failure in failures):
+        return (
+            f"The package index has no {what} for {_python()}: name another release, or run "
+            "memcalc under another Python."
+        )
+    told = next(failure for failure in failures if not failure.absent)
+    return f"Cannot fetch {what}: {told.said.rstrip('.')}."
+
+
+def _python() -> str:
+    return f"Python {platform.python_version()} on {platform.machine()} Linux"
 
 
 def _plain(requirement: Requirement) -> str:
@@ -297,14 +311,11 @@ def _missing_in(
 
 
 def _no_wheel(release: Release | None, others: tuple[str, ...]) -> str:
-    import platform
-
-    python = f"Python {platform.python_version()} on {platform.machine()} Linux"
     if not others:
         return f"There is no PyTorch {release}: name a release such as 2.6 or 2.14.1."
     names = [f"3.{name[3:]}" for name in others if name.startswith("cp3") and name[3:].isdigit()]
     known = f": it has wheels for Python {', '.join(names)}" if names else ""
     return (
-        f"PyTorch {release or ''} has no wheel for {python}{known}; run memcalc under one of them, "
-        "or name another release with --torch."
-    ).replace("  ", " ")
+        f"PyTorch {release or 'here'} has no wheel for {_python()}{known}; run memcalc under one of "
+        "them, or name another release with --torch."
+    )
