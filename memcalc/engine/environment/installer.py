@@ -18,8 +18,11 @@ import msgspec
 
 from memcalc.errors import EstimateError
 
-_OF_INDEX = ("index-url", "extra-index-url", "find-links", "no-index", "cert", "proxy")
+_ONLY = ("index-url", "no-index")
+"""Settings of pip that say where packages come from, and from nowhere else."""
+_OF_INDEX = ("extra-index-url", "find-links", "cert", "proxy")
 """Settings that pip has and uv does not see."""
+_UV_INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_NO_INDEX")
 _NO_NETWORK = re.compile(
     r"name resolution|connection (broken|refused|reset|aborted)|error sending request|"
     r"timed out|unreachable|SSLError|certificate verify|ProxyError|Could not fetch URL",
@@ -80,7 +83,8 @@ def pip_settings() -> dict[str, str]:
 def tools(settings: Mapping[str, str]) -> tuple[Tool, ...]:
     """Installers in the order in which they are tried: uv, then pip.
 
-    pip comes first where it has been told of an index or a proxy, for uv does not know of that.
+    pip comes first where it has been told of a proxy or a folder of wheels, for uv does not know of
+    that. An index that was named to one of them is not passed over by the other.
 
     Raises:
         EstimateError: there is none.
@@ -94,9 +98,12 @@ def tools(settings: Mapping[str, str]) -> tuple[Tool, ...]:
             f"Neither uv nor pip is here to fetch PyTorch's CUDA build: type {sys.executable} -m "
             "ensurepip once."
         )
-    told = any(settings.get(key) for key in _OF_INDEX) and not any(
-        name.startswith("UV_") and "INDEX" in name for name in os.environ
-    )
+    of_uv = any(os.environ.get(name) for name in _UV_INDEX)
+    if uv and of_uv:
+        return tuple(found[:1])
+    if pip and any(settings.get(key) for key in _ONLY):
+        return tuple(found[-1:])
+    told = any(settings.get(key) for key in _OF_INDEX)
     return tuple(reversed(found)) if told else tuple(found)
 
 
@@ -202,5 +209,9 @@ def _failure(tool: Tool, code: int, log: str) -> Failure:
     told = [line for line in lines if re.match(r"(ERROR|error|Caused by|cause)\b", line)] or lines
     said = " ".join(told)[-400:] or f"exit code {code}"
     if _NO_NETWORK.search(log):
-        return Failure(f"{tool.name} could not reach a package index ({said})", network=True)
+        return Failure(
+            f"{tool.name} could not reach a package index; check the network and {tool.name}'s "
+            "settings of index and proxy",
+            network=True,
+        )
     return Failure(f"{tool.name} said: {said}", full=_FULL in log, absent=bool(_ABSENT.search(log)))

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import sysconfig
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from memcalc.files.plain import reason
 
 _MARKER = "memcalc-complete.json"
 _UNFINISHED = ".making-"
+_ABSENT = ".absent-"
+_DAY = 86400.0
 _LARGE = 1 << 20
 """Bytes from which a file is looked at again whenever the folder is used."""
 _PATIENCE = 3600.0
@@ -96,6 +99,24 @@ def existing() -> list[tuple[Path, Layer | None]]:
         (entry, None if entry.name.startswith(_UNFINISHED) else complete(entry.name))
         for entry in entries
     ]
+
+
+def is_absent(question: str) -> bool:
+    """Whether no index had the answer to a question within the last day."""
+    try:
+        return time.time() - os.stat(_absent(question)).st_mtime < _DAY
+    except OSError:
+        return False
+
+
+def note_absent(question: str) -> None:
+    """Remember that no index has what was looked for, so that it is not asked in every run."""
+    with contextlib.suppress(OSError):
+        _absent(question).touch()
+
+
+def _absent(question: str) -> Path:
+    return folder() / f"{_ABSENT}{question}-{suffix()}"
 
 
 def make(

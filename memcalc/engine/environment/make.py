@@ -316,6 +316,6 @@ def _no_wheel(release: Release | None, others: tuple[str, ...]) -> str:
     names = [f"3.{name[3:]}" for name in others if name.startswith("cp3") and name[3:].isdigit()]
     known = f": it has wheels for Python {', '.join(names)}" if names else ""
     return (
-        f"PyTorch {release or 'here'} has no wheel for {_python()}{known}; run memcalc under one of "
-        "them, or name another release with --torch."
+        f"PyTorch {release or 'here'} has no wheel for {_python()}{known}; run memcalc under "
+        "another Python, or name another release with --torch."
     )

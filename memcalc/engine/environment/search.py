@@ -176,24 +176,37 @@ class _Search:
 
     def _companions(self) -> None:
         """Put torchvision and torchaudio of this PyTorch in place of installed ones of another."""
+        major, minor = map(int, self.torch.release.split(".")[:2])
         for name, ahead in _SECOND.items():
             here = self.below.get(name)
             if here is None:
                 continue
-            # A build without CUDA has no operators for tensors there.
             fits = not _unmet(here, "torch", self.torch.version)
-            if fits and not here.version.endswith("+cpu"):
-                continue
-            major, minor = map(int, self.torch.release.split(".")[:2])
-            likely = Release(0, minor + ahead) if ahead else Release(major, minor)
-            wanted = (release.of_version(here.version) if fits else None) or likely
+            if not fits:
+                likely = [Release(0 if ahead else major, minor + ahead - less) for less in (0, 1)]
+                self._replace(name, likely)
+            elif here.version.endswith("+cpu") and (same := release.of_version(here.version)):
+                # A build without CUDA has no operators for tensors there.
+                self._replace(name, [same])
+
+    def _replace(self, name: str, likely: Sequence[Release]) -> None:
+        """Put a release of a package first that takes this PyTorch, if the index has one."""
+        from memcalc.engine.environment import layers
+
+        question = f"{name}-for-{self.torch.release}"
+        if layers.is_absent(question):
+            return
+        for candidate in likely:
             try:
-                layer = self.maker.single(name, wanted)
+                layer = self.maker.single(name, candidate)
             except EstimateError:
                 continue
             made = installed.packages([str(layer.path)])[name]
             if not _unmet(made, "torch", self.torch.version):
                 self.first.append(layer)
+                return
+        if self.maker.offline is None:
+            layers.note_absent(question)
 
     def _rest(self) -> None:
         """Add what the folders' packages and the question need and the Python lacks."""
