@@ -33,6 +33,10 @@ _PATIENCE = 3600.0
 """Seconds to wait for another memcalc; a slow line takes a quarter of that for PyTorch."""
 
 
+class AbsentError(EstimateError):
+    """No package index has what was asked for."""
+
+
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
     """What a complete folder holds."""
 
@@ -101,22 +105,22 @@ def existing() -> list[tuple[Path, Layer | None]]:
     ]
 
 
-def is_absent(question: str) -> bool:
-    """Whether no index had the answer to a question within the last day."""
+def is_absent(release: str) -> bool:
+    """Whether no index had a release of a package within the last day."""
     try:
-        return time.time() - os.stat(_absent(question)).st_mtime < _DAY
+        return time.time() - os.stat(_absent(release)).st_mtime < _DAY
     except OSError:
         return False
 
 
-def note_absent(question: str) -> None:
-    """Remember that no index has what was looked for, so that it is not asked in every run."""
+def note_absent(release: str) -> None:
+    """Remember that no index has a release, so that it is not looked for in every run."""
     with contextlib.suppress(OSError):
-        _absent(question).touch()
+        _absent(release).touch()
 
 
-def _absent(question: str) -> Path:
-    return folder() / f"{_ABSENT}{question}-{suffix()}"
+def _absent(release: str) -> Path:
+    return folder() / f"{_ABSENT}{release}-{suffix()}"
 
 
 def make(

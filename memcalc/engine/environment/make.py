@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from memcalc.engine.environment import index, installed, installer, layers, sizes
 from memcalc.engine.environment.installer import Failure
-from memcalc.engine.environment.layers import Built, Layer
+from memcalc.engine.environment.layers import AbsentError, Built, Layer
 from memcalc.engine.environment.records import Progress, Report
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
@@ -176,7 +176,7 @@ class Maker:
             return offer.wheels[-1] if offer else None
         if any(key in self.settings for key in ("find-links", "extra-index-url")):
             return None
-        raise EstimateError(_no_wheel(release, offer.others))
+        raise AbsentError(_no_wheel(release, offer.others))
 
     def _install(
         self,
@@ -216,8 +216,7 @@ class Maker:
                 )
             if large:
                 _empty(target)
-        what = large.named if large else ", ".join(requirements)
-        raise EstimateError(_why(what, failures))
+        raise _error(large.named if large else ", ".join(requirements), failures)
 
 
 def installed_release(version: str) -> Release:
@@ -281,15 +280,15 @@ def _watch(
     return Watch(job, tool, large.named, large.size, large.size * _UNPACKED, report)
 
 
-def _why(what: str, failures: list[Failure]) -> str:
-    """What is said when no installer succeeded: what the first one said that could look."""
+def _error(what: str, failures: list[Failure]) -> EstimateError:
+    """What is raised when no installer succeeded: what the first one said that could look."""
     if all(failure.absent for failure in failures):
-        return (
+        return AbsentError(
             f"The package index has no {what} for {_python()}: name another release, or run "
             "memcalc under another Python."
         )
     told = next(failure for failure in failures if not failure.absent)
-    return f"Cannot fetch {what}: {told.said.rstrip('.')}."
+    return EstimateError(f"Cannot fetch {what}: {told.said.rstrip('.')}.")
 
 
 def _python() -> str:

@@ -193,20 +193,21 @@ class _Search:
         """Put a release of a package first that takes this PyTorch, if the index has one."""
         from memcalc.engine.environment import layers
 
-        question = f"{name}-for-{self.torch.release}"
-        if layers.is_absent(question):
-            return
         for candidate in likely:
+            if layers.is_absent(f"{name}-{candidate}"):
+                continue
             try:
                 layer = self.maker.single(name, candidate)
-            except EstimateError:
+            except layers.AbsentError:
+                layers.note_absent(f"{name}-{candidate}")
                 continue
+            except EstimateError:
+                # The engine does without it, and it is looked for again next time.
+                return
             made = installed.packages([str(layer.path)])[name]
             if not _unmet(made, "torch", self.torch.version):
                 self.first.append(layer)
                 return
-        if self.maker.offline is None:
-            layers.note_absent(question)
 
     def _rest(self) -> None:
         """Add what the folders' packages and the question need and the Python lacks."""
