@@ -10,11 +10,18 @@ MODULES = (
 
 
 def warm(hint):
-    if hint:
-        from memcalc.engine import driver
+    if not hint:
+        return load("memcalc.measure.runs.training")
+    from memcalc.engine import card, driver
+    from memcalc.estimation.question import ASSUMED
 
-        driver.open_here()
-    mine = "memcalc.estimation.desk" if hint else "memcalc.measure.runs.training"
+    driver.open_here()
+    # peft's import asks for the GPU, which each fork has one of its own of.
+    with card.asked_without_cuda(ASSUMED):
+        return load("memcalc.estimation.desk")
+
+
+def load(mine):
     for name in (*MODULES, mine):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

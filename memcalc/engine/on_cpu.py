@@ -56,7 +56,9 @@ class CpuRecorder(Recorder):
                 # It is older than the run.
                 continue
             action = "alloc" if size > 0 else "free_requested"
-            entries.append({"action": action, "addr": address, "size": size, "stream": 0})
+            entries.append({"action": action, "addr": address, "size": abs(size), "stream": 0})
+            if size < 0:
+                entries.append({"action": "free_completed", "addr": address})
             times.append(moment)
         self._settle(times)
         self._fill_peaks(entries)
@@ -84,8 +86,10 @@ class CpuRecorder(Recorder):
             if entry["action"] == "alloc":
                 sizes[entry["addr"]] = entry["size"]
                 level += entry["size"]
-            else:
+            elif entry["action"] == "free_requested":
                 level -= sizes.pop(entry["addr"])
+            else:
+                continue
             levels.append(level)
         for interval in self.intervals:
             interval.requested = max(levels[interval.begin : interval.end + 1])

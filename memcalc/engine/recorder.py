@@ -201,9 +201,13 @@ class Recorder:
         if self._modules is not None:
             self._modules.close()
             self._modules = None
-            if self.profiler is not None and not self.profiled[1]:
-                self.profiler.__exit__(None, None, None)
-                self.profiled = (self.profiled[0], self.now())
+            self.stop_profiling()
+
+    def stop_profiling(self) -> None:
+        """Operators are not followed any more."""
+        if self.profiler is not None and not self.profiled[1]:
+            self.profiler.__exit__(None, None, None)
+            self.profiled = (self.profiled[0], self.now())
 
     def _events_of_last_step(self) -> int:
         """Births and deaths of the step before this one; 0: there is none."""
@@ -213,7 +217,8 @@ class Recorder:
         step = [one for one in before if one.step == before[-1].step]
         return step[-1].end - step[0].begin
 
-    def _profile(self) -> None:
+    def profile(self) -> None:
+        """Follow operators from here on."""
         if self.profiler is not None:
             return
         self.profiler = internals.memory_profiler(with_dtypes=self._detailed)

@@ -133,7 +133,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     recorder.wrapped = layouts.spread(plan).world > 1
     optimizer = None
     with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(program, program.plan.target, simulated=plan.target != "cpu")
+        program = programs.place(program, program.plan.target, simulated=program.plan.target != "cpu")
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
@@ -145,7 +145,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
-            program = programs.wrap(program, program.plan.target, simulated=plan.target != "cpu")
+            program = programs.wrap(program, program.plan.target, simulated=program.plan.target != "cpu")
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
     return program, optimizer
@@ -153,7 +153,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
 
 def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
     job = programs.job(program, optimizer, program.plan.target)
-    job = replace(job, batch=lambda: _batch(program, recorder), simulated=plan.target != "cpu")
+    job = replace(job, batch=lambda: _batch(program, recorder), simulated=program.plan.target != "cpu")
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, recorder, steps)
 
