@@ -19,9 +19,7 @@ SONAME = st.from_regex(r"lib[a-z]{1,20}\.so\.[0-9]{1,2}", fullmatch=True)
 )
 def test_what_is_written_is_read_again(tmp_path_factory, soname, symbols, needed, machine):
     path = tmp_path_factory.mktemp("elf") / soname
-    data = shells.shared_object(
-        soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine
-    )
+    data = shells.shared_object(soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine)
     path.write_bytes(data)
     assert elf.read(path) == elf.SharedObject(
         soname, tuple(needed), frozenset(), frozenset(symbols)

@@ -128,7 +128,7 @@ other.copy_(there)
 answer["copied"] = torch.equal(other.cpu(), numbers)
 """
     )
-    assert found["whole"] and found["moved"] and found["pinned"] and found["copied"]
+    assert [found[way] for way in ("whole", "moved", "pinned", "copied")] == [True] * 4
     assert (found["item"], found["part"]) == (777, [5, 6, 7, 8])
 
 
