@@ -35,7 +35,10 @@ def libraries() -> Path:
     """
     if build.is_current(build.SHIPPED):
         return build.SHIPPED
-    folder = cache.folder() / "cudnn" / f"shim-{build.mark()}-{platform.machine()}"
+    try:
+        folder = cache.folder() / "cudnn" / f"shim-{build.mark()}-{platform.machine()}"
+    except OSError as error:
+        raise EstimateError(f"The cuDNN shim cannot be kept: {error.strerror}.") from None
     if build.is_current(folder):
         return folder
     compiler = compiled.compiler()
