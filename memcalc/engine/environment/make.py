@@ -174,7 +174,7 @@ class Maker:
         offer = index.ask(address, "torch", release)
         if offer is None or offer.wheels:
             return offer.wheels[-1] if offer else None
-        if any(key in self.settings for key in ("find-links", "extra-index-url")):
+        if any(self.settings.get(key) for key in ("find-links", "extra-index-url")):
             return None
         raise AbsentError(_no_wheel(release, offer.others))
 
