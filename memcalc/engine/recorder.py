@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from memcalc.engine import torch_internals as internals
+from memcalc.engine import traffic
 from memcalc.records.trace import Component, Phase
 
 _MANY = 25_000
@@ -33,6 +34,8 @@ class Interval(msgspec.Struct, kw_only=True):
     requested: int = 0
     allocated: int = 0
     reserved: int = 0
+    given: traffic.Counts = msgspec.field(default_factory=dict)
+    """To collectives until its end, where there are several GPUs."""
 
 
 class Recorder:
@@ -98,6 +101,8 @@ class Recorder:
         interval.requested, interval.allocated = peaks["requested"], peaks["allocated"]
         interval.reserved = peaks["reserved"]
         interval.end = moment - self._zero
+        if self.wrapped:
+            interval.given = traffic.so_far()
         phase = interval.phase
         if phase is Phase.LOAD and self.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.

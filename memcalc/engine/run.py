@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
+from memcalc.engine import traffic
 from memcalc.engine.history import Timeline
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.trace import ONCE, Component, Phase, Sent, Trace
 from memcalc.workload import inference, layerdrop, layouts, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -38,9 +39,7 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
     plan = program.plan
     steps = 1 if plan.infers else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
-    recorder = Recorder(
-        device=torch.cuda.current_device(), watched=watched, detailed=detailed
-    )
+    recorder = Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
     program, optimizer = _load(program, recorder)
     if plan.infers:
         _infer(program, recorder)
@@ -88,10 +87,25 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
         inventory=program.inventory,
         steps=steps,
         seq=program.seq,
+        sent=_sent(recorder, steps - 1),
         whole=plan.infers,
         assumptions=_said(program),
         versions={"torch": str(torch.__version__)},
     )
+
+
+def _sent(recorder: Recorder, step: int) -> tuple[Sent, ...]:
+    """What was sent in a step, without what loading and resuming sent."""
+    intervals = recorder.intervals
+    inside = [
+        at
+        for at, one in enumerate(intervals)
+        if one.step == step and one.phase not in (*ONCE, Phase.EVAL)
+    ]
+    if not inside or not recorder.wrapped:
+        return ()
+    before = intervals[inside[0] - 1].given if inside[0] else {}
+    return traffic.between(before, intervals[inside[-1]].given)
 
 
 def _passes(program: Program) -> tuple[int, ...]:
