@@ -1,4 +1,4 @@
-"""The caching allocator's own history as a timeline: every block's birth and death, and its name."""
+"""The caching allocator's own history as a timeline: births, deaths and names of blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from memcalc.engine import operators
 from memcalc.engine.recorder import Gap, Interval, Owner, Recorder
 from memcalc.errors import EstimateError
-from memcalc.records.trace import Aside, Component, Mark, Phase, Reading, Storage
+from memcalc.records.trace import Aside, Component, Mark, Reading, Storage
 
 _NEVER = 1 << 62
 
@@ -146,7 +146,7 @@ class Timeline:
             least, most = self._requested.peak(interval.begin, interval.end)
             if not least <= interval.requested <= most:
                 raise EstimateError(
-                    f"PyTorch's history of {interval.phase.value} shows {most:,} bytes at its peak, "
+                    f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
                     f"and its counters show {interval.requested:,}."
                 )
 
@@ -304,5 +304,3 @@ def _told(recorder: Recorder) -> list[tuple[int, int, Any]]:
     told += [(moment, 1, (component, which)) for moment, component, which in recorder.names]
     told += [(moment, 2, (component, since)) for moment, component, since in recorder.born_since]
     return sorted(told, key=lambda one: one[:2], reverse=True)
-
-

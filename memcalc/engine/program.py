@@ -105,7 +105,7 @@ def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Pro
         sizes=spread.sizes,
         options=layouts.arguments(program.plan),
         move=move,
-        fill=filler(program.model, parameters=not simulated),
+        fill=filler(program.model, on_host=not simulated),
     )
     return replace(program, model=layouts.of(program.plan).place(program.model, rank))
 

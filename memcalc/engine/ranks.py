@@ -10,7 +10,6 @@ import os
 from itertools import accumulate
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 

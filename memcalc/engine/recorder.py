@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from memcalc.engine import torch_internals as internals
+from memcalc.engine import traffic
 from memcalc.records.trace import Component, Phase
 
 _MANY = 25_000
@@ -35,6 +36,8 @@ class Interval(msgspec.Struct, kw_only=True):
     reserved: int = 0
     kept: bool = True
     """The allocator's history of it was kept."""
+    given: traffic.Counts = msgspec.field(default_factory=dict)
+    """To collectives until its end, where there are several GPUs."""
 
 
 class Gap(msgspec.Struct, kw_only=True):
@@ -125,6 +128,8 @@ class Recorder:
     def _read(self, interval: Interval) -> None:
         """A phase has ended: read its peaks, and name what it leaves behind."""
         self.read_peaks(interval)
+        if self.wrapped and self.KIND == "cuda":
+            interval.given = traffic.so_far()
         phase = interval.phase
         if phase is Phase.LOAD and self.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.

@@ -62,7 +62,9 @@ def events_so_far(device: int) -> int:
 def peaks(device: int) -> tuple[int, dict[str, int]]:
     """Births and deaths so far, and the highest bytes since ``reset_peaks``, of one moment."""
     stats = _C._cuda_memoryStats(device)
-    found = {name: stats.get(f"{name}_bytes", {}) for name in ("requested", "allocated", "reserved")}
+    found = {
+        name: stats.get(f"{name}_bytes", {}) for name in ("requested", "allocated", "reserved")
+    }
     return _events(stats), {name: one["all"]["peak"] if one else 0 for name, one in found.items()}
 
 

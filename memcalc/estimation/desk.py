@@ -301,4 +301,3 @@ def _served_model(program: Program) -> Model:
         windows=cache_layers.windows(program.model),
         latent=cache_layers.latent(program.model),
     )
-

@@ -120,9 +120,7 @@ def varied(plan: Plan, text: str) -> Varied:
     )
 
 
-def _run(
-    question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]
-) -> list[Reached]:
+def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> list[Reached]:
     """Run each of these, as many at once as the machine has room for.
 
     Raises:

@@ -42,21 +42,18 @@ def random(name: str, like: torch.Tensor) -> torch.Tensor:
     return made.normal_(std=_SPREAD) if made.is_floating_point() else made.zero_()
 
 
-def filler(
-    model: torch.nn.Module, *, parameters: bool = True
-) -> Callable[[torch.nn.Module], None]:
+def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.nn.Module], None]:
     """What gives values to a model, or a part of it, that gets new memory.
 
-    Buffers get those that they have now: positions that are read from uninitialised memory would
-    lie outside of their table.
+    Parameters get random ones, of a sharded one this rank's part; buffers those that they have
+    now: positions that are read from uninitialised memory would lie outside of their table.
 
     Args:
         model: has the buffers' values.
-        parameters: give random values to parameters, of a sharded one to this rank's part.
+        on_host: fill parameters in the host's memory as well, which takes long.
     """
-    # Wrappers swap what is in the buffers: these stay as they are.
     values = {
-        (id(module), name): buffer.detach()
+        (id(module), name): buffer
         for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and not buffer.is_meta
@@ -64,8 +61,8 @@ def filler(
 
     def fill(placed: torch.nn.Module) -> None:
         with torch.no_grad():
-            for parameter in placed.parameters() if parameters else ():
-                if parameter.is_floating_point():
+            for parameter in placed.parameters():
+                if parameter.is_floating_point() and (on_host or parameter.device.type != "cpu"):
                     parameter.normal_(std=_SPREAD)
             for module in placed.modules():
                 for name, buffer in module._buffers.items():

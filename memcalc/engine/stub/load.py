@@ -147,6 +147,25 @@ def reload() -> None:
     ctypes.CDLL(None).memcalc_stub_reload()
 
 
+def collectives() -> dict[tuple[str, int], tuple[int, int]]:
+    """What this process gave to NCCL so far; nothing over NVIDIA's own.
+
+    Returns:
+        Calls and bytes, by the collective's name and the number of ranks.
+    """
+    if not is_open():
+        return {}
+    read = ctypes.CDLL(None).memcalc_stub_sent
+    read.restype = ctypes.c_char_p
+    ranks, calls, given = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    while True:
+        name = read(len(found), ctypes.byref(ranks), ctypes.byref(calls), ctypes.byref(given))
+        if name is None:
+            return found
+        found[name.decode(), ranks.value] = (calls.value, given.value)
+
+
 def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
     """Variables for a fresh process that is to run over the stub driver, user's own included.
 
