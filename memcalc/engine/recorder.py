@@ -34,9 +34,46 @@ class Interval(msgspec.Struct, kw_only=True):
     requested: int = 0
     allocated: int = 0
     reserved: int = 0
+    line: str = ""
+    """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
 
 
-class Recorder:
+class Notes:
+    """What was noted of one GPU while a program ran.
+
+    Args:
+        device: number of the GPU whose allocator is followed.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.intervals: list[Interval] = []
+        self.names: list[tuple[int, Component, list[int]]] = []
+        """At this moment, blocks at these addresses are of this component."""
+        self.born_since: list[tuple[int, Component, int]] = []
+        """At this moment, living blocks that were born after another one are of this component."""
+        self.owners: list[tuple[int, dict[int, Owner]]] = []
+        """At this moment, blocks at these addresses are of these modules."""
+        self.marks: list[tuple[int, str]] = []
+        """From this moment on, this module is at work."""
+        self.arrived: list[tuple[int, int]] = []
+        """At this moment, something was copied from the host to this address."""
+        self.profiled: tuple[int, int] = (0, 0)
+        """Between which moments the profiler ran."""
+        self.cublas: tuple[int, int] = (0, 0)
+        """Between these moments nothing but workspaces of cuBLAS died."""
+        self.profiler: Any = None
+        self.wrapped = False
+        """The model is inside a wrapper over several GPUs, which allocates by itself."""
+        self.zero = 0
+        """Births and deaths before the history began."""
+
+    def now(self) -> int:
+        """The present moment."""
+        return internals.events_so_far(self.device) - self.zero
+
+
+class Recorder(Notes):
     """Follows a program phase by phase, as a ``Watch`` of its loop.
 
     Args:
@@ -53,34 +90,13 @@ class Recorder:
         watched: Iterable[int] = (),
         detailed: bool = False,
     ) -> None:
-        self.intervals: list[Interval] = []
-        self.names: list[tuple[int, Component, list[int]]] = []
-        """At this moment, blocks at these addresses are of this component."""
-        self.born_since: list[tuple[int, Component, int]] = []
-        """At this moment, living blocks that were born after another one are of this component."""
-        self.owners: list[tuple[int, dict[int, Owner]]] = []
-        """At this moment, blocks at these addresses are of these modules."""
-        self.marks: list[tuple[int, str]] = []
-        """From this moment on, this module is at work."""
-        self.profiled: tuple[int, int] = (0, 0)
-        """Between which moments the profiler ran."""
-        self.cublas: tuple[int, int] = (0, 0)
-        """Between these moments nothing but workspaces of cuBLAS died."""
-        self.profiler: Any = None
+        super().__init__(device)
         self.model: torch.nn.Module | None = None
         self.optimizer: Any = None
-        self.wrapped = False
-        """The model is inside a wrapper over several GPUs, which allocates by itself."""
-        self.device = device
         self._watched, self._detailed = frozenset(watched), detailed
         self._modules: _Modules | None = None
-        self._zero = 0
         internals.start_history(with_lines=False)
-        self._zero = self.now()
-
-    def now(self) -> int:
-        """The present moment."""
-        return internals.events_so_far(self.device) - self._zero
+        self.zero = self.now()
 
     @contextlib.contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:

@@ -5,6 +5,8 @@ Read in PyTorch 2.4 to 2.14.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +15,8 @@ import torch
 
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
+_record_history, _snapshot = _memory._record_memory_history, _memory._snapshot
+"""PyTorch's own: a program that is followed does not switch the history off."""
 EVERYTHING = 10**8
 """Entries that the allocator's history may hold: more than any run of a few steps makes."""
 
@@ -24,20 +28,51 @@ def start_history(*, with_lines: bool) -> None:
         with_lines: keep the Python lines that asked for a block, which costs time.
     """
     context = "alloc" if with_lines else None
-    _memory._record_memory_history("all", context=context, stacks="python", max_entries=EVERYTHING)
+    _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
 
 
 def stop_history() -> dict[str, Any]:
     """The history so far, and the segments that there are; it is not continued."""
-    snapshot: dict[str, Any] = _memory._snapshot()
-    _memory._record_memory_history(None)
+    snapshot: dict[str, Any] = _snapshot()
+    _record_history(None)
     return snapshot
 
 
 def events_so_far(device: int) -> int:
-    """Births and deaths of blocks since the process began; takes eight microseconds."""
+    """Births and deaths of blocks since the process began.
+
+    The stub driver counts them; on a GPU the allocator is asked, which takes eight microseconds.
+    """
+    moments = _moments()
+    if moments is not None:
+        return int(moments[device])
     counted = _C._cuda_memoryStats(device).get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
+
+
+@functools.cache
+def _moments() -> Any:
+    """The stub driver's counts of each GPU; ``None``: there is NVIDIA's driver."""
+    driver = ctypes.CDLL(None)
+    if not hasattr(driver, "memcalc_stub_moments"):
+        return None
+    driver.memcalc_stub_moments.restype = ctypes.POINTER(ctypes.c_uint64)
+    return driver.memcalc_stub_moments()
+
+
+class _Arrival(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("moment", ctypes.c_uint64))
+
+
+def arrivals() -> list[tuple[int, int]]:
+    """Where something was copied to from the host, and at which moment, in order."""
+    driver = ctypes.CDLL(None)
+    if not hasattr(driver, "memcalc_stub_arrivals"):
+        return []
+    driver.memcalc_stub_arrived.restype = ctypes.c_uint64
+    driver.memcalc_stub_arrivals.restype = ctypes.POINTER(_Arrival)
+    kept = driver.memcalc_stub_arrivals()
+    return [(kept[n].moment, kept[n].address) for n in range(driver.memcalc_stub_arrived())]
 
 
 def free_cublas_workspaces() -> None:
