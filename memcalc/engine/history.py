@@ -40,6 +40,11 @@ class Timeline:
         self._recorder = recorder
         self._live: dict[int, int] = {}
         self._streams: dict[int, int] = {0: 0}
+        self._late: dict[int, int] = {}
+        """Bytes at addresses that were given up while another stream was using them."""
+        self._lately: set[int] = set()
+        self._completed: list[tuple[int, int]] = []
+        """From this moment on, so many bytes of those are free."""
         told = _told(recorder)
         for at, entry in enumerate(entries):
             action = entry["action"]
@@ -47,6 +52,8 @@ class Timeline:
                 self._emptied()
             if action == "oom":
                 self._refuse(entry)
+            if action == "free_completed" and entry["addr"] in self._late:
+                self._completed.append((len(self.events), self._late.pop(entry["addr"])))
             if action not in ("alloc", "free_requested"):
                 continue
             while told and told[-1][0] <= len(self.events):
@@ -82,6 +89,8 @@ class Timeline:
         if late:
             # Another stream uses it; which one PyTorch does not write down.
             other = 1 if self.blocks[number].stream == 0 else 0
+            self._late[entry["addr"]] = self.blocks[number].size
+            self._lately.add(number)
             self.blocks[number].used_by = other
             index = len(self.events)
             self.asides.append(Aside(index=index, what="used_by", storage=number, stream=other))
@@ -93,7 +102,7 @@ class Timeline:
         refused = Refused(
             moment=len(self.events),
             bytes=entry["size"],
-            free=entry.get("device_free", entry["addr"]),
+            free=entry["device_free"],
             line=self._line_of(entry.get("frames", ())),
         )
         self.refused.append(refused)
@@ -156,8 +165,12 @@ class Timeline:
     def _check(self) -> None:
         """The history says what PyTorch's own counters say."""
         level, levels = 0, [0]
-        for event in self.events:
-            level += self.blocks[event].size if event >= 0 else -self.blocks[~event].size
+        completed = list(reversed(self._completed))
+        for moment, event in enumerate(self.events):
+            while completed and completed[-1][0] <= moment:
+                level -= completed.pop()[1]
+            if event >= 0 or ~event not in self._lately:
+                level += self.blocks[event].size if event >= 0 else -self.blocks[~event].size
             levels.append(level)
         for interval in self._recorder.intervals:
             top = max(levels[interval.begin : interval.end + 1])

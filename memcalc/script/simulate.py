@@ -177,6 +177,7 @@ class _Run:
             "MEMCALC_STUB_KEPT": str(told.kept),
             "MEMCALC_STUB_OUTSIDE": str(told.outside),
             "MEMCALC_STUB_DEVICES": str(devices),
+            "MEMCALC_STUB_CARRIED": str(8 << 20),
             **(self._launch.environment(0) if self._launch is not None else {}),
         }
         if plan.alloc_conf:

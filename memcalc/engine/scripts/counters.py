@@ -137,18 +137,12 @@ class Counters:
             notes.marks.append((notes.now(), module))
 
 
-def _highest(readings: list[dict[str, Any]]) -> dict[str, Any]:
+def _highest(readings: list[dict[Any, Any]]) -> dict[Any, Any]:
     """The last reading, with the highest peaks of all."""
     found = dict(readings[-1])
-    for name, pools in found.items():
-        if not isinstance(pools, dict):
-            continue
-        if "peak" in pools:
-            peak = max(one[name]["peak"] for one in readings)
-            found[name] = {**pools, "peak": peak}
-            continue
-        found[name] = {
-            pool: {**counted, "peak": max(one[name][pool]["peak"] for one in readings)}
-            for pool, counted in pools.items()
-        }
+    for name, value in found.items():
+        if isinstance(value, dict):
+            found[name] = _highest([one[name] for one in readings if name in one])
+    if isinstance(found.get("peak"), int):
+        found["peak"] = max(one["peak"] for one in readings)
     return found

@@ -174,7 +174,7 @@ class Models:
                     self._name_quantised(tensor)
                     home, _, name = path.rpartition(".")
                     home = ".".join(filter(None, (prefix, home)))
-                    for address in _addresses(tensor):
+                    for address in addresses_of(tensor):
                         kind.append(address)
                         owners[address] = home, name, _dtype(tensor)
         self._counters.name(Component.WEIGHTS, weights)
@@ -200,7 +200,7 @@ class Models:
             if parameter is not None and (parameter.is_leaf or parameter.retains_grad):
                 gradient = parameter.grad
                 if gradient is not None:
-                    found += _addresses(gradient)
+                    found += addresses_of(gradient)
         self._counters.name(Component.GRADIENTS, found)
 
     # ---- optimizers
@@ -223,7 +223,7 @@ class Models:
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
             self._parameters += [weakref.ref(p) for p in alone]
-            self._counters.name(Component.WEIGHTS, [a for p in alone for a in _addresses(p)])
+            self._counters.name(Component.WEIGHTS, [a for p in alone for a in addresses_of(p)])
             self.sweep()
             self._parameters += [weakref.ref(p) for p in alone]
         if steps <= _SETTLED:
@@ -237,7 +237,7 @@ class Models:
         for parameter, state in _state_of(optimizer).items():
             home = homes.get(id(parameter), "")
             for name, tensor in _flat("", state):
-                for address in _addresses(tensor):
+                for address in addresses_of(tensor):
                     owners[address] = home, name, _dtype(tensor)
         self._counters.name(Component.OPTIMIZER_STATE, list(owners))
         self._counters.own(owners)
@@ -290,7 +290,7 @@ def _state_of(optimizer: Any) -> dict[Any, Any]:
     return {"": kept}
 
 
-def _addresses(tensor: torch.Tensor) -> list[int]:
+def addresses_of(tensor: torch.Tensor) -> list[int]:
     """Where the storages behind a tensor begin; none of what has no storage."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
         if not tensor.is_cuda or tensor.layout is not torch.strided:

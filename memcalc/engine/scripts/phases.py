@@ -17,10 +17,9 @@ import torch
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 
-from memcalc.engine.recorder import addresses
 from memcalc.engine.scripts import lines
 from memcalc.engine.scripts.counters import Counters
-from memcalc.engine.scripts.models import Models
+from memcalc.engine.scripts.models import Models, addresses_of
 from memcalc.engine.scripts.patches import Patches
 from memcalc.engine.scripts.steps import Steps
 from memcalc.records.trace import Component, Phase
@@ -179,7 +178,7 @@ class Phases:
         if not self._depth:
             self._stack = [""]
             if isinstance(out, dict) and "past_key_values" in out:
-                found = [a for one in caches_of(out) for a in addresses(one)]
+                found = [a for one in caches_of(out) for a in addresses_of(one)]
                 self._counters.name(Component.KV_CACHE, found)
             if self.phase is Phase.EVAL:
                 self._mark(Phase.FORWARD)
@@ -209,7 +208,7 @@ def _given(value: Any, depth: int = 2) -> Iterator[int]:
     """Addresses of what a model is given that nothing has computed."""
     if isinstance(value, torch.Tensor):
         if value.is_cuda and value.grad_fn is None and not value.requires_grad:
-            yield from addresses(value)
+            yield from addresses_of(value)
     elif isinstance(value, dict | list | tuple) and depth:
         for one in value.values() if isinstance(value, dict) else value:
             yield from _given(one, depth - 1)

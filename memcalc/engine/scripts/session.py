@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -14,6 +15,7 @@ from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.patches import Patches
 from memcalc.engine.scripts.phases import Phases
 from memcalc.engine.scripts.steps import Steps
+from memcalc.engine.values import Values
 
 _NO_CUDNN = "cuDNN is off: convolutions run PyTorch's own kernels"
 
@@ -35,6 +37,7 @@ class Session:
         self.steps = Steps(steps)
         self.phases = Phases(self.counters, self.models, self.steps)
         self.groups = Groups()
+        self.values = Values(self.say)
         self._one_of_many = one_of_many
 
     def say(self, assumed: str) -> None:
@@ -47,6 +50,8 @@ class Session:
         self.models.install(self.patches)
         self.steps.install(self.patches)
         self.phases.install(self.patches)
+        if os.environ.get("MEMCALC_READS") != "zeros":
+            self.values.install(self.patches)
         if self._one_of_many:
             self.be_one_of_many()
         return self
