@@ -44,7 +44,7 @@ _COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite 
 _RESULTS = """
 eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
 bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__
-any all sum max min amax amin argmax argmin cumsum cumprod prod mean count_nonzero sort topk where
+any all _is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean count_nonzero sort topk where
 gather scatter scatter_add scatter_reduce index_select index_add index_fill index_copy masked_fill
 masked_scatter histc searchsorted bucketize arange fill_ randint randperm random_ multinomial
 bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div floor_divide remainder
@@ -74,6 +74,7 @@ class Values:
         self._say = say
         self._libraries: list[Any] = []
         self._unknown: dict[str, None] = {}
+        self._nothing_equal = False
         self._generators: dict[int, torch.Generator] = {}
         driver = ctypes.CDLL(None)
         self._mark, self._holds = driver.memcalc_stub_mark, driver.memcalc_stub_holds
@@ -128,7 +129,7 @@ class Values:
                     library.impl(op.name().split("::")[1], made(op, base), key)
         if key == _VALUES:
             library.impl("_local_scalar_dense", self._read, key)
-            library.impl("equal", self._equal, key)
+            library.impl("equal", self._equal, _COUNTS)
 
     # ---- operators
 
@@ -228,8 +229,8 @@ class Values:
         most: int,
         draws: bool | None,
     ) -> None:
-        outs = [one for one in _tensors((out,)) if one.is_cuda]
         given = list(_tensors((args, kwargs)))
+        outs = [one for one in _tensors((out,)) if one.is_cuda] if out is not None else given
         if not outs or not _plain(given) or not _plain(outs):
             return
         if not all(_fits(one, most) for one in given) or not all(_fits(one, most) for one in outs):
@@ -301,6 +302,8 @@ class Values:
         """``torch.equal``; it runs for the memory that it takes."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
             found = bool(_aten.equal.default(one, other))
+            if self._nothing_equal and one.is_cuda:
+                return False
             if not (one.is_cuda and other.is_cuda) or one.shape != other.shape:
                 return found
             if not _plain((one, other)) or one is other:
@@ -319,6 +322,15 @@ class Values:
         if tensor.is_cuda and tensor.numel() and stub.maps():
             over(tensor.detach()).fill_(value)
             self._held(tensor)
+
+    @contextlib.contextmanager
+    def nothing_equal(self) -> Iterator[None]:
+        """``torch.equal`` says no of all that is compared meanwhile."""
+        self._nothing_equal = True
+        try:
+            yield
+        finally:
+            self._nothing_equal = False
 
     def _on_host(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

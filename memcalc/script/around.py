@@ -12,7 +12,7 @@ import torch
 
 from memcalc.engine.scripts import lines
 from memcalc.engine.scripts.session import Session
-from memcalc.script import first, lightning, packages, untouched
+from memcalc.script import decisions, first, lightning, packages, untouched
 from memcalc.script.subprocesses import Subprocesses
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def program(request: Request, session: Session) -> Iterator[Subprocesses]:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif request.gpus > 1:
         lightning.install(patches, request.gpus, started)
+    decisions.install(patches, session)
     folders = untouched.install(patches, session.say)
     packages.install(patches, session, folders, weights=request.weights)
     yield others
