@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -29,6 +30,12 @@ def start_history(*, with_lines: bool) -> None:
     """
     context = "alloc" if with_lines else None
     _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
+
+
+def go_on_without_lines() -> None:
+    """Keep the history, and no more lines; releases that would forget it go on as they are."""
+    if "clear_history" in inspect.signature(_record_history).parameters:
+        _record_history("all", context=None, max_entries=EVERYTHING)
 
 
 def stop_history() -> dict[str, Any]:

@@ -16,8 +16,7 @@ from memcalc.engine.scripts.patches import Patches
 from memcalc.records.trace import Component, Phase
 
 _C: Any = torch._C
-_MANY = 64
-"""Readings that are kept before they are put together."""
+_POOLS = ("all", "small_pool", "large_pool")
 
 
 class Counters:
@@ -27,7 +26,8 @@ class Counters:
         self.notes: list[Notes] = []
         """Of each GPU; empty until CUDA begins."""
         self._waiting: tuple[Phase, int, str] = (Phase.LOAD, 0, "")
-        self._unread: list[list[dict[str, Any]]] = []
+        self._unread: list[dict[tuple[str, str], int]] = []
+        """Of each GPU: the highest of each counter since the program last reset them."""
         self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
 
     def install(self, patches: Patches) -> None:
@@ -42,10 +42,15 @@ class Counters:
         count = _C._cuda_getDeviceCount()
         internals.start_history(with_lines=True)
         self.notes = [Notes(device) for device in range(count)]
-        self._unread = [[] for _ in self.notes]
+        self._unread = [{} for _ in self.notes]
         for notes in self.notes:
             notes.zero = internals.events_so_far(notes.device)
         self._open(*self._waiting)
+
+    def without_lines(self) -> None:
+        """From now on the lines that ask for blocks are not kept, which takes time."""
+        if self.notes:
+            internals.go_on_without_lines()
 
     def enter(self, phase: Phase, step: int, line: str = "") -> None:
         """Another phase begins, or another step."""
@@ -69,9 +74,7 @@ class Counters:
                 peak = stats[f"{rung}_bytes"]["all"]["peak"]
                 setattr(interval, rung, max(getattr(interval, rung), peak))
             interval.end = notes.now()
-            unread.append(stats)
-            if len(unread) > _MANY:
-                unread[:] = [_highest(unread)]
+            _keep_highest(unread, stats)
 
     def end(self) -> None:
         """The program has ended: read its last phase, and free what cuBLAS holds."""
@@ -89,7 +92,10 @@ class Counters:
         stats = self._stats(device)
         if not self.notes or not stats:
             return stats
-        return _highest([*self._unread[device], stats])
+        for (name, pool), peak in self._unread[device].items():
+            counted = stats[name][pool]
+            counted["peak"] = max(counted["peak"], peak)
+        return stats
 
     def _forgotten(self, device: int) -> None:
         """The program resets its peaks; those of the phase so far are kept."""
@@ -137,12 +143,10 @@ class Counters:
             notes.marks.append((notes.now(), module))
 
 
-def _highest(readings: list[dict[Any, Any]]) -> dict[Any, Any]:
-    """The last reading, with the highest peaks of all."""
-    found = dict(readings[-1])
-    for name, value in found.items():
-        if isinstance(value, dict):
-            found[name] = _highest([one[name] for one in readings if name in one])
-    if isinstance(found.get("peak"), int):
-        found["peak"] = max(one["peak"] for one in readings)
-    return found
+def _keep_highest(known: dict[tuple[str, str], int], stats: dict[str, Any]) -> None:
+    for name, pools in stats.items():
+        if isinstance(pools, dict) and "all" in pools:
+            for pool in _POOLS:
+                peak = pools[pool]["peak"]
+                if peak > known.get((name, pool), -1):
+                    known[name, pool] = peak

@@ -88,6 +88,8 @@ class Phases:
         if begins and phase is not Phase.EVAL and self._stepped >= set(self._steps.made):
             self._stepped.clear()
             self.step += 1
+            if self.step == WATCHED:
+                self._counters.without_lines()
             self.phase = phase
             self._counters.enter(phase, self.step, line)
             return

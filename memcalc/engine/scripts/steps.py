@@ -84,17 +84,11 @@ class Steps:
 
     def find_own(self) -> None:
         """Look for optimizers that are none of PyTorch's: they step, and clear gradients."""
-        for one in gc.get_objects():
-            kind = type(one)
-            if kind in self._own or not _may_step(kind):
-                continue
-            try:
-                if next(held_by(one), None) is None:
-                    continue
-            except Exception:
-                continue
-            self._own.add(kind)
-            self._patches.wrap(kind, "step", self._own_step)
+        kinds = {kind for kind in set(map(type, gc.get_objects())) if _may_step(kind)}
+        for kind in kinds - self._own:
+            if any(_holds_parameters(one) for one in gc.get_objects() if type(one) is kind):
+                self._own.add(kind)
+                self._patches.wrap(kind, "step", self._own_step)
 
     def _own_step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if self._driven:
@@ -161,6 +155,13 @@ class Steps:
         patches.wrap(graph, "capture_begin", begun)
         patches.wrap(graph, "capture_end", ended)
         patches.wrap(graph, "replay", replayed)
+
+
+def _holds_parameters(one: Any) -> bool:
+    try:
+        return next(held_by(one), None) is not None
+    except Exception:
+        return False  # Objects of anybody's raise what they like.
 
 
 def _may_step(kind: type) -> bool:
