@@ -101,7 +101,7 @@ def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
         "; the figures are those until then" if figures else " before anything was on the GPU"
     )
     if ending.out_of_memory:
-        say(f"memcalc: GPU memory ran out{until_then}. Without --gpu there is no limit.")
+        say("memcalc: GPU memory ran out. Without --gpu there is no limit.")
     elif ending.code:
         say(f"memcalc: the script ended with exit code {ending.code}{until_then}.")
     elif not ending.steps:

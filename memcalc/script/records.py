@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memcalc.engine.scripts.refusal import Refusal
+from memcalc.records.outcome import Refusal
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

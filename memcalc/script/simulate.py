@@ -34,6 +34,7 @@ from memcalc.records.trace import Trace
 from memcalc.script.by_gpu import fullest
 from memcalc.script.card import card as card_of
 from memcalc.script.command import Program, launched
+from memcalc.script.growth import growth
 from memcalc.script.launchers import Launch
 from memcalc.script.records import Ending
 
@@ -90,10 +91,10 @@ def simulate(
         if whole.traced is not None and not whole.ending.code:
             found = replace(found, traced=whole.traced)
     if found.traced is not None:
-        prediction = _as_it_ended(found.traced.prediction, found.ending)
-        found = replace(found, traced=replace(found.traced, prediction=prediction))
-        assert found.traced is not None
-        keep(found.traced)
+        room = card_of(gpu).room if gpu is not None else None
+        traced = _as_it_ended(found.traced, found.ending, room)
+        keep(traced)
+        found = replace(found, traced=traced)
     return found
 
 
@@ -220,16 +221,22 @@ def _unpacked(packed: str) -> Trace:
         raise EstimateError(f"What the simulated run said cannot be read: {error}.") from None
 
 
-def _as_it_ended(prediction: Prediction, ending: Ending) -> Prediction:
+def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
+    """What the program's end says of its figures."""
+    prediction = traced.prediction
+    grows = growth(traced.trace, room, prediction.peak.reserved or 0)
+    prediction = replace(prediction, growth=grows, refusal=ending.refusal)
+    if ending.refusal is not None and prediction.fit is not None:
+        fit = replace(prediction.fit, verdict=FitVerdict.DOES_NOT_FIT)
+        prediction = replace(prediction, fit=fit)
+    elif ending.code:
+        prediction = _until_then(prediction, ending.code)
+    return replace(traced, prediction=prediction)
+
+
+def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
-    if not ending.code:
-        return prediction
-    if ending.refusal is not None:
-        fit = prediction.fit
-        if fit is not None:
-            fit = replace(fit, verdict=FitVerdict.DOES_NOT_FIT)
-        return replace(prediction, fit=fit)
-    until_then = f"the script ended with exit code {ending.code}, and the figures are until then"
+    until_then = f"the script ended with exit code {code}, and the figures are until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
     if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
         return told

@@ -14,7 +14,7 @@ from memcalc.engine.recorder import Notes
 from memcalc.engine.scripts import lines
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models
-from memcalc.engine.scripts.refusal import Refusal
+from memcalc.records.outcome import Refusal
 from memcalc.records.trace import Trace
 
 
