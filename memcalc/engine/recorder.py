@@ -38,6 +38,8 @@ class Interval(msgspec.Struct, kw_only=True):
     """The allocator's history of it was kept."""
     given: traffic.Counts = msgspec.field(default_factory=dict)
     """To collectives until its end, where there are several GPUs."""
+    line: str = ""
+    """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
 
 
 class Gap(msgspec.Struct, kw_only=True):
@@ -51,25 +53,17 @@ class Gap(msgspec.Struct, kw_only=True):
     """Blocks as entries of a history that was kept."""
 
 
-class Recorder:
-    """Follows a program phase by phase, as a ``Watch`` of its loop.
+class Notes:
+    """What was noted of one GPU while a program ran.
 
     Args:
         device: number of the GPU whose allocator is followed.
-        watched: which steps are followed module by module and, with PyTorch's profiler, operator
-            by operator.
-        detailed: do so whatever time it takes, and learn the dtype of every block.
     """
 
     KIND = "cuda"
 
-    def __init__(
-        self,
-        *,
-        device: int = 0,
-        watched: Iterable[int] = (),
-        detailed: bool = False,
-    ) -> None:
+    def __init__(self, device: int) -> None:
+        self.device = device
         self.intervals: list[Interval] = []
         self.names: list[tuple[int, Component, list[int]]] = []
         """At this moment, blocks at these addresses are of this component."""
@@ -79,41 +73,63 @@ class Recorder:
         """At this moment, blocks at these addresses are of these modules."""
         self.marks: list[tuple[int, str]] = []
         """From this moment on, this module is at work."""
+        self.arrived: list[tuple[int, int]] = []
+        """At this moment, something was copied from the host to this address."""
         self.profiled: tuple[int, int] = (0, 0)
         """Between which moments the profiler ran."""
         self.cublas: tuple[int, int] = (0, 0)
         """Between these moments nothing but workspaces of cuBLAS died."""
-        self.gap: Gap | None = None
         self.profiler: Any = None
-        self.model: torch.nn.Module | None = None
-        self.optimizer: Any = None
         self.wrapped = False
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
-        self.device = device
+        self.zero = 0
+        """Births and deaths before the history began."""
+        self.gap: Gap | None = None
+
+    def now(self) -> int:
+        """The present moment."""
+        return internals.events_so_far(self.device) - self.zero
+
+
+class Recorder(Notes):
+    """Follows a program phase by phase, as a ``Watch`` of its loop.
+
+    Args:
+        device: number of the GPU whose allocator is followed.
+        watched: which steps are followed module by module and, with PyTorch's profiler, operator
+            by operator.
+        detailed: do so whatever time it takes, and learn the dtype of every block.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: int = 0,
+        watched: Iterable[int] = (),
+        detailed: bool = False,
+    ) -> None:
+        super().__init__(device)
+        self.model: torch.nn.Module | None = None
+        self.optimizer: Any = None
         self._watched, self._detailed = frozenset(watched), detailed
         self._modules: _Modules | None = None
-        self._zero = 0
         self.start()
 
     def start(self) -> None:
         """Have the allocator write its history."""
         internals.start_history(with_lines=False)
-        self._zero = self.now()
+        self.zero = self.now()
 
     def begin_phase(self) -> int:
         """Let the counters of peaks begin anew; returns the moment."""
-        return internals.reset_peaks(self.device) - self._zero
+        return internals.reset_peaks(self.device) - self.zero
 
     def read_peaks(self, interval: Interval) -> None:
         """Read the counters of peaks at a phase's end."""
         moment, peaks = internals.peaks(self.device)
         interval.requested, interval.allocated = peaks["requested"], peaks["allocated"]
         interval.reserved = peaks["reserved"]
-        interval.end = moment - self._zero
-
-    def now(self) -> int:
-        """The present moment."""
-        return internals.events_so_far(self.device) - self._zero
+        interval.end = moment - self.zero
 
     @contextlib.contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:

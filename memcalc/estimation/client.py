@@ -21,6 +21,7 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Prediction
 from memcalc.records.trace import Trace
 
+
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """Whether one run fits each of some devices."""
 

@@ -90,6 +90,60 @@ def _snapshot(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Show
     return Shown("snapshot", recorded.blocks(found, top), lambda: recorded.as_json(found))
 
 
+_MAKERS.get(str(data.get("kind")))
+    if maker is None:
+        return None
+    body = {key: value for key, value in data.items() if key not in _HEAD}
+    return maker(body, path, verbose, top)
+
+
+_HEAD = ("schema", "kind", "memcalc")
+
+
+def _fit(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
+    from memcalc.fitting.records import FitAnswer
+    from memcalc.report import fitted
+
+    found = part(FitAnswer, body, path, "fit")
+    return Shown("fit", fitted.blocks(found, verbose=verbose), lambda: fitted.as_json(found))
+
+
+def _suggestions(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
+    from memcalc.report import suggested
+    from memcalc.suggestions.records import Suggestions
+
+    found = part(Suggestions, body, path, "suggestions")
+    blocks = list(suggested.blocks(found, suggested.Work(), verbose=verbose))
+    return Shown("suggestions", blocks, lambda: suggested.as_json(found))
+
+
+def _cards(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
+    from memcalc.report import cards
+    from memcalc.suggestions.records import Cards
+
+    found = part(Cards, body, path, "cards")
+    return Shown(
+        "suggestions", list(cards.blocks(found, verbose=verbose)), lambda: cards.as_json(found)
+    )
+
+
+def _difference(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
+    from memcalc.explanation.difference import Difference
+    from memcalc.report import differences
+
+    found = part(Difference, body, path, "difference")
+    blocks = list(differences.blocks(found, top))
+    return Shown("difference", blocks, lambda: differences.as_json(found))
+
+
+def _snapshot(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
+    from memcalc.explanation.recorded import Recorded
+    from memcalc.report import recorded
+
+    found = part(Recorded, body, path, "snapshot")
+    return Shown("snapshot", recorded.blocks(found, top), lambda: recorded.as_json(found))
+
+
 def _driver(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
     from memcalc.records.plan import Plan
     from memcalc.report import driver
@@ -103,7 +157,6 @@ def _driver(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
 _MAKERS = {
     "cards": _cards,
     "difference": _difference,
-    "driver_run": _driver,
     "fit": _fit,
     "snapshot": _snapshot,
     "suggestions": _suggestions,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from memcalc.records.outcome import Refusal
+
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a program."""
@@ -16,6 +18,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer steps that it made."""
     out_of_memory: str = ""
     """What PyTorch said of memory, where that ended the program."""
+    refusal: Refusal | None = None
+    """The request that found no room, where that ended the program."""
     started: tuple[str, ...] = ()
     """Python programs that it started by subprocess, as they would be typed."""
     note: str = ""

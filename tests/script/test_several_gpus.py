@@ -9,6 +9,9 @@ import shutil
 import threading
 
 import pytest
+from memcalc.script.driver.run import run as run_over_driver
+from memcalc.script.mode import Mode
+from memcalc.script.visible import usable
 from msgspec.structs import replace
 
 from memcalc.files.artifact import decode, encode
@@ -16,10 +19,7 @@ from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.report import json as as_json
 from memcalc.report import predictions
 from memcalc.report.blocks import terminal
-from memcalc.script.driver.run import run as run_over_driver
-from memcalc.script.mode import Mode
 from memcalc.script.simulate import plan_of, simulate
-from memcalc.script.visible import usable
 from memcalc.trace.handles import Handles
 
 CUDA = os.environ.get("MEMCALC_CUDA_PYTHON")
