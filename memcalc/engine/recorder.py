@@ -20,6 +20,7 @@ from memcalc.records.trace import Component, Phase
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
+RUNGS = ("requested", "allocated", "reserved")
 Owner = tuple[str, str, str]
 """Of a block: the module it belongs to, its name there, and its dtype."""
 
@@ -196,7 +197,7 @@ class Recorder(Notes):
         """What the optimizer keeps, and for which parameter."""
         if self.model is None or self.optimizer is None:
             return
-        homes = {parameter: path.rpartition(".")[0] for path, parameter in _named(self.model)}
+        homes: dict[Any, str] = {parameter: path.rpartition(".")[0] for path, parameter in _named(self.model)}
         owners: dict[int, Owner] = {}
         # ZeroRedundancyOptimizer holds another that has this rank's share.
         for parameter, state in getattr(self.optimizer, "optim", self.optimizer).state.items():
@@ -313,8 +314,10 @@ class _Modules:
         """
         if isinstance(value, torch.Tensor):
             node = value.grad_fn
-            if node is not None and "memcalc" not in node.metadata:
-                node.metadata["memcalc"] = path
+            # The stubs of PyTorch take the dictionary for a method.
+            metadata: Any = node.metadata if node is not None else {"memcalc": ""}
+            if node is not None and "memcalc" not in metadata:
+                metadata["memcalc"] = path
                 node.register_prehook(lambda _: self._mark(path))
             return
         values = value.values() if isinstance(value, dict) else value

@@ -102,6 +102,11 @@ def _unheard(progress: Progress) -> None:
     del progress
 
 
+def offline() -> bool:
+    """Whether the user's settings forbid to fetch anything."""
+    return _forbidden(False) is not None
+
+
 def _forbidden(offline: bool) -> str | None:
     if offline:
         return "--offline"
