@@ -1,4 +1,4 @@
-"""The engine: a program trains for a few steps on CUDA, and PyTorch's own allocator says what it did.
+"""The engine: a program trains for a few steps on CUDA, and PyTorch's allocator says what it did.
 
 Under the program lies NVIDIA's driver on a machine with a GPU (then it is a measurement), or the
 stub driver, which does nothing (then it is an estimate). Everything on the host side is PyTorch's

@@ -1,4 +1,4 @@
-"""The caching allocator's own history as a timeline: every block's birth and death, and its name."""
+"""The caching allocator's history as a timeline: every block's birth and death, and its name."""
 
 from __future__ import annotations
 
