@@ -30,7 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_configure(config):
-    """Start one process for the session whose forks trace and train for all tests.
+    """Start the processes for the session whose forks train for all tests.
 
     A cold one takes seconds to import PyTorch and transformers; it does so when it is first asked.
     A test that needs a process of its own sets ``MEMCALC_WARM`` to nothing.
@@ -39,16 +39,21 @@ def pytest_configure(config):
         return
     from memcalc.children.ask import WARM, Parent, launch
     from memcalc.errors import MemcalcError
+    from memcalc.estimation.client import ENGINE
 
     name = f"memcalc-tests-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(f"\0{name}")
-        door.listen(64)
-        quiet = {"TRANSFORMERS_VERBOSITY": "error"}
-        config.stash[_WARM] = launch(door, {**os.environ, **quiet}, 2)
+    quiet = {"TRANSFORMERS_VERBOSITY": "error"}
+    config.stash[_WARM] = []
+    # One for runs on this machine's devices, and one that has opened the stub driver.
+    for kind in ("", ENGINE):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.bind(f"\0{name}{kind}")
+            door.listen(64)
+            config.stash[_WARM].append(launch(door, {**os.environ, **quiet}, 2))
     os.environ[WARM] = name
-    with Parent(MemcalcError, os.environ) as parent:
-        parent.child("tests.preload", "preload")
+    for kind in ("", ENGINE):
+        with Parent(MemcalcError, os.environ, kind=kind) as parent:
+            parent.child("tests.preload", "preload", hint=kind)
 
 
 def pytest_collection_modifyitems(items):
@@ -69,8 +74,9 @@ def pytest_collection_finish():
 
 def pytest_unconfigure(config):
     if _WARM in config.stash:
-        config.stash[_WARM].terminate()
-        config.stash[_WARM].wait()
+        for process in config.stash[_WARM]:
+            process.terminate()
+            process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from memcalc.errors import MemcalcError, UsageError
 _PATIENCE = 5.0
 """Seconds that a killed process has to be gone."""
 WARM = "MEMCALC_WARM"
-"""Names an abstract socket where a parent listens that somebody else has started.
+"""Names an abstract socket where a parent listens that somebody else has started; its kind follows.
 
 For tests, which would else wait for PyTorch's import a hundred times; ``launch`` starts it.
 """
@@ -30,13 +30,17 @@ For tests, which would else wait for PyTorch's import a hundred times; ``launch`
 class Parent:
     """A process that forks children; started when the first is asked for. Threads may share it."""
 
-    def __init__(self, failure: type[MemcalcError], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, failure: type[MemcalcError], environment: Mapping[str, str], *, kind: str = ""
+    ) -> None:
         """Ask nothing yet.
 
         Args:
             failure: raised where a job fails.
             environment: of the process and its children.
+            kind: of the process: what its children need to have been loaded first.
         """
+        self._kind = kind
         self.failure = failure
         self.environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
@@ -127,7 +131,7 @@ class Parent:
         try:
             if known:
                 self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._control.connect(f"\0{known}")
+                self._control.connect(f"\0{known}{self._kind}")
                 return
             self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             # A file, because a pipe that nobody reads would block a process that prints a lot.

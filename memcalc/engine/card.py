@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.stub import load as stub
+from memcalc.errors import EstimateError
 from memcalc.kernels.target import Target
 from memcalc.units import GIB
 
@@ -25,6 +28,40 @@ def insert(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> None:
     """
     os.environ.update(settings(gpu, target, room=room))
     stub.reload()
+
+
+@contextlib.contextmanager
+def asked_without_cuda(target: Target) -> Iterator[None]:
+    """Answer what packages ask of the GPU as they are imported, and do not begin CUDA for it.
+
+    PyTorch keeps what the driver says of a GPU for the life of a process, and the process that
+    prepares programs prepares them for several GPUs. bitsandbytes 0.50 asks as it is imported.
+    """
+    import torch
+
+    asked = torch.cuda.get_device_capability
+    torch.cuda.get_device_capability = lambda device=None: target.capability
+    try:
+        yield
+    finally:
+        torch.cuda.get_device_capability = asked
+
+
+def check(target: Target) -> None:
+    """See that PyTorch works with the card that was inserted.
+
+    Raises:
+        EstimateError: CUDA had begun before.
+    """
+    import torch
+
+    found = torch.cuda.get_device_properties(0)
+    seen = (found.major, found.minor), found.multi_processor_count
+    if seen != (target.capability, target.multiprocessors):
+        raise EstimateError(
+            "Something that this model imports began CUDA before its GPU was known: ask about it "
+            "in a fresh Python."
+        )
 
 
 def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict[str, str]:

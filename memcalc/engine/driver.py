@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 
+_environment: dict[str, str] = {}
+"""What this process and those that it starts find the stub driver by."""
 _FIELD = r"^{name}[^=]*= *'([^']*)'"
 
 
@@ -20,10 +23,15 @@ def open_here() -> None:
     Raises:
         EstimateError: there is no PyTorch with CUDA here, or it is already imported.
     """
-    if stub.is_open():
-        return
-    root, cuda = _installed()
-    stub.open_here(stub.prepare(root, cuda))
+    if not stub.is_open():
+        # To look for a GPU by NVML alone does not begin CUDA, which PyTorch refuses in a fork then.
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        root, cuda = _installed()
+        opened = stub.prepare(root, cuda)
+        stub.open_here(opened)
+        _environment.update(stub.environment(opened))
+    # A child of the process that opened it was given the environment of who asks.
+    os.environ.update(_environment)
 
 
 def installed(python: str) -> tuple[Path, str]:

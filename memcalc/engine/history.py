@@ -1,4 +1,4 @@
-"""The caching allocator's history as a timeline: every block's birth and death, and its name."""
+"""The caching allocator's own history as a timeline: births, deaths and names of blocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from memcalc.engine import operators
-from memcalc.engine.recorder import Interval, Notes, Owner
+from memcalc.engine.recorder import Gap, Interval, Notes, Owner
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Aside, Component, Mark, Reading, Storage
 
@@ -40,20 +40,21 @@ class Timeline:
         self._recorder = recorder
         self._live: dict[int, int] = {}
         self._streams: dict[int, int] = {0: 0}
-        self._late: dict[int, int] = {}
-        """Bytes at addresses that were given up while another stream was using them."""
-        self._lately: set[int] = set()
-        self._completed: list[tuple[int, int]] = []
-        """From this moment on, so many bytes of those are free."""
+        self._requested = _Requested()
         told = _told(recorder)
+        gap = recorder.gap
+        if gap is not None:
+            entries = _bridged(gap, entries)
         for at, entry in enumerate(entries):
             action = entry["action"]
+            if action == "gap":
+                self._skip(recorder, told)
             if action in ("segment_free", "segment_unmap"):
                 self._emptied()
             if action == "oom":
                 self._refuse(entry)
-            if action == "free_completed" and entry["addr"] in self._late:
-                self._completed.append((len(self.events), self._late.pop(entry["addr"])))
+            if action == "free_completed":
+                self._requested.completed(entry["addr"])
             if action not in ("alloc", "free_requested"):
                 continue
             while told and told[-1][0] <= len(self.events):
@@ -80,6 +81,7 @@ class Timeline:
         block.line = self._line_of(entry.get("frames", ()))
         self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
+        self._requested.born(entry["size"])
 
     def _dies(self, entry: dict[str, Any], following: dict[str, Any]) -> None:
         number = self._live.pop(entry["addr"], None)
@@ -89,11 +91,10 @@ class Timeline:
         if late:
             # Another stream uses it; which one PyTorch does not write down.
             other = 1 if self.blocks[number].stream == 0 else 0
-            self._late[entry["addr"]] = self.blocks[number].size
-            self._lately.add(number)
             self.blocks[number].used_by = other
             index = len(self.events)
             self.asides.append(Aside(index=index, what="used_by", storage=number, stream=other))
+        self._requested.dies(entry["addr"], entry["size"], late=late)
         self.blocks[number].dies = len(self.events)
         self.events.append(~number)
 
@@ -147,6 +148,22 @@ class Timeline:
             if number is not None and self.blocks[number].component is None:
                 self.blocks[number].component = component
 
+    def _skip(self, recorder: Notes, told: list[tuple[int, int, Any]]) -> None:
+        """Let moments after a gap be those of the events that stand for it."""
+        assert recorder.gap is not None
+        begin, end, here = recorder.gap.begin, recorder.gap.end, len(self.events)
+
+        def moved(moment: int) -> int:
+            return moment if moment <= begin else here + max(moment - end, 0)
+
+        for interval in recorder.intervals:
+            interval.kept = not begin < interval.end <= end
+            interval.begin, interval.end = moved(interval.begin), moved(interval.end)
+        recorder.marks = [(moved(moment), path) for moment, path in recorder.marks]
+        recorder.profiled = moved(recorder.profiled[0]), moved(recorder.profiled[1])
+        recorder.cublas = moved(recorder.cublas[0]), moved(recorder.cublas[1])
+        told[:] = [(moved(moment), order, what) for moment, order, what in told]
+
     def _sent(self, block: _Block) -> bool:
         """A wrapper over several GPUs uses other streams for what it sends."""
         return self._recorder.wrapped and block.stream > 0
@@ -154,7 +171,7 @@ class Timeline:
     def _name_operators(self) -> None:
         begin, end = self._recorder.profiled
         own = [block for block in self.blocks if begin <= block.born < end]
-        seen = operators.blocks(self._recorder.profiler)
+        seen = operators.blocks(self._recorder.profiler, self._recorder.KIND)
         if [block.address for block in own] != [block.address for block in seen]:
             raise EstimateError("PyTorch's profiler and its allocator saw different blocks.")
         for block, shown in zip(own, seen, strict=True):
@@ -164,19 +181,13 @@ class Timeline:
 
     def _check(self) -> None:
         """The history says what PyTorch's own counters say."""
-        level, levels = 0, [0]
-        completed = list(reversed(self._completed))
-        for moment, event in enumerate(self.events):
-            while completed and completed[-1][0] <= moment:
-                level -= completed.pop()[1]
-            if event >= 0 or ~event not in self._lately:
-                level += self.blocks[event].size if event >= 0 else -self.blocks[~event].size
-            levels.append(level)
         for interval in self._recorder.intervals:
-            top = max(levels[interval.begin : interval.end + 1])
-            if top != interval.requested:
+            if not interval.kept:
+                continue
+            least, most = self._requested.peak(interval.begin, interval.end)
+            if not least <= interval.requested <= most:
                 raise EstimateError(
-                    f"PyTorch's history of {interval.phase.value} shows {top:,} bytes at its peak, "
+                    f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
                     f"and its counters show {interval.requested:,}."
                 )
 
@@ -289,6 +300,66 @@ class _Block:
         """What it is for, as far as its life tells."""
         self.arrived = False
         """It was filled from the host."""
+
+
+def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A history with a gap, in which all that changed there changes at once."""
+    before: dict[int, dict[str, Any]] = {}
+    for entry in gap.entries:
+        if entry["action"] == "alloc":
+            before[entry["addr"]] = entry
+        elif entry["action"] == "free_requested":
+            before.pop(entry["addr"], None)
+    living = {entry["addr"]: entry for entry in gap.living}
+    changed = [a for a in before if a not in living or living[a]["size"] != before[a]["size"]]
+    bridge: list[dict[str, Any]] = []
+    for address in changed:
+        bridge += [{"action": name, "addr": address} for name in ("free_requested", "free_completed")]
+    bridge += [entry for a, entry in living.items() if a not in before or a in changed]
+    return [*gap.entries, *bridge, {"action": "gap"}, *after]
+
+
+class _Requested:
+    """Requested bytes after each event, as PyTorch counts them.
+
+    A block that another stream still uses when it is freed counts until that stream is done, which
+    is before a later birth.
+    """
+
+    def __init__(self) -> None:
+        self._level = 0
+        self._late: dict[int, int] = {}
+        self._after, self._before_next = [0], [0]
+
+    def born(self, size: int) -> None:
+        """A block of this size."""
+        self._level += size
+        self._append()
+
+    def dies(self, address: int, size: int, *, late: bool) -> None:
+        """The block at an address; later than now, as far as it counts."""
+        if late:
+            self._late[address] = size
+        else:
+            self._level -= size
+        self._append()
+
+    def completed(self, address: int) -> None:
+        """No stream uses what was at this address any more."""
+        self._level -= self._late.pop(address, 0)
+        self._before_next[-1] = self._level
+
+    def _append(self) -> None:
+        self._after.append(self._level)
+        self._before_next.append(self._level)
+
+    def peak(self, begin: int, end: int) -> tuple[int, int]:
+        """The highest level between two moments, at least and at most.
+
+        Whether late deaths were before the first moment or after it nobody wrote down.
+        """
+        inside = max(self._after[begin + 1 : end + 1], default=0)
+        return max(inside, self._before_next[begin]), max(inside, self._after[begin])
 
 
 def _told(recorder: Notes) -> list[tuple[int, int, Any]]:

@@ -60,12 +60,12 @@ def build(plan: Plan, *, real_weights: bool) -> Program:
         return prepare(plan, choice, device="cpu")
 
 
-def empty(name: str, like: torch.Tensor) -> torch.Tensor:
+def _empty(name: str, like: torch.Tensor) -> torch.Tensor:
     """A weight of this shape and dtype on the host that nobody looks at: pages never touched."""
     return torch.empty(like.shape, dtype=like.dtype, device="cpu") if like.is_meta else like
 
 
-def place(program: Program, device: str, make: Make = random) -> Program:
+def place(program: Program, device: str, *, simulated: bool = False) -> Program:
     """Put the model on this process's device, under the plan's layout.
 
     A quantised model is not under it yet: it is finished first (``wrap``).
@@ -73,7 +73,7 @@ def place(program: Program, device: str, make: Make = random) -> Program:
     Args:
         program: its model has no memory yet.
         device: where to, by the name PyTorch knows it.
-        make: makes the weights of a quantised base on the host, by name and shape.
+        simulated: give no values to weights, on the host either: nobody looks at them.
     """
     _check_world(program)
     if program.plan.scheme is not None:
@@ -82,17 +82,18 @@ def place(program: Program, device: str, make: Make = random) -> Program:
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
         checkpoint = quantised.written(program.model, program.plan)
         place = quantised.loaded_on(program.plan, str(_device(device)))
+        make: Make = _empty if simulated else random
         loaded = quantised.load(program.model, checkpoint, program.plan, place, make)
         return replace(program, model=loaded)
-    return _laid_out(program, device, lambda model: to_device(model, device))
+    return _laid_out(program, device, lambda model: to_device(model, device), simulated)
 
 
-def wrap(program: Program, device: str) -> Program:
+def wrap(program: Program, device: str, *, simulated: bool = False) -> Program:
     """Put a model that is on this process's device under the plan's layout."""
-    return _laid_out(program, device, lambda model: model)
+    return _laid_out(program, device, lambda model: model, simulated)
 
 
-def _laid_out(program: Program, device: str, move: Move) -> Program:
+def _laid_out(program: Program, device: str, move: Move, simulated: bool) -> Program:
     spread = layouts.spread(program.plan)
     number, world = _group()
     if program.plan.liger:
@@ -104,7 +105,7 @@ def _laid_out(program: Program, device: str, move: Move) -> Program:
         sizes=spread.sizes,
         options=layouts.arguments(program.plan),
         move=move,
-        fill=filler(program.model),
+        fill=filler(program.model, on_host=not simulated),
     )
     return replace(program, model=layouts.of(program.plan).place(program.model, rank))
 

@@ -10,7 +10,6 @@ import os
 from itertools import accumulate
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
@@ -70,10 +69,11 @@ class SingleRankStore(_Store):  # type: ignore[misc]
         return self
 
 
-def join(rank: int, world: int) -> None:
+def join(rank: int, world: int, backend: str = "cpu:fake,cuda:nccl") -> None:
     """Enter a group of so many processes, of which this is the only one."""
     os.environ.update(
         TORCH_NCCL_ENABLE_MONITORING="0",
+        TORCH_NCCL_BLOCKING_WAIT="1",
         RANK=str(rank),
         WORLD_SIZE=str(world),
         LOCAL_RANK="0",
@@ -84,11 +84,10 @@ def join(rank: int, world: int) -> None:
     # The group of the host's memory, where a layout asks for one.
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group(
-        "cpu:fake,cuda:nccl",
+        backend,
         store=SingleRankStore(),
         rank=rank,
         world_size=world,
-        device_id=torch.device("cuda", 0),
     )
 
 

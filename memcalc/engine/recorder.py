@@ -14,12 +14,12 @@ import msgspec
 import torch
 
 from memcalc.engine import torch_internals as internals
+from memcalc.engine import traffic
 from memcalc.records.trace import Component, Phase
 
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
-RUNGS = ("requested", "allocated", "reserved")
 Owner = tuple[str, str, str]
 """Of a block: the module it belongs to, its name there, and its dtype."""
 
@@ -34,8 +34,23 @@ class Interval(msgspec.Struct, kw_only=True):
     requested: int = 0
     allocated: int = 0
     reserved: int = 0
+    kept: bool = True
+    """The allocator's history of it was kept."""
+    given: traffic.Counts = msgspec.field(default_factory=dict)
+    """To collectives until its end, where there are several GPUs."""
     line: str = ""
     """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
+
+
+class Gap(msgspec.Struct, kw_only=True):
+    """Moments between which no history was kept, and what was alive after them."""
+
+    begin: int
+    entries: list[dict[str, Any]]
+    """The history before."""
+    end: int = -1
+    living: list[dict[str, Any]] = []
+    """Blocks as entries of a history that was kept."""
 
 
 class Notes:
@@ -44,6 +59,8 @@ class Notes:
     Args:
         device: number of the GPU whose allocator is followed.
     """
+
+    KIND = "cuda"
 
     def __init__(self, device: int) -> None:
         self.device = device
@@ -67,6 +84,7 @@ class Notes:
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
         self.zero = 0
         """Births and deaths before the history began."""
+        self.gap: Gap | None = None
 
     def now(self) -> int:
         """The present moment."""
@@ -95,15 +113,29 @@ class Recorder(Notes):
         self.optimizer: Any = None
         self._watched, self._detailed = frozenset(watched), detailed
         self._modules: _Modules | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Have the allocator write its history."""
         internals.start_history(with_lines=False)
         self.zero = self.now()
+
+    def begin_phase(self) -> int:
+        """Let the counters of peaks begin anew; returns the moment."""
+        return internals.reset_peaks(self.device) - self.zero
+
+    def read_peaks(self, interval: Interval) -> None:
+        """Read the counters of peaks at a phase's end."""
+        moment, peaks = internals.peaks(self.device)
+        interval.requested, interval.allocated = peaks["requested"], peaks["allocated"]
+        interval.reserved = peaks["reserved"]
+        interval.end = moment - self.zero
 
     @contextlib.contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
         self._follow(phase, step)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        interval = Interval(phase=phase, step=step, begin=self.now())
+        interval = Interval(phase=phase, step=step, begin=self.begin_phase())
         self.intervals.append(interval)
         self.marks.append((interval.begin, ""))
         yield
@@ -111,10 +143,9 @@ class Recorder(Notes):
 
     def _read(self, interval: Interval) -> None:
         """A phase has ended: read its peaks, and name what it leaves behind."""
-        stats = torch.cuda.memory_stats(self.device)
-        for rung in RUNGS:
-            setattr(interval, rung, stats.get(f"{rung}_bytes.all.peak", 0))
-        interval.end = self.now()
+        self.read_peaks(interval)
+        if self.wrapped and self.KIND == "cuda":
+            interval.given = traffic.so_far()
         phase = interval.phase
         if phase is Phase.LOAD and self.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.
@@ -129,9 +160,13 @@ class Recorder(Notes):
         if phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP):
             self._name_states()
 
+    def addresses(self, tensor: Any) -> list[int]:
+        """Where on the device the storages behind a tensor begin."""
+        return addresses(tensor, self.KIND)
+
     def name(self, component: Component, tensors: Iterable[Any]) -> None:
         """Say what these tensors are for; the first thing said of a block stands."""
-        found = [address for tensor in tensors for address in addresses(tensor)]
+        found = [address for tensor in tensors for address in self.addresses(tensor)]
         if found:
             self.names.append((self.now(), component, found))
 
@@ -145,7 +180,7 @@ class Recorder(Notes):
         owners: dict[int, Owner] = {}
         for path, tensor in (*model.named_parameters(), *model.named_buffers()):
             home, _, name = path.rpartition(".")
-            for address in addresses(tensor):
+            for address in self.addresses(tensor):
                 owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
         self.owners.append((self.now(), owners))
 
@@ -153,7 +188,7 @@ class Recorder(Notes):
         """Say which module these tensors are of, by their names there."""
         found: dict[int, Owner] = {}
         for name, tensor in tensors.items():
-            for address in addresses(tensor):
+            for address in self.addresses(tensor):
                 found[address] = (module, name, str(tensor.dtype).removeprefix("torch."))
         self.owners.append((self.now(), found))
 
@@ -167,7 +202,7 @@ class Recorder(Notes):
         for parameter, state in getattr(self.optimizer, "optim", self.optimizer).state.items():
             home = homes.get(parameter, "") if isinstance(parameter, torch.Tensor) else ""
             for name, tensor in _flat(state):
-                for address in addresses(tensor):
+                for address in self.addresses(tensor):
                     owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
         if owners:
             self.names.append((self.now(), Component.OPTIMIZER_STATE, list(owners)))
@@ -179,7 +214,7 @@ class Recorder(Notes):
         if wanted and self._modules is None and self.model is not None:
             self._modules = _Modules(self, self.model)
             if self._detailed or self._events_of_last_step() < _MANY:
-                self._profile()
+                self.profile()
         elif not wanted:
             self._unfollow()
 
@@ -187,9 +222,13 @@ class Recorder(Notes):
         if self._modules is not None:
             self._modules.close()
             self._modules = None
-            if self.profiler is not None and not self.profiled[1]:
-                self.profiler.__exit__(None, None, None)
-                self.profiled = (self.profiled[0], self.now())
+            self.stop_profiling()
+
+    def stop_profiling(self) -> None:
+        """Operators are not followed any more."""
+        if self.profiler is not None and not self.profiled[1]:
+            self.profiler.__exit__(None, None, None)
+            self.profiled = (self.profiled[0], self.now())
 
     def _events_of_last_step(self) -> int:
         """Births and deaths of the step before this one; 0: there is none."""
@@ -199,12 +238,27 @@ class Recorder(Notes):
         step = [one for one in before if one.step == before[-1].step]
         return step[-1].end - step[0].begin
 
-    def _profile(self) -> None:
+    def profile(self) -> None:
+        """Follow operators from here on."""
         if self.profiler is not None:
             return
         self.profiler = internals.memory_profiler(with_dtypes=self._detailed)
         self.profiled = (self.now(), 0)
         self.profiler.__enter__()
+
+    def pause(self) -> None:
+        """From here on the allocator's history is not kept, of which there would be too much."""
+        self.gap = Gap(begin=self.now(), entries=internals.pause_history(self.device))
+
+    def resume(self) -> None:
+        """From here on it is kept again."""
+        assert self.gap is not None
+        self.gap.end, self.gap.living = self.now(), internals.resume_history(self.device)
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the allocator wrote down."""
+        entries: list[dict[str, Any]] = internals.stop_history()["device_traces"][self.device]
+        return entries
 
     def end(self) -> None:
         """Nothing is followed any more; what cuBLAS holds shows when it is told to let go."""
@@ -272,14 +326,14 @@ class _Modules:
         self._recorder.marks.append((self._recorder.now(), path))
 
 
-def addresses(tensor: Any) -> list[int]:
-    """Where on the GPU the storages behind a tensor begin."""
+def addresses(tensor: Any, device: str = "cuda") -> list[int]:
+    """Where on the device the storages behind a tensor begin."""
     if not isinstance(tensor, torch.Tensor):
         return []
     return [
         part.untyped_storage().data_ptr()
         for part in internals.tensors_in(tensor)
-        if part.device.type == "cuda"
+        if part.device.type == device
     ]
 
 

@@ -45,15 +45,58 @@ def stop_history() -> dict[str, Any]:
     return snapshot
 
 
+def pause_history(device: int) -> list[dict[str, Any]]:
+    """The history of a GPU so far; it is not kept from here on."""
+    entries: list[dict[str, Any]] = stop_history()["device_traces"][device]
+    return entries
+
+
+def resume_history(device: int) -> list[dict[str, Any]]:
+    """Keep a new history; returns the blocks that are alive, as entries of one."""
+    living = []
+    for segment in _memory._snapshot()["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"] if segment["device"] == device else ():
+            if block["state"] == "active_allocated":
+                size, stream = block["requested_size"], segment["stream"]
+                living.append({"action": "alloc", "addr": address, "size": size, "stream": stream})
+            address += block["size"]
+    start_history(with_lines=False)
+    return living
+
+
 def events_so_far(device: int) -> int:
     """Births and deaths of blocks since the process began.
 
     The stub driver counts them; on a GPU the allocator is asked, which takes eight microseconds.
     """
     moments = _moments()
-    if moments is not None:
-        return int(moments[device])
-    counted = _C._cuda_memoryStats(device).get("allocation")
+    return _events(_C._cuda_memoryStats(device)) if moments is None else int(moments[device])
+
+
+def peaks(device: int) -> tuple[int, dict[str, int]]:
+    """Births and deaths so far, and the highest bytes since ``reset_peaks``, of one moment."""
+    stats = _C._cuda_memoryStats(device)
+    found = {
+        name: stats.get(f"{name}_bytes", {}) for name in ("requested", "allocated", "reserved")
+    }
+    return _events(stats), {name: one["all"]["peak"] if one else 0 for name, one in found.items()}
+
+
+def reset_peaks(device: int) -> int:
+    """Let the counters of peaks begin anew; returns births and deaths until then.
+
+    Threads of process groups free blocks at any time, and so between two calls.
+    """
+    while True:
+        before = events_so_far(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        if events_so_far(device) == before:
+            return before
+
+
+def _events(stats: dict[str, Any]) -> int:
+    counted = stats.get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
 
 
@@ -130,3 +173,19 @@ def memory_profiler(*, with_dtypes: bool) -> Any:
     profiler: Any = torch.profiler
     cpu = profiler.ProfilerActivity.CPU
     return profiler.profile(activities=[cpu], profile_memory=True, record_shapes=with_dtypes)
+
+
+def cpu_blocks(profiler: Any) -> list[tuple[int, int, int]]:
+    """Births and deaths of blocks on the CPU in order: when (nanoseconds), address, bytes.
+
+    Bytes are below zero where a block dies.
+    """
+    found: list[tuple[int, int, int]] = []
+    waiting = list(profiler_events(profiler))
+    while waiting:
+        event = waiting.pop()
+        kind, fields = event.typed
+        if kind.name == "Allocation" and fields.device.type == "cpu":
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        waiting.extend(event.children)
+    return sorted(found, key=lambda one: (one[0], one[2]))

@@ -32,6 +32,17 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     uncounted: tuple[str, ...] = ()
 
 
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest levels of one run in bytes, and whether it fits a device."""
+
+    requested: int
+    allocated: int
+    reserved: int
+    fit: Fit | None = None
+
+
+ENGINE = "-engine"
+"""The kind of process that has opened the stub driver."""
 _ENVIRONMENT = {
     # Whoever asks for a GPU while packages are imported asks NVML, and not CUDA.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -42,7 +53,8 @@ _ENVIRONMENT = {
 
 def tracing_parent() -> Parent:
     """A parent for clients to share; its process starts when the first child is asked for."""
-    return Parent(EstimateError, {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()})
+    environment = {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()}
+    return Parent(EstimateError, environment, kind=ENGINE)
 
 
 def trace_all(
@@ -110,6 +122,14 @@ class Client:
         """Run one plan, and see which of these devices it fits."""
         answer = self._answer(plan, devices=[encode(device) for device in devices])
         return answer if isinstance(answer, MemcalcError) else decode(Judged, answer["judged"])
+
+    def lengths(
+        self, plan: Plan, lengths: Sequence[int], device: Device | None
+    ) -> Reached | MemcalcError:
+        """Train one plan on batches of these lengths, one a step."""
+        told = encode(device) if device is not None else None
+        answer = self._answer(plan, lengths=list(lengths), device=told)
+        return answer if isinstance(answer, MemcalcError) else decode(Reached, answer["reached"])
 
     def inventory(self, plan: Plan) -> Inventory | MemcalcError:
         """The tensors of a plan's model, and of its adapters where it has some."""

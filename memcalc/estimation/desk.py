@@ -17,16 +17,16 @@ from msgspec.structs import replace
 
 from memcalc.catalog import models
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.fork import forked
+from memcalc.children.fork import CodeError, forked
 from memcalc.engine import card, ranks, run
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.errors import UsageError
-from memcalc.estimation.client import Judged
+from memcalc.estimation.client import Judged, Reached
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.estimation.replays import judged
+from memcalc.estimation.replays import UNLIMITED, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.estimation.state import state_for
@@ -36,12 +36,17 @@ from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
+from memcalc.units import GIB, format_bytes
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
 from memcalc.workload.model import in_its_words
 from memcalc.workload.program import Program
 
 NAME = "simulated run"
+_OUT_OF_MEMORY = "OutOfMemoryError"
+"""PyTorch's own, by its name."""
+_ROOMY = 80 * GIB
+"""Bytes of the card that a generation runs on where no GPU is named."""
 _OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
 """What every model of transformers imports."""
 
@@ -80,45 +85,104 @@ class Desk:
             source = models.find(plan.model)
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         question = asked(plan)
-        program = self._prepared(plan)
+        program = self._prepared(question)
+        if "lengths" in request:
+            device = decode(Device, request["device"]) if request["device"] is not None else None
+            lengths = [int(length) for length in request["lengths"]]
+            return forked(
+                functools.partial(self._over_lengths, question, program, lengths, device), NAME
+            )
         numbers = ranks.asked(program)
         if len(numbers) > 1:
-            traced = ranks.largest(
-                {number: self._trace(question, program, number, keep) for number in numbers}
-            )
+            traced = self._largest(question, program, numbers, keep=keep)
             if "devices" in request:
                 return _judged(question, traced, [decode(Device, d) for d in request["devices"]])
             return _answered(question, traced, keep)
-        work: Callable[[], dict[str, Any]]
+        work: Callable[[int], dict[str, Any]]
         if "devices" in request:
             devices = [decode(Device, one) for one in request["devices"]]
             work = functools.partial(self._judged_here, question, program, numbers[0], devices)
         else:
             work = functools.partial(self._answered_here, question, program, numbers[0], keep)
-        return forked(work, NAME)
+        return _in_enough_room(question, work)
+
+    def trace(self, question: Asked, *, keep: bool = False) -> Trace:
+        """The run that a question asks about; of several ranks the one that needs most.
+
+        Args:
+            question: what to run.
+            keep: name the operator and the dtype of every block, whatever time that takes.
+
+        Raises:
+            MemcalcError: it cannot be run.
+        """
+        program = self._prepared(question)
+        return self._largest(question, program, ranks.asked(program), keep=keep)
+
+    def _largest(
+        self, question: Asked, program: Program, numbers: tuple[int, ...], *, keep: bool
+    ) -> Trace:
+        if len(numbers) == 1:
+            return self._trace(question, program, numbers[0], keep)
+        return ranks.largest(
+            {number: self._trace(question, program, number, keep) for number in numbers}
+        )
 
     def _answered_here(
-        self, question: Asked, program: Program, rank: int, keep: bool
+        self, question: Asked, program: Program, rank: int, keep: bool, room: int
     ) -> dict[str, Any]:
-        return _answered(question, self._run_here(question, program, rank, keep), keep)
+        return _answered(question, self._run_here(question, program, rank, keep, room), keep)
 
     def _judged_here(
-        self, question: Asked, program: Program, rank: int, devices: list[Device]
+        self, question: Asked, program: Program, rank: int, devices: list[Device], room: int
     ) -> dict[str, Any]:
-        return _judged(question, self._run_here(question, program, rank, keep=False), devices)
+        traced = self._run_here(question, program, rank, keep=False, room=room)
+        return _judged(question, traced, devices)
+
+    def _over_lengths(
+        self, question: Asked, program: Program, lengths: list[int], device: Device | None
+    ) -> dict[str, Any]:
+        """Train on batches of these lengths, in this process."""
+        self._settle(question, 0)
+        traced = run.over_lengths(program, lengths)
+        peaks = outcome(question, traced).peaks
+        fit = None
+        if device is not None:
+            state = state_for(question, traced)
+            fit = judged(question, traced, device.holding(state, traced.inventory))
+        reached = Reached(
+            requested=peaks.requested, allocated=peaks.allocated, reserved=peaks.reserved, fit=fit
+        )
+        return {"reached": encode(reached)}
 
     def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
         """Run one rank in a copy of this process."""
 
-        def work() -> dict[str, Any]:
-            return {"trace": pack(self._run_here(question, program, rank, keep))}
+        def work(room: int) -> dict[str, Any]:
+            return {"trace": pack(self._run_here(question, program, rank, keep, room))}
 
-        return unpack(base64.b64decode(forked(work, NAME)["trace"]))
+        return unpack(base64.b64decode(_in_enough_room(question, work)["trace"]))
 
-    def _run_here(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
+    def _run_here(
+        self, question: Asked, program: Program, rank: int, keep: bool, room: int
+    ) -> Trace:
         """Run in this process, which CUDA over the stub driver belongs to from here on."""
         plan = question.plan
-        card.insert(question.gpu, question.target)
+        self._settle(question, rank, room)
+        where = self._breadcrumbs.where if self._breadcrumbs is not None else str
+        with in_its_words(plan.model, where):
+            traced = run.trace(program, detailed=keep)
+        notes = (*question.notes, *traced.assumptions, *_said_of_room(question, room))
+        return replace(traced, assumptions=tuple(dict.fromkeys(notes)))
+
+    def _settle(self, question: Asked, rank: int, room: int = UNLIMITED) -> None:
+        """Let this process be one that has the plan's GPU and settings."""
+        plan = question.plan
+        if plan.target == "cpu":
+            if layouts.spread(plan).world > 1:
+                ranks.join(rank, layouts.spread(plan).world, "fake")
+            return
+        card.insert(question.gpu, question.target, room=room)
         internals.allow_cuda_after_fork()
         if plan.alloc_conf:
             internals.set_allocator(plan.alloc_conf)
@@ -126,11 +190,7 @@ class Desk:
         world = layouts.spread(plan).world
         if world > 1:
             ranks.join(rank, world)
-        where = self._breadcrumbs.where if self._breadcrumbs is not None else str
-        with in_its_words(plan.model, where):
-            traced = run.trace(program, detailed=keep)
-        notes = (*question.notes, *traced.assumptions)
-        return replace(traced, assumptions=tuple(dict.fromkeys(notes)))
+        card.check(question.target)
 
     def served(self, plan: Plan) -> Prediction:
         """What a serving engine would reserve.
@@ -145,26 +205,67 @@ class Desk:
                 f"The checkpoint {plan.model} is quantised, which engines keep as it is: that is "
                 "not answered so far. Leave --engine out."
             )
-        generates = self._prepared(generating(plan))
+        generates = self._prepared(replace(question, plan=generating(plan)))
         engine = Engine(plan, question.gpu, _served_model(generates))
         probe = asked(engine.probe())
         length = (generates.seq or 0) + (plan.generate or 0)
         # What no engine takes is refused before anything is run.
         engine.check(length)
-        program = self._prepared(probe.plan)
+        program = self._prepared(probe)
         traced = self._trace(probe, program, 0, keep=True)
         prediction = predict(probe, traced, state_for(probe, traced))
         serving = engine.serving(read(traced, probe.plan.batch), length)
         return predicted(prediction, plan, serving, question.gpu)
 
-    def _prepared(self, plan: Plan) -> Program:
+    def _prepared(self, question: Asked) -> Program:
         """The plan's program, without memory for its weights."""
-        known = self._program
+        plan, known = question.plan, self._program
         if known is None or known[0] != plan.program or known[1].inputs is None:
-            self._program = known = (plan.program, programs.build(plan, real_weights=False))
+            with card.asked_without_cuda(question.target):
+                self._program = known = (plan.program, programs.build(plan, real_weights=False))
         if known[1].inputs is None:
             return known[1]
         return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
+
+
+def _in_enough_room(
+    question: Asked, work: Callable[[int], dict[str, Any]]
+) -> dict[str, Any]:
+    """Run where nothing is ever full; a generation on its GPU, which makes the cache be given back.
+
+    A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
+    is full makes the allocator give them back. Where a generation does not fit, the answer is that
+    of the first device of 2, 4, 8 times the size on which it does.
+    """
+    if question.plan.generate is None:
+        return forked(functools.partial(work, UNLIMITED), NAME)
+    room = _room(question)
+    while True:
+        try:
+            return forked(functools.partial(work, room), NAME)
+        except CodeError as error:
+            if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
+                raise
+        room = 2 * max(room, GIB)
+
+
+def _room(question: Asked) -> int:
+    """Bytes that the allocator has on the plan's GPU, beside the largest context; 80 GiB if none."""
+    device = room_of(question)
+    if device is None:
+        return _ROOMY
+    return min(device.room(device.context.high), question.settings.allowed(device.capacity) or UNLIMITED)
+
+
+def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
+    """What of reserved memory depends on the size of the device that a generation ran on."""
+    if question.plan.generate is None:
+        return ()
+    if question.gpu is None:
+        return (f"reserved is from a run on a card of {format_bytes(room)} (name yours with --gpu)",)
+    if room > _room(question):
+        return (f"does not fit; reserved is from a run on an imaginary {format_bytes(room)} card",)
+    return ()
 
 
 def _answered(question: Asked, traced: Trace, keep: bool) -> dict[str, Any]:
@@ -200,4 +301,3 @@ def _served_model(program: Program) -> Model:
         windows=cache_layers.windows(program.model),
         latent=cache_layers.latent(program.model),
     )
-

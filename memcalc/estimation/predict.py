@@ -164,7 +164,7 @@ def _allocated(reached: Outcome) -> int:
 def _uncounted_flops(trace: Trace) -> str:
     """Why nobody knows how many floating-point operations a step takes."""
     said = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
-    return said or "a run on symbols does not count them"
+    return said or "memcalc explain counts them, and so does memcalc suggest"
 
 
 def _requested_only(phase: PhasePeak) -> PhasePeak:

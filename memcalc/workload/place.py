@@ -42,11 +42,15 @@ def random(name: str, like: torch.Tensor) -> torch.Tensor:
     return made.normal_(std=_SPREAD) if made.is_floating_point() else made.zero_()
 
 
-def filler(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
+def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.nn.Module], None]:
     """What gives values to a model, or a part of it, that gets new memory.
 
     Parameters get random ones, of a sharded one this rank's part; buffers those that they have
     now: positions that are read from uninitialised memory would lie outside of their table.
+
+    Args:
+        model: has the buffers' values.
+        on_host: fill parameters in the host's memory as well, which takes long.
     """
     values = {
         (id(module), name): buffer
@@ -58,7 +62,7 @@ def filler(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
     def fill(placed: torch.nn.Module) -> None:
         with torch.no_grad():
             for parameter in placed.parameters():
-                if parameter.is_floating_point():
+                if parameter.is_floating_point() and (on_host or parameter.device.type != "cpu"):
                     parameter.normal_(std=_SPREAD)
             for module in placed.modules():
                 for name, buffer in module._buffers.items():

@@ -147,6 +147,25 @@ def reload() -> None:
     ctypes.CDLL(None).memcalc_stub_reload()
 
 
+def collectives() -> dict[tuple[str, int], tuple[int, int]]:
+    """What this process gave to NCCL so far; nothing over NVIDIA's own.
+
+    Returns:
+        Calls and bytes, by the collective's name and the number of ranks.
+    """
+    if not is_open():
+        return {}
+    read = ctypes.CDLL(None).memcalc_stub_sent
+    read.restype = ctypes.c_char_p
+    ranks, calls, given = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    found: dict[tuple[str, int], tuple[int, int]] = {}
+    while True:
+        name = read(len(found), ctypes.byref(ranks), ctypes.byref(calls), ctypes.byref(given))
+        if name is None:
+            return found
+        found[name.decode(), ranks.value] = (calls.value, given.value)
+
+
 def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
     """Variables for a fresh process that is to run over the stub driver, user's own included.
 
@@ -281,10 +300,19 @@ def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cud
         shell = shells.shared_object(
             soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine
         )
-        _put(folder / soname, shell)
+        _put(folder / _file_name(soname), shell)
     stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
     _put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
     return stub
+
+
+def _file_name(soname: str) -> str:
+    """The loader goes by what a shell says its soname is, and needs no file of that name.
+
+    PyTorch takes a file of CUDA's runtime among the loaded ones for a sign that it should load
+    NVIDIA's other libraries, where they are installed, and finds none of this name.
+    """
+    return soname.replace("libcudart.so", "cudart.so")
 
 
 def _put(path: Path, data: bytes) -> None:

@@ -1,5 +1,7 @@
 /* NCCL: one process is any rank of a group of any size. Every other rank says what this one says,
    and a sum is left as what this rank gave. */
+#include <pthread.h>
+
 #include "stub.h"
 
 struct communicator {
@@ -97,37 +99,114 @@ static size_t size_of(int type) {
   return type >= 0 && (size_t)type < sizeof sizes ? sizes[type] : 1;
 }
 int cudaMemsetAsync(void *at, int value, size_t bytes, void *stream);
+
+/* What was sent, by collective and number of ranks: calls, and bytes that this rank gave. */
+enum { ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, REDUCE, ALL_TO_ALL, SEND };
+static const char *const names[] = {"all-gather", "all-reduce", "broadcast", "reduce-scatter", "reduce",
+                                    "all-to-all", "send"};
+enum { ROWS = 64 };
+static struct row {
+  int kind, ranks;
+  unsigned long long calls, bytes;
+} rows[ROWS];
+static int used;
+static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+
+/* What stands between ncclGroupStart and ncclGroupEnd is one call; several messages to others are
+   an exchange of all with all. */
+static __thread int depth;
+static __thread unsigned long long counted; /* rows that this group has counted a call of */
+static __thread unsigned long long messages, message_bytes;
+static __thread int message_ranks;
+
+static void count(int kind, int ranks, unsigned long long bytes) {
+  if (ranks < 2) return;
+  pthread_mutex_lock(&counting);
+  int at = 0;
+  while (at < used && (rows[at].kind != kind || rows[at].ranks != ranks)) at++;
+  if (at < ROWS) {
+    if (at == used) rows[used++] = (struct row){kind, ranks};
+    if (!depth || !(counted >> at & 1)) rows[at].calls++;
+    if (depth) counted |= 1ull << at;
+    rows[at].bytes += bytes;
+  }
+  pthread_mutex_unlock(&counting);
+}
+
+/* The name of the collective in a row; NULL: there is no such row. */
+EXPORT const char *memcalc_stub_sent(int row, int *ranks, unsigned long long *calls, unsigned long long *bytes) {
+  const char *name = NULL;
+  pthread_mutex_lock(&counting);
+  if (row >= 0 && row < used) {
+    name = names[rows[row].kind];
+    *ranks = rows[row].ranks;
+    *calls = rows[row].calls;
+    *bytes = rows[row].bytes;
+  }
+  pthread_mutex_unlock(&counting);
+  return name;
+}
+
+EXPORT int ncclGroupStart(void) {
+  depth++;
+  return 0;
+}
+EXPORT int ncclGroupEnd(void) {
+  if (depth && --depth) return 0;
+  counted = 0;
+  if (messages) count(messages > 1 ? ALL_TO_ALL : SEND, message_ranks, message_bytes);
+  messages = message_bytes = 0;
+  return 0;
+}
+
 static int arrive(void *to, const void *from, size_t bytes) { return memcalc_copy(to, from, bytes); }
 
-EXPORT int ncclAllGather(const void *from, void *to, size_t count, int type, struct communicator *group, void *stream) {
-  size_t bytes = count * size_of(type);
+EXPORT int ncclAllGather(const void *from, void *to, size_t many, int type, struct communicator *group, void *stream) {
+  count(ALL_GATHER, group->ranks, many * size_of(type));
+  size_t bytes = many * size_of(type);
   for (int rank = 0; rank < group->ranks; rank++) arrive((char *)to + rank * bytes, from, bytes);
   return 0;
 }
-EXPORT int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation,
+EXPORT int ncclAllReduce(const void *from, void *to, size_t many, int type, int operation,
                          struct communicator *group, void *stream) {
-  return arrive(to, from, count * size_of(type));
+  count(ALL_REDUCE, group->ranks, many * size_of(type));
+  return arrive(to, from, many * size_of(type));
 }
-EXPORT int ncclBroadcast(const void *from, void *to, size_t count, int type, int root, struct communicator *group,
+EXPORT int ncclBroadcast(const void *from, void *to, size_t many, int type, int root, struct communicator *group,
                          void *stream) {
-  return arrive(to, from, count * size_of(type));
+  count(BROADCAST, group->ranks, many * size_of(type));
+  return arrive(to, from, many * size_of(type));
 }
-EXPORT int ncclReduceScatter(const void *from, void *to, size_t count, int type, int operation,
+EXPORT int ncclReduceScatter(const void *from, void *to, size_t many, int type, int operation,
                              struct communicator *group, void *stream) {
-  size_t bytes = count * size_of(type);
+  count(REDUCE_SCATTER, group->ranks, many * size_of(type));
+  size_t bytes = many * size_of(type);
   return arrive(to, (const char *)from + group->rank * bytes, bytes);
 }
-EXPORT int ncclReduce(const void *from, void *to, size_t count, int type, int operation, int root,
+EXPORT int ncclReduce(const void *from, void *to, size_t many, int type, int operation, int root,
                       struct communicator *group, void *stream) {
-  return group->rank == root ? arrive(to, from, count * size_of(type)) : 0;
+  count(REDUCE, group->ranks, many * size_of(type));
+  return group->rank == root ? arrive(to, from, many * size_of(type)) : 0;
 }
-EXPORT int ncclAlltoAll(const void *from, void *to, size_t count, int type, struct communicator *group, void *stream) {
-  size_t bytes = count * size_of(type);
+EXPORT int ncclAlltoAll(const void *from, void *to, size_t many, int type, struct communicator *group, void *stream) {
+  count(ALL_TO_ALL, group->ranks, (group->ranks - 1) * many * size_of(type));
+  size_t bytes = many * size_of(type);
   for (int rank = 0; rank < group->ranks; rank++)
     arrive((char *)to + rank * bytes, (const char *)from + group->rank * bytes, bytes);
   return 0;
 }
+EXPORT int ncclSend(const void *from, size_t many, int type, int peer, struct communicator *group, void *stream) {
+  size_t bytes = peer == group->rank ? 0 : many * size_of(type);
+  if (!depth) {
+    count(SEND, group->ranks, bytes);
+    return 0;
+  }
+  messages++;
+  message_bytes += bytes;
+  message_ranks = group->ranks;
+  return 0;
+}
 /* What another rank sends alone nobody knows: zeros. */
-EXPORT int ncclRecv(void *to, size_t count, int type, int peer, struct communicator *group, void *stream) {
-  return cudaMemsetAsync(to, 0, count * size_of(type), stream);
+EXPORT int ncclRecv(void *to, size_t many, int type, int peer, struct communicator *group, void *stream) {
+  return cudaMemsetAsync(to, 0, many * size_of(type), stream);
 }

@@ -99,6 +99,9 @@ void memcalc_spoil_capture(const void *stream);
 int cuDeviceGetAttribute(int *value, int attribute, int device);
 int cuDeviceGetName(char *name, int length, int device);
 
+/* ---- python.c ---- */
+void memcalc_wait_at_exit(void);
+
 /* ---- processes.c: what other processes over this driver take, where they share a file ---- */
 struct taken {
   int pid;

@@ -1,0 +1,192 @@
+"""Hold recorded runs against the engine's, phase by phase, under the PyTorch they are of.
+
+python benchmarks/judge_recordings.py [--torch-root DIR] FILE...
+
+A run is equal when PyTorch's counters had the same highest levels in each phase of each step. DIR
+holds an unpacked PyTorch, as pip install --target makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+RUNGS = ("requested", "allocated", "reserved")
+Peaks = dict[tuple[int, str], tuple[int, ...]]
+"""By step and phase: bytes on each of ``RUNGS``."""
+_CARDS = {"7.5": "T4", "8.0": "A100-80GB", "8.9": "RTX-4090", "9.0": "H200", "10.0": "B200"}
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """How one recorded run compares."""
+
+    index: int
+    """Its place in the recording."""
+    label: str
+    recorded: Peaks
+    seen: Peaks
+    """Empty: the engine failed."""
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def differences(self) -> dict[tuple[int, str], tuple[int, ...]]:
+        """Bytes more than were recorded, where that is not zero on every rung."""
+        none = (0,) * len(RUNGS)
+        return {
+            key: tuple(a - b for a, b in zip(self.seen.get(key, none), levels, strict=True))
+            for key, levels in self.recorded.items()
+            if self.seen.get(key) != levels
+        }
+
+    @property
+    def equal(self) -> bool:
+        """No phase differs on any rung."""
+        return not self.error and not self.differences
+
+    def off(self, rung: str) -> float:
+        """Relative difference of the highest level of a rung."""
+        at = RUNGS.index(rung)
+        recorded = max(levels[at] for levels in self.recorded.values())
+        return max(levels[at] for levels in self.seen.values()) / recorded - 1
+
+    def words(self) -> str:
+        """A line for people."""
+        start = f"{self.index:3} {self.seconds:5.1f} s {self.label}"
+        if self.error:
+            return f"{start}: ERROR {self.error}"
+        if self.equal:
+            return f"{start}: equal"
+        shown = list(self.differences.items())[:4]
+        more = "; ".join(f"{phase} {step}: {off}" for (step, phase), off in shown)
+        return f"{start}: OFF in {len(self.differences)} of {len(self.recorded)}: {more}"
+
+
+def open_driver(torch_root: str | None = None) -> None:
+    """Load the stub driver for the PyTorch that is judged; no PyTorch is imported before.
+
+    Args:
+        torch_root: a folder to import PyTorch from; ``None``: the installed one.
+    """
+    from memcalc.engine import driver
+
+    if torch_root is not None:
+        sys.path.insert(0, torch_root)
+    driver.open_here()
+
+
+def judge(path: pathlib.Path, chosen: list[int] | None = None) -> Iterator[Verdict]:
+    """Run recorded plans again, one after the other.
+
+    Args:
+        path: the recording.
+        chosen: places of runs; ``None``: all of them.
+    """
+    recording = json.loads(path.read_text(encoding="utf-8"))
+    # A number is the version of a cuDNN that had no functions: it was not used.
+    os.environ.pop("MEMCALC_NO_CUDNN", None)
+    if recording["settings"].get("STANDIN_CUDNN", "0").isdigit():
+        os.environ["MEMCALC_NO_CUDNN"] = "1"
+    for index in range(len(recording["runs"])) if chosen is None else chosen:
+        yield _judged(recording, index)
+
+
+def _judged(recording: dict[str, Any], index: int) -> Verdict:
+    from msgspec.structs import replace
+
+    from memcalc.errors import MemcalcError
+    from memcalc.estimation.desk import Desk
+    from memcalc.estimation.question import asked
+    from memcalc.files.artifact import decode
+    from memcalc.records.plan import Plan
+
+    run, environment = recording["runs"][index], recording["environment"]
+    plan = decode(Plan, run["plan"])
+    plan = replace(plan, gpu=_CARDS[environment["capability"]], rank=run.get("rank", plan.rank))
+    recorded: Peaks = {}
+    for step, phase, *levels in run["phases"]:
+        _raise_to(recorded, step, phase, levels)
+    began = time.monotonic()
+    seen: Peaks = {}
+    error = ""
+    try:
+        question = asked(plan)
+        multiprocessors = int(environment["multiprocessors"])
+        target = replace(question.target, multiprocessors=multiprocessors)
+        for one in Desk().trace(replace(question, target=target)).readings:
+            levels = [getattr(one, rung) for rung in RUNGS]
+            _raise_to(seen, one.step, one.phase.value, levels)
+    except MemcalcError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    return Verdict(
+        index=index,
+        label=label(plan),
+        recorded=recorded,
+        seen=seen,
+        error=error,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _raise_to(peaks: Peaks, step: int, phase: str, levels: list[int | None]) -> None:
+    """Micro-batches of one step have the same phases: the highest counts."""
+    before = peaks.get((step, phase), (0,) * len(RUNGS))
+    peaks[step, phase] = tuple(max(a, b or 0) for a, b in zip(before, levels, strict=True))
+
+
+def label(plan: Any) -> str:
+    """What a plan sets, in words."""
+    from memcalc.records.fields import changed_settings
+
+    skipped = ("model", "gpu", "torch", "batch", "seq", "cudnn_attention")
+    told = {name: v for name, v in changed_settings(plan).items() if name not in skipped}
+    return " ".join((plan.model, *(f"{name}={_plain(value)}" for name, value in told.items())))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return ",".join("=".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in value)
+    return str(value)
+
+
+def main() -> int:
+    """Print each run's verdict; 0: all are equal."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE")
+    parser.add_argument("--torch-root", help="folder of an unpacked PyTorch")
+    parser.add_argument("--runs", help="places of runs, such as 0,3 or 10:20 or ::5")
+    parser.add_argument("--quiet", action="store_true", help="print no run that is equal")
+    options = parser.parse_args()
+    open_driver(options.torch_root)
+    failed = 0
+    for path in options.files:
+        equal = off = errors = 0
+        for one in judge(path, _places(path, options.runs)):
+            equal, off = equal + one.equal, off + (not one.equal and not one.error)
+            errors += bool(one.error)
+            if not (options.quiet and one.equal):
+                print(one.words(), flush=True)
+        print(f"{path.name}: {equal} equal, {off} off, {errors} failed", flush=True)
+        failed += off + errors
+    return min(failed, 1)
+
+
+def _places(path: pathlib.Path, text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    every = range(len(json.loads(path.read_text(encoding="utf-8"))["runs"]))
+    if ":" in text:
+        return list(every[slice(*(int(word) if word else None for word in text.split(":")))])
+    return [every[int(word)] for word in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
