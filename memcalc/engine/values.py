@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from memcalc.engine.scripts import lines
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 
 _aten: Any = torch.ops.aten
@@ -43,13 +43,13 @@ _SHOWN = 6
 _COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
 _RESULTS = """
 eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
-bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__
-any all _is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean count_nonzero sort topk where
-gather scatter scatter_add scatter_reduce index_select index_add index_fill index_copy masked_fill
-masked_scatter histc searchsorted bucketize arange fill_ randint randperm random_ multinomial
-bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div floor_divide remainder
-fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll tril triu eye linspace floor ceil
-round trunc sqrt exp log pow minimum maximum reciprocal _foreach_add
+bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__ any all
+_is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean
+count_nonzero sort topk where gather scatter scatter_add scatter_reduce index_select index_add
+index_fill index_copy masked_fill masked_scatter histc searchsorted bucketize arange fill_ randint
+randperm random_ multinomial bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div
+floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll tril triu
+eye linspace floor ceil round trunc sqrt exp log pow minimum maximum reciprocal _foreach_add
 """.split()
 """Operators whose small results are worked out."""
 _WITH_COUNTS = """
@@ -151,10 +151,12 @@ class Values:
                 first = args[0] if args else None
                 if isinstance(first, list) and first:
                     first = first[0]
-                if isinstance(first, torch.Tensor):
-                    # Most calls of a training.
-                    if first.is_floating_point() and first.numel() > most:
-                        return op(*args, **kwargs)
+                if (
+                    isinstance(first, torch.Tensor)
+                    and first.is_floating_point()
+                    and first.numel() > most
+                ):
+                    return op(*args, **kwargs)  # Most calls of a training.
                 out = op(*args, **kwargs)
                 if transfers and self._transferred(args, out):
                     return out

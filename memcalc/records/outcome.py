@@ -1,4 +1,4 @@
-"""How a script's run went wrong with memory: a request without room, or growth from step to step."""
+"""What goes wrong with a script's memory: a request without room, growth from step to step."""
 
 from __future__ import annotations
 

@@ -6,17 +6,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from memcalc.engine.scripts import lines
+from memcalc.engine import lines
 from memcalc.engine.scripts.session import Session
 from memcalc.script import decisions, first, lightning, packages, untouched
+from memcalc.script.records import Request
 from memcalc.script.subprocesses import Subprocesses
-
-if TYPE_CHECKING:
-    from memcalc.script.child import Request
 
 _ONE_OF_SEVERAL = (
     "of the {0} GPUs named the script uses one: put torchrun --nproc-per-node {0} before it to "

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import ctypes
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -22,34 +23,18 @@ import msgspec
 import torch
 
 from memcalc.children import scratch
-from memcalc.engine.scripts import lines
+from memcalc.engine import lines
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
 from memcalc.files.trace_file import pack
 from memcalc.script import around
-from memcalc.script.command import Program
-from memcalc.script.records import Ending
+from memcalc.script.records import Ending, Request
 from memcalc.script.running import as_main, run
 
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, and how."""
-
-    program: Program
-    steps: int
-    gpus: int = 1
-    """Of the machine, as far as the user named them."""
-    launched: bool = False
-    """By a launcher, as one process of several."""
-    weights: bool = False
-    """Weights are fetched and read."""
-    said: tuple[str, ...] = ()
-    """What is assumed so far."""
 
 
 class _Left(BaseException):
@@ -80,31 +65,55 @@ def main(asked: str, answered: str) -> None:
 
 def _followed(request: Request, session: Session) -> Ending:
     with as_main(request.program), session, around.program(request, session) as others:
-        ending = _ended(request.program)
+        ending = _ended(request)
         if not ending.stopped:
             with contextlib.suppress(EnoughStepsError, _Left):
                 atexit._run_exitfuncs()
     return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
 
 
-def _ended(program: Program) -> Ending:
+def _ended(request: Request) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
     try:
-        run(program)
+        if request.work:
+            sys.path[:] = request.path
+            pickle.loads(Path(request.work).read_bytes())()
+            return Ending(code=0)
+        run(request.program)
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left as left:
         return Ending(code=left.code)
     except EnoughStepsError:
         return Ending(code=0, stopped=True)
-    except KeyboardInterrupt:
-        return Ending(code=_INTERRUPTED)
-    except SystemExit as error:
-        return Ending(code=_code_of(error))
     except BaseException as error:
-        _show(error)
-        lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
-        return Ending(code=1, out_of_memory=lacked)
+        if request.work:
+            _raised.update(_described(error))
+            return Ending(code=1)
+        return _failed(error)
     return Ending(code=0)
+
+
+def _failed(error: BaseException) -> Ending:
+    """What ended a program."""
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(code=_INTERRUPTED)
+    if isinstance(error, SystemExit):
+        return Ending(code=_code_of(error))
+    _show(error)
+    lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
+    return Ending(code=1, out_of_memory=lacked)
+
+
+_raised: dict[str, str] = {}
+"""What a function raised, for whoever sent it."""
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    trace = "".join(traceback.format_exception(error))
+    found = {"kind": type(error).__name__, "text": str(error), "trace": trace}
+    with contextlib.suppress(Exception):
+        found["error"] = base64.b64encode(pickle.dumps(error)).decode()
+    return found
 
 
 def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
@@ -113,6 +122,7 @@ def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
         ending = msgspec.structs.replace(ending, refusal=found.refusal)
     return {
         "ending": encode(ending),
+        "raised": _raised,
         "state": encode(session.models.state()),
         "traces": {
             device: base64.b64encode(pack(trace)).decode() for device, trace in found.traces.items()

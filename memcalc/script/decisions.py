@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
 
 VALID = "arguments of torch.distributions are taken to be valid"

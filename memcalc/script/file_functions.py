@@ -10,7 +10,7 @@ import os
 import shutil
 from typing import Any
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.script.listing import Scan
 from memcalc.script.overlay import Overlay, full, inside
 

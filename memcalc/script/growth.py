@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 from memcalc.records.outcome import Growth
@@ -26,7 +27,7 @@ def growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
     if len(points) < _POINTS:
         return None
     levels, held = _held(trace, points)
-    grown = [later - earlier for earlier, later in zip(levels[:-1], levels[1:], strict=True)]
+    grown = [later - earlier for earlier, later in itertools.pairwise(levels)]
     if grown[0] <= 0 or any(one != grown[0] for one in grown):
         return None
     steps = max(0, (room - reserved) // grown[0]) if room is not None else None

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.errors import UsageError
 
 NAMES = {

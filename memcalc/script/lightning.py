@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 
 _FABRIC = ("lightning.fabric", "lightning_fabric")
 _TRAINER = ("lightning.pytorch", "pytorch_lightning")

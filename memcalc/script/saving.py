@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.scripts import lines
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
 

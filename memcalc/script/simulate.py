@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import pickle
 import shlex
 import signal
 import subprocess
@@ -98,6 +99,18 @@ def simulate(
     return found
 
 
+def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException | None]:
+    """Call a pickled function over the stub driver; returns what it took, and what it raised.
+
+    Raises:
+        EstimateError: the process died, or there is no PyTorch with CUDA.
+    """
+    program = Program(module=question.plan.name)
+    run = _Run(question, program, None, Path.cwd(), False, sys.executable, work)
+    found = run.answer(limited=question.gpu is not None)
+    return found.traced, run.raised
+
+
 class _Run:
     """A program that can be run several times; arguments as for ``simulate``."""
 
@@ -109,7 +122,11 @@ class _Run:
         folder: Path,
         weights: bool,
         python: str,
+        work: bytes = b"",
     ) -> None:
+        self._work = work
+        self.raised: BaseException | None = None
+        """By the function that ran in place of a program."""
         self._question, self._program, self._launch = question, program, launch
         self._folder, self._weights, self._python = folder, weights, python
 
@@ -122,23 +139,36 @@ class _Run:
         """
         with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
             asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
-            asked_in.write_bytes(msgspec.json.encode(self._request()))
+            request, work = self._request(), Path(scratch, "work")
+            if self._work:
+                work.write_bytes(self._work)
+                request |= {"work": str(work), "path": sys.path}
+            asked_in.write_bytes(msgspec.json.encode(request))
             command = [self._python, "-c", _BEGINS.format(home=_HOME)]
-            said = subprocess.DEVNULL if quiet else None
+            out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
+            if self._work:
+                out = err = subprocess.PIPE
             try:
                 done = subprocess.run(
                     [*command, str(asked_in), str(answered)],
                     cwd=self._folder,
                     env=self._environment(Path(scratch), limited=limited),
-                    stdout=said if quiet else sys.stderr.fileno(),
-                    stderr=said,
+                    stdout=out,
+                    stderr=err,
+                    text=True,
+                    errors="replace",
                     check=False,
                 )
             except OSError as error:
                 raise EstimateError(f"{self._python} cannot be started: {error}.") from None
+            print(done.stdout or "", end="", flush=True)
+            print(done.stderr or "", end="", file=sys.stderr, flush=True)
             if not answered.exists():
                 raise EstimateError(_died(done.returncode))
-            return self._understood(msgspec.json.decode(answered.read_bytes()))
+            answer = msgspec.json.decode(answered.read_bytes())
+            if answer["raised"]:
+                self.raised = _raised(answer["raised"])
+            return self._understood(answer)
 
     def _request(self) -> dict[str, Any]:
         program = self._program
@@ -202,8 +232,27 @@ class _Run:
         return Simulated(ending=ending, traced=traced)
 
 
+def _stderr() -> int:
+    """Standard output of a command is its answer; what a program prints goes beside it."""
+    try:
+        return sys.stderr.fileno()
+    except (ValueError, OSError, AttributeError):
+        return subprocess.DEVNULL  # Closed, or no file.
+
+
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 """Says which of this machine's own GPUs are seen, which are not those of a simulated one."""
+
+
+def _raised(kept: dict[str, str]) -> BaseException:
+    """What a function raised in the other process, with its traceback there as a note."""
+    error: BaseException
+    try:
+        error = pickle.loads(base64.b64decode(kept["error"]))
+    except Exception:
+        error = EstimateError(f"{kept['kind']}: {kept['text']}")
+    error.add_note(kept["trace"])
+    return error
 
 
 def _died(code: int) -> str:

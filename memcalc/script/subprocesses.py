@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.script import prefixes
 
 

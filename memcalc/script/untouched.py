@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.engine.scripts import lines
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
 from memcalc.script import saving, trackers
 from memcalc.script.packages import peft, saved_models
 from memcalc.script.packages.checkpoints import SavedFolders

@@ -14,7 +14,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.script import file_functions, saving
 from memcalc.script.files import UnwrittenFiles
 

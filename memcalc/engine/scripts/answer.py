@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import torch
 
+from memcalc.engine import lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Refused, Timeline
 from memcalc.engine.recorder import Notes
-from memcalc.engine.scripts import lines
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models
 from memcalc.records.outcome import Refusal

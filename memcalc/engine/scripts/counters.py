@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import RUNGS, Interval, Notes
-from memcalc.engine.scripts.patches import Patches
 from memcalc.records.trace import Component, Phase
 
 _C: Any = torch._C

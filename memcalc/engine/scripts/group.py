@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
+from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore
-from memcalc.engine.scripts.patches import Patches
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks

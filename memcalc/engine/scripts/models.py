@@ -10,9 +10,9 @@ import torch
 from msgspec.structs import replace
 from torch.nn.parameter import is_lazy
 
+from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Owner, addresses
 from memcalc.engine.scripts.counters import Counters
-from memcalc.engine.scripts.patches import Patches
 from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
 from memcalc.records.trace import Component
 from memcalc.workload import quantised
@@ -280,7 +280,7 @@ def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
 def _state_of(optimizer: Any) -> dict[Any, Any]:
     # ZeroRedundancyOptimizer holds another that has this rank's share.
     state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
-    if hasattr(state, "items"):
+    if state is not None and hasattr(state, "items"):
         return dict(state.items())
     kept = {
         name: value

@@ -17,10 +17,10 @@ import torch
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 
-from memcalc.engine.scripts import lines
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models, addresses_of
-from memcalc.engine.scripts.patches import Patches
 from memcalc.engine.scripts.steps import Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
@@ -198,8 +198,9 @@ def _tag(counters: Counters, value: Any, path: str) -> None:
     """
     if isinstance(value, torch.Tensor):
         node = value.grad_fn
-        if node is not None and "memcalc" not in node.metadata:
-            node.metadata["memcalc"] = path
+        known: Any = node.metadata if node is not None else None
+        if node is not None and "memcalc" not in known:
+            known["memcalc"] = path
             node.register_prehook(lambda _: counters.mark(path))
     elif isinstance(value, dict | list | tuple):
         for one in value.values() if isinstance(value, dict) else value:

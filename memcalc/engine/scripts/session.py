@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.answer import Recorded, recorded
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
-from memcalc.engine.scripts.patches import Patches
 from memcalc.engine.scripts.phases import Phases
 from memcalc.engine.scripts.steps import Steps
 from memcalc.engine.values import Values
@@ -85,7 +85,7 @@ class Session:
         """C++ goes on without the library; Python knows the version that PyTorch was built for."""
         cudnn: Any = torch.backends.cudnn
         cudnn.enabled = False
-        major, minor, patch = torch._C._cudnn.getCompileVersion()  # type: ignore[attr-defined]
+        major, minor, patch = torch._C._cudnn.getCompileVersion()
         version = 10_000 * major + 100 * minor + patch
         self.patches.set(cudnn, "_init", lambda: True)
         self.patches.set(cudnn, "version", lambda: version)

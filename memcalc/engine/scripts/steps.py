@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch.optim import optimizer as optimizers
 
+from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.models import held_by
-from memcalc.engine.scripts.patches import Patches
 
 
 class EnoughStepsError(BaseException):

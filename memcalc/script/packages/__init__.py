@@ -5,7 +5,7 @@ Everything here acts when the package is imported, so a script pays for what it 
 
 from __future__ import annotations
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
 from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers, triton
 from memcalc.script.packages.checkpoints import SavedFolders

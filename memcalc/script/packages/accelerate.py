@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.script.command import Program
 from memcalc.script.running import as_main, run
 

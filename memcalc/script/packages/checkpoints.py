@@ -11,7 +11,7 @@ import os
 import shutil
 from typing import Any
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.script.overlay import Overlay, full
 
 NOT_HERE = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
 from memcalc.records.trace import Component
 from memcalc.script.deepspeed_kernels import without_kernels

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.script.packages.checkpoints import NOT_HERE
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memcalc.engine.scripts import lines
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
 from memcalc.script.files import NOT_WRITTEN
 from memcalc.script.packages.checkpoints import SavedFolders
 

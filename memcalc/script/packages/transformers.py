@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memcalc.catalog.quantised import settings_in
-from memcalc.engine.scripts.patches import Patches
+from memcalc.engine.patches import Patches
 from memcalc.script.packages.checkpoints import NOT_HERE, SavedFolders
 from memcalc.workload.prequantised import held_once, quantise
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_OURS = str(Path(__file__).resolve().parents[2])
+_OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple(
     {
         _OURS,
