@@ -1,3 +1,4 @@
+import contextlib
 import ctypes
 import platform
 
@@ -66,7 +67,5 @@ def test_a_damaged_file_is_an_error_of_values(tmp_path_factory, cut, changed, va
     data[changed % len(data)] = value
     path = tmp_path_factory.mktemp("elf") / "libx.so.1"
     path.write_bytes(data)
-    try:
+    with contextlib.suppress(ValueError):
         elf.read(path)
-    except ValueError:
-        pass
