@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ class StubDriverHook(BuildHookInterface):
     """Builds ``libmemcalc_stub.so`` where it can run; elsewhere the wheel is pure Python."""
 
     PLUGIN_NAME = "custom"
+    _scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def dependencies(self) -> list[str]:
         """Zig's compiler, where the system has no C compiler that works."""
@@ -45,10 +47,21 @@ class StubDriverHook(BuildHookInterface):
             raise RuntimeError(
                 "memcalc's stub driver needs a C compiler: install gcc or clang, or ziglang by pip"
             )
-        build.build(Path(self.root, _FOLDER, build.NAME), compiler)
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
-        build_data["artifacts"].append(f"/{_FOLDER}/{build.NAME}")
+        if version == "editable":
+            build.build(Path(self.root, _FOLDER, build.NAME), compiler)
+            return
+        # Not among the sources: a checkout may be built for another machine than its own.
+        self._scratch = tempfile.TemporaryDirectory()
+        made = Path(self._scratch.name, build.NAME)
+        build.build(made, compiler)
+        build_data["force_include"][str(made)] = f"{_FOLDER}/{build.NAME}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was compiled for the wheel."""
+        if self._scratch is not None:
+            self._scratch.cleanup()
 
     def _compiler(self, machine: str) -> list[str] | None:
         """The system's, if it works and the wheel is for this machine."""
@@ -59,7 +72,7 @@ class StubDriverHook(BuildHookInterface):
         return found if found is not None and build.works(found) else None
 
     def _build(self) -> ModuleType:
-        """memcalc's own module, by its path: what memcalc needs is not installed here."""
+        """Import memcalc's module by its path: what memcalc needs is not installed here."""
         path = Path(self.root, _FOLDER, "build.py")
         spec = importlib.util.spec_from_file_location("memcalc_stub_build", path)
         assert spec is not None

@@ -23,7 +23,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, soname, symbols, needed
     data = shells.shared_object(soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine)
     path.write_bytes(data)
     assert elf.read(path) == elf.SharedObject(
-        soname, tuple(needed), frozenset(), frozenset(symbols)
+        machine, soname, tuple(needed), frozenset(), frozenset(symbols)
     )
 
 
