@@ -276,6 +276,8 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(world, tmp_path):
     (tmp_path / "file").touch()
     world.set(MEMCALC_CACHE=str(tmp_path / "file"))
     assert "set MEMCALC_CACHE" in refused(lambda: world.find("2.6"))
+    world.set(MEMCALC_CACHE=str(tmp_path / "a:b"))
+    assert "without colons" in refused(lambda: world.find("2.6"))
 
 
 def test_another_transformers_brings_its_own_packages_and_hides_what_does_not_fit(world):
