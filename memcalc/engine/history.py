@@ -263,4 +263,4 @@ def _told(recorder: Recorder) -> list[tuple[int, int, Any]]:
     told += [(moment, 0, owners) for moment, owners in recorder.owners]
     told += [(moment, 1, (component, which)) for moment, component, which in recorder.names]
     told += [(moment, 2, (component, since)) for moment, component, since in recorder.born_since]
-    return sorted(told, key=lambda one: one[:2], reverse=True)
+    return sorted(told, key=lambda one: one[:2])[::-1]

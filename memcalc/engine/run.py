@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
-from memcalc.engine import traffic
+from memcalc.engine import traffic, wrappers
 from memcalc.engine.history import Timeline
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
@@ -40,11 +40,12 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
     steps = 1 if plan.infers else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
-    program, optimizer = _load(program, recorder)
-    if plan.infers:
-        _infer(program, recorder)
-    else:
-        _train(program, optimizer, recorder, steps)
+    with wrappers.followed(recorder, plan):
+        program, optimizer = _load(program, recorder)
+        if plan.infers:
+            _infer(program, recorder)
+        else:
+            _train(program, optimizer, recorder, steps)
     return _read(program, recorder, steps)
 
 
@@ -58,7 +59,6 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     if program.seq is None:
         raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
     recorder = Recorder(device=torch.cuda.current_device())
-    program, optimizer = _load(program, recorder)
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
@@ -66,9 +66,11 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    job = replace(programs.job(program, optimizer, "cuda"), batch=batch, eval_batches=0)
-    with layerdrop.off(program.model):
-        loops.of(plan).run(job, recorder, len(lengths))
+    with wrappers.followed(recorder, plan):
+        program, optimizer = _load(program, recorder)
+        job = replace(programs.job(program, optimizer, "cuda"), batch=batch, eval_batches=0)
+        with layerdrop.off(program.model):
+            loops.of(plan).run(job, recorder, len(lengths))
     return replace(_read(program, recorder, len(lengths)), whole=True)
 
 
@@ -119,6 +121,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     plan = program.plan
     recorder.wrapped = layouts.spread(plan).world > 1
     optimizer = None
+    recorder.know(program.model)
     with recorder.phase(Phase.LOAD, 0):
         program = programs.place(program, "cuda", simulated=True)
         if plan.scheme is None and not plan.infers:
@@ -132,6 +135,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
+            recorder.know(program.model)
             program = programs.wrap(program, "cuda", simulated=True)
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)

@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from memcalc.catalog import models
@@ -59,6 +60,8 @@ class Desk:
     """Answers requests, and keeps the last program for the next one that differs in size only."""
 
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
+        # Threads of OpenMP do not live on in a copy of this process, which would wait for them.
+        torch.set_num_threads(1)
         self._breadcrumbs = breadcrumbs
         self._program: tuple[Plan, Program] | None = None
 
