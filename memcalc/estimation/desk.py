@@ -13,7 +13,6 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 
 from memcalc.catalog import models
@@ -60,8 +59,7 @@ class Desk:
     """Answers requests, and keeps the last program for the next one that differs in size only."""
 
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
-        # Threads of OpenMP do not live on in a copy of this process, which would wait for them.
-        torch.set_num_threads(1)
+        internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
         self._program: tuple[Plan, Program] | None = None
 
