@@ -119,7 +119,7 @@ def _passes(program: Program) -> tuple[int, ...]:
 def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     """The program with its model on the GPU, under its layout, and the optimizer over it."""
     plan = program.plan
-    recorder.wrapped = layouts.spread(plan).world > 1
+    recorder.wrapped = layouts.spread(plan).layout != layouts.SINGLE
     optimizer = None
     recorder.know(program.model)
     with recorder.phase(Phase.LOAD, 0):

@@ -176,9 +176,9 @@ class Desk:
         if plan.alloc_conf:
             internals.set_allocator(plan.alloc_conf)
         programs.configure(plan)
-        world = layouts.spread(plan).world
-        if world > 1:
-            ranks.join(rank, world)
+        spread = layouts.spread(plan)
+        if spread.layout != layouts.SINGLE:
+            ranks.join(rank, spread.world)
         card.check(question.target)
 
     def served(self, plan: Plan) -> Prediction:
