@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine import flops, traffic
+from memcalc.engine import flops, traffic, wrappers
 from memcalc.engine import program as programs
 from memcalc.engine.history import Timeline
 from memcalc.engine.on_cpu import CpuRecorder
@@ -42,11 +42,12 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
-    program, optimizer = _load(program, recorder)
-    if plan.infers:
-        _infer(program, recorder)
-    else:
-        _train(program, optimizer, recorder, steps)
+    with wrappers.followed(recorder, plan):
+        program, optimizer = _load(program, recorder)
+        if plan.infers:
+            _infer(program, recorder)
+        else:
+            _train(program, optimizer, recorder, steps)
     traced = _read(program, recorder, steps)
     if plan.infers or not detailed:
         return traced
@@ -89,7 +90,6 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     if program.seq is None:
         raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
     recorder = _recorder(plan, (), detailed=False)
-    program, optimizer = _load(program, recorder)
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
@@ -97,11 +97,12 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    job = replace(
-        programs.job(program, optimizer, program.plan.target), batch=batch, eval_batches=0
-    )
-    with layerdrop.off(program.model):
-        loops.of(plan).run(job, recorder, len(lengths))
+    with wrappers.followed(recorder, plan):
+        program, optimizer = _load(program, recorder)
+        job = replace(programs.job(program, optimizer, plan.target), batch=batch)
+        job = replace(job, eval_batches=0)
+        with layerdrop.off(program.model):
+            loops.of(plan).run(job, recorder, len(lengths))
     return replace(_read(program, recorder, len(lengths)), whole=True)
 
 
@@ -149,8 +150,9 @@ def _passes(program: Program) -> tuple[int, ...]:
 def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     """The program with its model on the GPU, under its layout, and the optimizer over it."""
     plan = program.plan
-    recorder.wrapped = layouts.spread(plan).world > 1
+    recorder.wrapped = layouts.spread(plan).layout != layouts.SINGLE
     optimizer = None
+    recorder.know(program.model)
     with recorder.phase(Phase.LOAD, 0):
         program = programs.place(
             program, program.plan.target, simulated=program.plan.target != "cpu"
@@ -166,6 +168,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
+            recorder.know(program.model)
             program = programs.wrap(
                 program, program.plan.target, simulated=program.plan.target != "cpu"
             )

@@ -69,6 +69,7 @@ class Desk:
     """Answers requests, and keeps the last program for the next one that differs in size only."""
 
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
+        internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
         self._program: tuple[Plan, Program] | None = None
 
@@ -200,9 +201,9 @@ class Desk:
         if plan.alloc_conf:
             internals.set_allocator(plan.alloc_conf)
         programs.configure(plan)
-        world = layouts.spread(plan).world
-        if world > 1:
-            ranks.join(rank, world)
+        spread = layouts.spread(plan)
+        if spread.layout != layouts.SINGLE:
+            ranks.join(rank, spread.world)
         card.check(question.target)
 
     def served(self, plan: Plan) -> Prediction:
