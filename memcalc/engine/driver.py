@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,18 +53,48 @@ def open_here() -> None:
     os.environ.update(_variables)
 
 
-def cudnn(capability: tuple[int, int]) -> Library | Missing:
-    """The cuDNN that plans for a GPU of this capability."""
-    paths = [Path(entry) for entry in sys.path if entry]
+def cudnn(
+    capability: tuple[int, int], paths: Sequence[Path] | None = None
+) -> Library | Missing:
+    """The cuDNN that plans for a GPU of this capability.
+
+    Args:
+        capability: compute capability.
+        paths: where the PyTorch that runs is looked for; ``None``: where this process looks.
+    """
+    if paths is None:
+        paths = [Path(entry) for entry in sys.path if entry]
     return library.find(paths, capability, offline=environment.offline())
 
 
-def installed() -> tuple[Path, str]:
-    """The PyTorch that this process would import, and the CUDA it was built for."""
+def installed(python: str = sys.executable) -> tuple[Path, str]:
+    """The PyTorch that a Python would import, and the CUDA it was built for.
+
+    Raises:
+        EstimateError: there is none, or it is built without CUDA.
+    """
+    if python == sys.executable:
+        return _installed()
+    asks = "import importlib.util as u; found = u.find_spec('torch'); print(found and found.origin)"
+    try:
+        done = subprocess.run([python, "-c", asks], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EstimateError(f"{python} cannot be started: {error}.") from None
+    origin = done.stdout.strip()
+    if done.returncode or origin in ("", "None"):
+        raise EstimateError(f"{python} has no PyTorch: type {python} -m pip install torch.")
+    return _read(Path(origin).parent)
+
+
+def _installed() -> tuple[Path, str]:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         raise EstimateError("There is no PyTorch here: type pip install torch.")
-    root = Path(found.origin).parent
+    return _read(Path(found.origin).parent)
+
+
+def _read(root: Path) -> tuple[Path, str]:
+    """A PyTorch, and the CUDA it was built for."""
     text = (root / "version.py").read_text(encoding="utf-8")
     cuda = re.findall(_FIELD.format(name="cuda"), text, re.MULTILINE)
     if not cuda:
