@@ -189,6 +189,11 @@ def test_a_cpu_build_under_the_name_of_the_release_is_refused(world):
     assert found.cuda == "12.4"
 
 
+def test_a_nightly_build_without_cuda_asks_for_a_release(world):
+    world.has_torch("2.16.0.dev20261101+cpu")
+    assert "name a release, as in --torch 2.14" in refused(world.find)
+
+
 def test_a_release_that_no_index_has_is_one_sentence(world):
     text = refused(lambda: world.find("2.6"))
     assert "has no PyTorch 2.6 for Python" in text
