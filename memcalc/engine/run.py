@@ -30,13 +30,14 @@ STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 
 
-def trace(program: Program, *, detailed: bool = False) -> Trace:
+def trace(program: Program, *, detailed: bool = False, counted: bool = False) -> Trace:
     """Run a program and read the birth and death of every block.
 
     Args:
         program: its model has no memory yet; it is on the GPU afterwards.
         detailed: name the operator and the dtype of every block of the last step, whatever time
-            that takes, and count its floating-point operations.
+            that takes.
+        counted: run one step more, and count its floating-point operations.
     """
     plan = program.plan
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
@@ -49,7 +50,7 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
         else:
             _train(program, optimizer, recorder, steps)
     traced = _read(program, recorder, steps)
-    if plan.infers or not detailed:
+    if plan.infers or not counted:
         return traced
     operations = flops.of_step(lambda: _one_more_step(program, optimizer))
     if isinstance(operations, int):

@@ -146,9 +146,9 @@ class Client:
         """End it for good: a thread that waits for its answer hears of it."""
         self._engines.close()
 
-    def ask(self, plan: Plan) -> Prediction | MemcalcError:
-        """Trace one plan."""
-        answer = self._answer(plan)
+    def ask(self, plan: Plan, *, counted: bool = False) -> Prediction | MemcalcError:
+        """Run one plan; ``counted``: and one step more, for its floating-point operations."""
+        answer = self._answer(plan, counted=counted)
         if isinstance(answer, MemcalcError):
             return answer
         prediction: Prediction = decode(Prediction, answer["prediction"])

@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from memcalc.allocator.settings import without_fraction
 from memcalc.catalog import models
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.fork import CodeError, forked
@@ -71,6 +72,7 @@ class Desk:
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
         internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
+        self._counted = False
         self._program: tuple[Plan, Program] | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -81,6 +83,7 @@ class Desk:
         """
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep") or request.get("bare"))
+        self._counted = bool(keep or request.get("counted"))
         if plan.engine is not None:
             if keep:
                 raise UsageError(
@@ -177,7 +180,7 @@ class Desk:
         self._settle(question, rank, room)
         where = self._breadcrumbs.where if self._breadcrumbs is not None else str
         with in_its_words(plan.model, where):
-            traced = run.trace(program, detailed=keep)
+            traced = run.trace(program, detailed=keep, counted=self._counted)
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
         if plan.target != "cpu":
@@ -198,8 +201,9 @@ class Desk:
         os.environ.update(loading.environment(self._cudnn))
         loading.adapt(self._cudnn)
         internals.allow_cuda_after_fork()
-        if plan.alloc_conf:
-            internals.set_allocator(plan.alloc_conf)
+        own = without_fraction(plan.alloc_conf)
+        if own:
+            internals.set_allocator(own)
         programs.configure(plan)
         spread = layouts.spread(plan)
         if spread.layout != layouts.SINGLE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -50,9 +51,11 @@ class Pool:
             self._clients.append(Client(self._engines))
         return self._clients[:count]
 
-    def predictions(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
-        """Trace plans; answers come in their order, each as soon as it and all before are known."""
-        return self.each(plans, Client.ask)
+    def predictions(
+        self, plans: Sequence[Plan], *, counted: bool = False
+    ) -> Iterator[Prediction | MemcalcError]:
+        """Run plans; answers come in their order, each as soon as it and all before are known."""
+        return self.each(plans, functools.partial(Client.ask, counted=counted))
 
     def each(
         self, plans: Sequence[Plan], ask: Callable[[Client, Plan], T]
