@@ -23,7 +23,8 @@ _ZERO = "deepspeed.runtime.zero"
 def followed(recorder: Recorder) -> Iterator[None]:
     """Say what the engine makes, and keep it from compiling anything."""
     # It would compile collectives over shared memory, in a folder of the user's.
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    backend: Any = importlib.import_module("deepspeed.comm.torch")
+    backend.build_shm_op = lambda: None
     second = importlib.import_module(f"{_ZERO}.stage_1_and_2").DeepSpeedZeroOptimizer
     third = importlib.import_module(f"{_ZERO}.stage3").DeepSpeedZeroOptimizer_Stage3
 
@@ -43,7 +44,8 @@ def followed(recorder: Recorder) -> Iterator[None]:
     for owner in (second, third):
         # Gradients have no values here, and a step that is skipped makes no state.
         owner.has_overflow = _none_overflows(owner.has_overflow)
-        importlib.import_module(owner.__module__).is_invalid_grad_norm = lambda norm: False
+        module: Any = importlib.import_module(owner.__module__)
+        module.is_invalid_grad_norm = lambda norm: False
     _agree()
     plain: Any = torch.Tensor.data
 
