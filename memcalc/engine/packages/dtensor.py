@@ -24,6 +24,7 @@ def alike_planned_once() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, wrap in (
             ("_ops.single_dim_strategy", "_PreparedSingleDimStrategy", _kept),
+            ("_ops.single_dim_strategy", "tree_map_only", _without_numbers),
             ("_ops.utils", "expand_to_full_mesh_op_strategy", _kept),
             ("_sharding_prop", "_propagate_use_strided_shard_flag", _where_strided),
         ):
@@ -45,6 +46,26 @@ def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
             # What is kept here keeps its id.
             known[key] = (function(*args, **kwargs), args, kwargs)
         return known[key][0]
+
+    return run
+
+
+def _without_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which takes one tensor's part of all arguments, without lists of numbers.
+
+    An optimizer gives a number for each tensor, and all would be walked through for each tensor.
+    """
+
+    def run(kind: Any, select: Callable[[Any], Any], tree: Any, **kwargs: Any) -> Any:
+        args, named = tree
+        numbers = [
+            isinstance(one, list | tuple) and all(isinstance(n, int | float) for n in one[:1])
+            for one in args
+        ]
+        walked = [None if skip else one for one, skip in zip(args, numbers, strict=True)]
+        walked, named = function(kind, select, (walked, named), **kwargs)
+        found = [a if skip else b for a, b, skip in zip(args, walked, numbers, strict=True)]
+        return tuple(found), named
 
     return run
 
