@@ -120,7 +120,7 @@ class Timeline:
     def _check(self) -> None:
         """The history says what PyTorch's own counters say."""
         for interval in self._recorder.intervals:
-            least, most = self._requested.peak(interval.begin, interval.end)
+            least, most = self._requested.peak(interval.counted, interval.end)
             if not least <= interval.requested <= most:
                 raise EstimateError(
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "

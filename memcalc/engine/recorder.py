@@ -34,6 +34,8 @@ class Interval(msgspec.Struct, kw_only=True):
     requested: int = 0
     allocated: int = 0
     reserved: int = 0
+    counted: int = 0
+    """From this moment on peaks are counted: the beginning, or where the program resets them."""
     given: traffic.Counts = msgspec.field(default_factory=dict)
     """To collectives until its end, where there are several GPUs."""
 
@@ -91,7 +93,7 @@ class Recorder:
         """Everything inside belongs to this phase of this step."""
         self._follow(phase, step)
         begin = internals.reset_peaks(self.device) - self._zero
-        interval = Interval(phase=phase, step=step, begin=begin)
+        interval = Interval(phase=phase, step=step, begin=begin, counted=begin)
         self.intervals.append(interval)
         self.marks.append((interval.begin, ""))
         yield

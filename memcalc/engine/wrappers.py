@@ -38,6 +38,10 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
         stack.enter_context(
             replaced(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
         )
+        # DeepSpeed does as it sets itself up.
+        stack.enter_context(
+            replaced(torch.cuda, "reset_peak_memory_stats", functools.partial(_reset, recorder))
+        )
         stack.enter_context(dtensor.alike_planned_once())
         if layout.package == "deepspeed":
             stack.enter_context(deepspeed.followed(recorder))
@@ -51,6 +55,15 @@ def _buckets(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., 
         result = function(*args, **kwargs)
         recorder.born_since.append((recorder.now(), Component.COMMUNICATION, since))
         return result
+
+    return run
+
+
+def _reset(recorder: Recorder, reset: Callable[..., None]) -> Callable[..., None]:
+    def run(*args: Any, **kwargs: Any) -> None:
+        reset(*args, **kwargs)
+        if recorder.intervals:
+            recorder.intervals[-1].counted = recorder.now()
 
     return run
 
