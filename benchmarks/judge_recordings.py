@@ -64,7 +64,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     def within(self, tolerance: float) -> bool:
         """Equal, or each rung's highest level is as far off at most."""
-        return self.equal or (not self.error and 0 < tolerance and self.off <= tolerance)
+        return self.equal or (not self.error and tolerance > 0 and self.off <= tolerance)
 
     def words(self) -> str:
         """A line for people."""

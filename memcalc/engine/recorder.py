@@ -138,7 +138,8 @@ class Recorder:
         tensors = list(self._named(model))
         # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
         kept = (getattr(tensor, "ds_tensor", tensor) for *_, tensor in tensors)
-        weights, buffers = [], []
+        weights: list[torch.Tensor] = []
+        buffers: list[torch.Tensor] = []
         for (*_, tensor), shard in zip(tensors, kept, strict=True):
             (weights if isinstance(tensor, torch.nn.Parameter) else buffers).append(shard)
         self.name(Component.WEIGHTS, weights)

@@ -7,7 +7,7 @@ from memcalc.errors import UsageError
 from memcalc.records.trace import Component
 
 MODEL = "distilbert-base-cased"
-PARAMETERS = 65_784_066
+PARAMETERS = 65_783_042
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +37,14 @@ def test_fsdp2_holds_a_share_and_gathers_blocks():
 
 def test_zero1_broadcasts_what_each_rank_has_updated():
     sent = {one.collective: one for one in estimate(devices=2, parallel="zero1").sent}
-    assert sent["broadcast"].bytes == 4 * PARAMETERS
+    positions = 512 * 8  # a buffer, which DDP broadcasts before each forward
+    assert sent["broadcast"].bytes == 4 * PARAMETERS + positions
 
 
 def test_ranks_that_hold_unequal_shards_are_both_run_and_the_larger_one_is_told_of():
     found = estimate(devices=3, parallel="fsdp2")
     (said,) = [text for text in found.assumptions if text.startswith("this is rank")]
-    assert "rank 2 needs" in said and said.startswith("this is rank 0 of 3")
+    assert said.startswith("this is rank 0 of 3; rank 2 needs ")
     last = estimate(devices=3, parallel="fsdp2", rank=2)
     assert last.peak.requested <= found.peak.requested
 

@@ -46,6 +46,7 @@ def test_recordings_of_loops_cover_what_they_claim():
         ({"loop": "trainer", "parallel_args": {"gradient_as_bucket_view": True}}, "leave it out"),
     ],
 )  # fmt: skip
-def test_what_a_loop_is_not_answered_with_is_refused(settings, words):
+def test_what_a_loop_is_not_answered_with_is_refused(settings, words, monkeypatch):
+    monkeypatch.setenv("MEMCALC_WARM", "")  # its PyTorch is imported without the stub driver
     with pytest.raises(UsageError, match=words):
         memcalc.estimate("gpt2", devices=2, **settings)
