@@ -129,17 +129,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def _simulated(body: Callable[[], Any], budget: TestBudget) -> int:
     """Bytes of the peak of a test's body on a simulated GPU."""
-    from memcalc.children.fork import CodeError
     from memcalc.script.live import run_apart
 
     try:
-        found = run_apart(lambda _: body(), {"gpu": budget.gpu, "steps": 0}, "test")
-    except CodeError as error:
-        if error.kind == "Skipped":
-            pytest.skip(str(error).partition(": ")[2])
-        pytest.fail(error.trace, pytrace=False)
+        found = run_apart(body, {"gpu": budget.gpu, "steps": 0}, "test")
+    except pytest.skip.Exception:
+        raise
     except MemcalcError as error:
         _refuse(str(error))
+    except Exception as error:
+        pytest.fail("\n".join(getattr(error, "__notes__", [str(error)])), pytrace=False)
     peak = found.prediction.peak if found is not None else None
     return getattr(peak, budget.metric) or 0 if peak is not None else 0
 

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 from filelock import FileLock
@@ -30,7 +31,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 def pytest_configure(config):
-    """Start one process for the session whose forks trace and train for all tests.
+    """Start the processes for the session whose forks train for all tests.
 
     A cold one takes seconds to import PyTorch and transformers; it does so when it is first asked.
     A test that needs a process of its own sets ``MEMCALC_WARM`` to nothing.
@@ -39,16 +40,21 @@ def pytest_configure(config):
         return
     from memcalc.children.ask import WARM, Parent, launch
     from memcalc.errors import MemcalcError
+    from memcalc.estimation.client import ENGINE
 
     name = f"memcalc-tests-{os.getpid()}"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(f"\0{name}")
-        door.listen(64)
-        quiet = {"TRANSFORMERS_VERBOSITY": "error"}
-        config.stash[_WARM] = launch(door, {**os.environ, **quiet}, 2)
+    quiet = {"TRANSFORMERS_VERBOSITY": "error"}
+    config.stash[_WARM] = []
+    # One for runs on this machine's devices, and one that has opened the stub driver.
+    for kind in ("", ENGINE):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+            door.bind(f"\0{name}{kind}")
+            door.listen(64)
+            config.stash[_WARM].append(launch(door, {**os.environ, **quiet}, 2))
     os.environ[WARM] = name
-    with Parent(MemcalcError, os.environ) as parent:
-        parent.child("tests.preload", "preload")
+    for kind in ("", ENGINE):
+        with Parent(MemcalcError, os.environ, kind=kind) as parent:
+            parent.child("tests.preload", "preload", hint=kind)
 
 
 def pytest_collection_modifyitems(items):
@@ -69,8 +75,9 @@ def pytest_collection_finish():
 
 def pytest_unconfigure(config):
     if _WARM in config.stash:
-        config.stash[_WARM].terminate()
-        config.stash[_WARM].wait()
+        for process in config.stash[_WARM]:
+            process.terminate()
+            process.wait()
 
 
 @pytest.fixture(scope="session")
@@ -124,10 +131,10 @@ class _Lent:
 @pytest.fixture(scope="session")
 def _idle():
     """Tracing children of this worker that nobody asks at the moment, and who forks more."""
-    from memcalc.estimation.client import tracing_parent
+    from memcalc.estimation.client import Engines
 
-    with tracing_parent() as parent:
-        yield [], parent
+    with Engines() as engines:
+        yield [], engines
 
 
 @pytest.fixture
@@ -138,15 +145,22 @@ def same_children(_idle, monkeypatch):
     """
     from memcalc.estimation import pool
 
-    idle, parent = _idle
+    idle, engines = _idle
 
     class Lender:
         def __init__(self):
             self._lent = []
 
-        def child(self, *what, **how):
-            self._lent.append(_Lent(idle.pop() if idle else parent.child(*what, **how)))
-            return self._lent[-1]
+        def of(self, torch=None, transformers=None):
+            parent = engines.of(torch, transformers)
+            plain = (torch, transformers) == (None, None)
+
+            def child(*what, **how):
+                one = idle.pop() if plain and idle else parent.child(*what, **how)
+                self._lent.append(_Lent(one))
+                return self._lent[-1]
+
+            return types.SimpleNamespace(child=child)
 
         def close(self):
             for one in self._lent:
@@ -156,7 +170,7 @@ def same_children(_idle, monkeypatch):
                     idle.append(one.child)
             self._lent.clear()
 
-    monkeypatch.setattr(pool, "tracing_parent", Lender)
+    monkeypatch.setattr(pool, "Engines", Lender)
 
 
 @pytest.fixture
@@ -208,11 +222,11 @@ def forked():
 
     Arguments and what it returns are plain JSON values; without a GPU, as traces run.
     """
-    from memcalc.estimation.client import tracing_parent
+    from memcalc.estimation.client import Engines
 
     def call(function, *arguments):
-        with tracing_parent() as parent:
-            child = parent.child("tests.forked", "test")
+        with Engines() as engines:
+            child = engines.of().child("tests.forked", "test")
             request = {"module": function.__module__, "name": function.__name__}
             said = child.ask({**request, "arguments": arguments})
         if "failed" in said:

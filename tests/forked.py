@@ -8,9 +8,9 @@ def warm(hint):
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
 
-    from memcalc.estimation import tracing
+    from memcalc.estimation import child
 
-    tracing.warm("bert")
+    child.warm("bert")
 
 
 def answer_for(breadcrumbs):

@@ -1,4 +1,4 @@
-"""The job module that has the session's warm process import what many forks would import each."""
+"""The job module that has the session's warm processes import what many forks would import each."""
 
 import contextlib
 import importlib
@@ -6,12 +6,23 @@ import importlib
 MODULES = (
     *("accelerate", "hypothesis", "peft", "pytest"),
     *("transformers.trainer", "torch.distributed.fsdp"),
-    *("memcalc.estimation.tracing", "memcalc.measure.runs.training", "memcalc.script.job"),
 )
 
 
 def warm(hint):
-    for name in MODULES:
+    if not hint:
+        return load("memcalc.measure.runs.training")
+    from memcalc.engine import card, driver
+    from memcalc.estimation.question import ASSUMED
+
+    driver.open_here()
+    # peft's import asks for the GPU, which each fork has one of its own of.
+    with card.asked_without_cuda(ASSUMED):
+        return load("memcalc.estimation.desk")
+
+
+def load(mine):
+    for name in (*MODULES, mine):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.errors import MemcalcError
-from memcalc.script.simulate import STEPS, simulate, simulating_parent
+from memcalc.script.simulate import STEPS, simulate
 
 
 def simulated(runs: Sequence[BudgetedRun]) -> dict[str, Evidence]:
@@ -20,17 +20,14 @@ def simulated(runs: Sequence[BudgetedRun]) -> dict[str, Evidence]:
     Returns:
         What is known of each run, by its name.
     """
-    if not runs:
-        return {}
-    with simulating_parent() as parent:
-        return {run.name: _one(run, parent) for run in runs}
+    return {run.name: _one(run) for run in runs}
 
 
-def _one(run: BudgetedRun, parent: object) -> Evidence:
+def _one(run: BudgetedRun) -> Evidence:
     steps = STEPS if run.plan.steps is None else run.plan.steps
     folder = Path(run.where.file).resolve().parent
     try:
-        found = simulate(replace(run.plan, steps=steps), parent, folder)  # type: ignore[arg-type]
+        found = simulate(replace(run.plan, steps=steps), folder)
     except MemcalcError as error:
         return Evidence(error=str(error))
     ending = found.ending

@@ -9,10 +9,12 @@ from memcalc.cli.output import put, width
 @verb
 def command() -> None:
     """Say what this machine can measure, what is missing and what to do."""
+    from memcalc.engine.environment import describe
     from memcalc.measure.doctor import examine
     from memcalc.report.doctor import render
 
-    facts = examine()
+    *facts, verdict = examine()
+    facts += [*describe(), verdict]
     put(render(facts, width()))
     if not facts[-1].well:
         raise exit_with(3)

@@ -6,18 +6,16 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn
 
 from memcalc.cli.command import argument, exit_with, option, say, verb
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver, deliver_predictions, format_option
-from memcalc.cli.values import Value, counted
+from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
+from memcalc.cli.values import counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
-from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.plan import FLASH_ATTN
 from memcalc.script.prefixes import to_type
 from memcalc.script.records import Ending
 
-Backend = Literal["simulated", "driver"]
 _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Options behind the command are the command's own."""
 
@@ -38,13 +36,7 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     is_flag=True,
     help="Let the script import flash-attn, which need not be installed here.",
 )
-@option(
-    "--backend",
-    type=Value(Backend),
-    default="simulated",
-    help="simulated, or driver: PyTorch's own CUDA code over a driver that does nothing.",
-)
-@option("--python", help="Of the driver back-end: a Python with PyTorch's CUDA build.")
+@option("--python", help="The Python that runs it, with PyTorch. Default: this one.")
 @format_option("predictions")
 @OUTPUT
 @VERBOSE
@@ -56,20 +48,14 @@ def command(
     alloc_conf: str | None,
     weights: bool,
     flash_attn: bool,
-    backend: str,
     python: str | None,
     format: str | None,
     output: Path | None,
     verbose: bool,
 ) -> None:
-    """Run your own training script, unchanged, on a GPU that is not there; nothing is computed."""
+    """Run your own training script, unchanged, on a simulated GPU."""
     from memcalc.script.simulate import plan_of, simulate
 
-    if backend == "driver":
-        plan = plan_of(command, gpu=gpu, steps=steps, torch=torch, alloc_conf=alloc_conf)
-        _over_driver(plan, python, format, output)
-    if python is not None:
-        raise UsageError("--python is of the driver back-end: add --backend driver, or leave it.")
     name = chosen("simulation", format, output)
     if output is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
@@ -81,7 +67,7 @@ def command(
         alloc_conf=alloc_conf,
         attention=FLASH_ATTN if flash_attn else None,
     )
-    found = simulate(plan, weights=weights)
+    found = simulate(plan, weights=weights, python=python)
     if found.traced is None:
         _say_what_became(found.ending, figures=False)
         elsewhere = _elsewhere(found.ending.started)
@@ -103,20 +89,6 @@ def command(
     raise exit_with(found.ending.code)
 
 
-def _over_driver(
-    plan: Plan, python: str | None, format: str | None, output: Path | None
-) -> NoReturn:
-    from memcalc.report import driver as report
-    from memcalc.script.driver.run import run
-
-    name = chosen("driver", format, output)
-    found = run(plan, python or sys.executable)
-    deliver(name, output, report.blocks(plan, found), json=lambda: report.as_json(plan, found))
-    sys.stdout.flush()
-    _say_what_became(Ending(code=found.code, stopped=found.stopped, steps=found.steps))
-    raise exit_with(found.code)
-
-
 def _elsewhere(started: Sequence[str]) -> str:
     """What to type in place of a script that starts others; empty: it starts none."""
     if not started:
@@ -129,7 +101,7 @@ def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
         "; the figures are those until then" if figures else " before anything was on the GPU"
     )
     if ending.out_of_memory:
-        say(f"memcalc: GPU memory ran out{until_then}. Without --gpu there is no limit.")
+        say("memcalc: GPU memory ran out. Without --gpu there is no limit.")
     elif ending.code:
         say(f"memcalc: the script ended with exit code {ending.code}{until_then}.")
     elif not ending.steps:

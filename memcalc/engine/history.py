@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from memcalc.engine import operators
-from memcalc.engine.recorder import Interval, Owner, Recorder
+from memcalc.engine.recorder import Gap, Interval, Notes, Owner
 from memcalc.errors import EstimateError
 from memcalc.records.trace import Aside, Component, Mark, Reading, Storage
 
@@ -20,9 +22,18 @@ class Timeline:
     Args:
         recorder: what was noted while the program ran.
         entries: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
+        line_of: which line of the user's asked for a block, by the frames in its entry.
     """
 
-    def __init__(self, recorder: Recorder, entries: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        recorder: Notes,
+        entries: Sequence[dict[str, Any]],
+        line_of: Callable[[Sequence[dict[str, Any]]], str] = lambda frames: "",
+    ) -> None:
+        self._line_of = line_of
+        self.refused: list[Refused] = []
+        """Requests that found no room, in order."""
         self.events: list[int] = []
         self.asides: list[Aside] = []
         self.blocks: list[_Block] = []
@@ -31,10 +42,17 @@ class Timeline:
         self._streams: dict[int, int] = {0: 0}
         self._requested = _Requested()
         told = _told(recorder)
+        gap = recorder.gap
+        if gap is not None:
+            entries = _bridged(gap, entries)
         for at, entry in enumerate(entries):
             action = entry["action"]
+            if action == "gap":
+                self._skip(recorder, told)
             if action in ("segment_free", "segment_unmap"):
                 self._emptied()
+            if action == "oom":
+                self._refuse(entry)
             if action == "free_completed":
                 self._requested.completed(entry["addr"])
             if action not in ("alloc", "free_requested"):
@@ -53,12 +71,15 @@ class Timeline:
                 self.blocks[~event].component = Component.WORKSPACES
         if recorder.profiler is not None:
             self._name_operators()
+        self._settle_guesses()
         self._check()
 
     def _born(self, entry: dict[str, Any]) -> None:
         self._live[entry["addr"]] = len(self.blocks)
         stream = self._streams.setdefault(entry["stream"], len(self._streams))
-        self.blocks.append(_Block(entry["addr"], entry["size"], len(self.events), stream))
+        block = _Block(entry["addr"], entry["size"], len(self.events), stream)
+        block.line = self._line_of(entry.get("frames", ()))
+        self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
         self._requested.born(entry["size"])
 
@@ -77,6 +98,24 @@ class Timeline:
         self.blocks[number].dies = len(self.events)
         self.events.append(~number)
 
+    def _refuse(self, entry: dict[str, Any]) -> None:
+        """The allocator found no room."""
+        refused = Refused(
+            moment=len(self.events),
+            bytes=entry["size"],
+            free=entry["device_free"],
+            line=self._line_of(entry.get("frames", ())),
+        )
+        self.refused.append(refused)
+
+    def _settle_guesses(self) -> None:
+        """What nobody named is what came from the host, or what it is taken for by its life."""
+        moments = [moment for moment, _ in self._recorder.marks]
+        for block in self.blocks:
+            if block.component is None:
+                came = block.arrived and not self._module_at(block.born, moments)
+                block.component = Component.INPUTS if came else block.guess
+
     def _emptied(self) -> None:
         index = len(self.events)
         last = self.asides[-1] if self.asides else None
@@ -92,15 +131,38 @@ class Timeline:
                 if number is not None:
                     self.blocks[number].owner = owner
             return
+        if isinstance(what, int):
+            number = self._live.get(what)
+            if number is not None:
+                self.blocks[number].arrived = True
+            return
         component, which = what
         if isinstance(which, int):
-            numbers = [n for n in self._live.values() if self.blocks[n].born >= which]
-        else:
-            numbers = [self._live[address] for address in which if address in self._live]
-        for number in numbers:
-            block = self.blocks[number]
-            if block.component is None and not (isinstance(which, int) and self._sent(block)):
-                block.component = component
+            for number in self._live.values():
+                block = self.blocks[number]
+                if block.born >= which and block.guess is None and not self._sent(block):
+                    block.guess = component
+            return
+        for address in which:
+            number = self._live.get(address)
+            if number is not None and self.blocks[number].component is None:
+                self.blocks[number].component = component
+
+    def _skip(self, recorder: Notes, told: list[tuple[int, int, Any]]) -> None:
+        """Let moments after a gap be those of the events that stand for it."""
+        assert recorder.gap is not None
+        begin, end, here = recorder.gap.begin, recorder.gap.end, len(self.events)
+
+        def moved(moment: int) -> int:
+            return moment if moment <= begin else here + max(moment - end, 0)
+
+        for interval in recorder.intervals:
+            interval.kept = not begin < interval.end <= end
+            interval.begin, interval.end = moved(interval.begin), moved(interval.end)
+        recorder.marks = [(moved(moment), path) for moment, path in recorder.marks]
+        recorder.profiled = moved(recorder.profiled[0]), moved(recorder.profiled[1])
+        recorder.cublas = moved(recorder.cublas[0]), moved(recorder.cublas[1])
+        told[:] = [(moved(moment), order, what) for moment, order, what in told]
 
     def _sent(self, block: _Block) -> bool:
         """A wrapper over several GPUs uses other streams for what it sends."""
@@ -109,7 +171,7 @@ class Timeline:
     def _name_operators(self) -> None:
         begin, end = self._recorder.profiled
         own = [block for block in self.blocks if begin <= block.born < end]
-        seen = operators.blocks(self._recorder.profiler)
+        seen = operators.blocks(self._recorder.profiler, self._recorder.KIND)
         if [block.address for block in own] != [block.address for block in seen]:
             raise EstimateError("PyTorch's profiler and its allocator saw different blocks.")
         for block, shown in zip(own, seen, strict=True):
@@ -120,7 +182,9 @@ class Timeline:
     def _check(self) -> None:
         """The history says what PyTorch's own counters say."""
         for interval in self._recorder.intervals:
-            least, most = self._requested.peak(interval.counted, interval.end)
+            if not interval.kept:
+                continue
+            least, most = self._requested.peak(max(interval.begin, interval.counted), interval.end)
             if not least <= interval.requested <= most:
                 raise EstimateError(
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
@@ -144,8 +208,7 @@ class Timeline:
             module, name, dtype = block.owner
             op = name if block.component is Component.OPTIMIZER_STATE else block.op
         else:
-            at = bisect.bisect_right(moments, block.born)
-            module = self._recorder.marks[at - 1][1] if at else ""
+            module = self._module_at(block.born, moments)
             op, dtype = block.op, block.dtype
         component = block.component
         if component is None:
@@ -161,7 +224,13 @@ class Timeline:
             stream=block.stream,
             used_by=block.used_by,
             until=block.until,
+            line=block.line or interval.line,
         )
+
+    def _module_at(self, moment: int, moments: list[int]) -> str:
+        """The module that was at work; ``moments`` are those of the marks."""
+        at = bisect.bisect_right(moments, moment)
+        return self._recorder.marks[at - 1][1] if at else ""
 
     def events_of_phases(self) -> tuple[int, ...]:
         """All events up to the end of the last phase; what the program leaves is still alive."""
@@ -188,15 +257,30 @@ class Timeline:
         )
 
 
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that found no room on the GPU."""
+
+    moment: int
+    bytes: int
+    """That were asked for."""
+    free: int
+    """Of the GPU, as the driver said."""
+    line: str
+    """Of the user's code; empty: nobody knows."""
+
+
 class _Block:
     """A block of the allocator, and what is known of it so far."""
 
     __slots__ = (
         "address",
+        "arrived",
         "born",
         "component",
         "dies",
         "dtype",
+        "guess",
+        "line",
         "op",
         "owner",
         "size",
@@ -211,7 +295,30 @@ class _Block:
         self.component: Component | None = None
         self.owner: Owner | None = None
         self.used_by: int | None = None
-        self.op = self.dtype = self.until = ""
+        self.op = self.dtype = self.until = self.line = ""
+        self.guess: Component | None = None
+        """What it is for, as far as its life tells."""
+        self.arrived = False
+        """It was filled from the host."""
+
+
+def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A history with a gap, in which all that changed there changes at once."""
+    before: dict[int, dict[str, Any]] = {}
+    for entry in gap.entries:
+        if entry["action"] == "alloc":
+            before[entry["addr"]] = entry
+        elif entry["action"] == "free_requested":
+            before.pop(entry["addr"], None)
+    living = {entry["addr"]: entry for entry in gap.living}
+    changed = [a for a in before if a not in living or living[a]["size"] != before[a]["size"]]
+    bridge: list[dict[str, Any]] = []
+    for address in changed:
+        bridge += [
+            {"action": name, "addr": address} for name in ("free_requested", "free_completed")
+        ]
+    bridge += [entry for a, entry in living.items() if a not in before or a in changed]
+    return [*gap.entries, *bridge, {"action": "gap"}, *after]
 
 
 class _Requested:
@@ -257,10 +364,11 @@ class _Requested:
         return max(inside, self._before_next[begin]), max(inside, self._after[begin])
 
 
-def _told(recorder: Recorder) -> list[tuple[int, int, Any]]:
+def _told(recorder: Notes) -> list[tuple[int, int, Any]]:
     """Everything that was noted of blocks, the last first; in one moment, names before guesses."""
     told: list[tuple[int, int, Any]] = []
     told += [(moment, 0, owners) for moment, owners in recorder.owners]
     told += [(moment, 1, (component, which)) for moment, component, which in recorder.names]
     told += [(moment, 2, (component, since)) for moment, component, since in recorder.born_since]
+    told += [(moment, 3, address) for moment, address in recorder.arrived]
     return sorted(told, key=lambda one: one[:2])[::-1]

@@ -43,11 +43,11 @@ class _Frame(msgspec.Struct):
     node: str
 
 
-def blocks(profiler: Any) -> list[Block]:
-    """The blocks of the GPU that were born while the profiler ran, in order of birth."""
+def blocks(profiler: Any, device: str = "cuda") -> list[Block]:
+    """The blocks of a device that were born while the profiler ran, in order of birth."""
     changes: list[tuple[int, int, int, _Frame]] = []
     reads: list[tuple[int, int, str]] = []
-    _visit(internals.profiler_events(profiler), _Frame("", 0, ""), changes, reads)
+    _visit(internals.profiler_events(profiler), _Frame("", 0, ""), device, changes, reads)
     found: list[Block] = []
     alive: dict[int, tuple[Block, int]] = {}
     changes.sort(key=lambda change: change[0])
@@ -73,13 +73,14 @@ def blocks(profiler: Any) -> list[Block]:
 def _visit(
     events: Any,
     frame: _Frame,
+    device: str,
     changes: list[tuple[int, int, int, _Frame]],
     reads: list[tuple[int, int, str]],
 ) -> None:
     for event in events:
         kind, fields = event.typed
         if kind.name == "Allocation":
-            if fields.device.type == "cuda":
+            if fields.device.type == device:
                 changes.append((event.start_time_ns, fields.ptr, fields.alloc_size, frame))
             continue
         inner = frame
@@ -94,4 +95,4 @@ def _visit(
                 inner = _Frame(frame.op, frame.end, name.removeprefix(_NODE))
             elif not (frame.op and name.startswith(_MAKERS)):
                 inner = _Frame(name.rpartition("::")[2], event.end_time_ns, frame.node)
-        _visit(event.children, inner, changes, reads)
+        _visit(event.children, inner, device, changes, reads)

@@ -69,7 +69,7 @@ class SingleRankStore(_Store):  # type: ignore[misc]
         return self
 
 
-def join(rank: int, world: int) -> None:
+def join(rank: int, world: int, backend: str = "cpu:fake,cuda:nccl") -> None:
     """Enter a group of so many processes, of which this is the only one."""
     os.environ.update(
         TORCH_NCCL_ENABLE_MONITORING="0",
@@ -84,7 +84,7 @@ def join(rank: int, world: int) -> None:
     # The group of the host's memory, where a layout asks for one.
     importlib.import_module("torch.testing._internal.distributed.fake_pg")
     dist.init_process_group(
-        "cpu:fake,cuda:nccl",
+        backend,
         store=SingleRankStore(),
         rank=rank,
         world_size=world,

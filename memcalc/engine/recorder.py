@@ -20,6 +20,7 @@ from memcalc.records.trace import Component, Phase
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
+RUNGS = ("requested", "allocated", "reserved")
 Owner = tuple[str, str, str]
 """Of a block: the module it belongs to, its name there, and its dtype."""
 
@@ -35,12 +36,65 @@ class Interval(msgspec.Struct, kw_only=True):
     allocated: int = 0
     reserved: int = 0
     counted: int = 0
-    """From this moment on peaks are counted: the beginning, or where the program resets them."""
+    """Where the program resets the counters of peaks: they count from this moment on."""
+    kept: bool = True
+    """The allocator's history of it was kept."""
     given: traffic.Counts = msgspec.field(default_factory=dict)
     """To collectives until its end, where there are several GPUs."""
+    line: str = ""
+    """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
 
 
-class Recorder:
+class Gap(msgspec.Struct, kw_only=True):
+    """Moments between which no history was kept, and what was alive after them."""
+
+    begin: int
+    entries: list[dict[str, Any]]
+    """The history before."""
+    end: int = -1
+    living: list[dict[str, Any]] = []
+    """Blocks as entries of a history that was kept."""
+
+
+class Notes:
+    """What was noted of one GPU while a program ran.
+
+    Args:
+        device: number of the GPU whose allocator is followed.
+    """
+
+    KIND = "cuda"
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.intervals: list[Interval] = []
+        self.names: list[tuple[int, Component, list[int]]] = []
+        """At this moment, blocks at these addresses are of this component."""
+        self.born_since: list[tuple[int, Component, int]] = []
+        """At this moment, living blocks that were born after another one are of this component."""
+        self.owners: list[tuple[int, dict[int, Owner]]] = []
+        """At this moment, blocks at these addresses are of these modules."""
+        self.marks: list[tuple[int, str]] = []
+        """From this moment on, this module is at work."""
+        self.arrived: list[tuple[int, int]] = []
+        """At this moment, something was copied from the host to this address."""
+        self.profiled: tuple[int, int] = (0, 0)
+        """Between which moments the profiler ran."""
+        self.cublas: tuple[int, int] = (0, 0)
+        """Between these moments nothing but workspaces of cuBLAS died."""
+        self.profiler: Any = None
+        self.wrapped = False
+        """The model is inside a wrapper over several GPUs, which allocates by itself."""
+        self.zero = 0
+        """Births and deaths before the history began."""
+        self.gap: Gap | None = None
+
+    def now(self) -> int:
+        """The present moment."""
+        return internals.events_so_far(self.device) - self.zero
+
+
+class Recorder(Notes):
     """Follows a program phase by phase, as a ``Watch`` of its loop.
 
     Args:
@@ -57,43 +111,37 @@ class Recorder:
         watched: Iterable[int] = (),
         detailed: bool = False,
     ) -> None:
-        self.intervals: list[Interval] = []
-        self.names: list[tuple[int, Component, list[int]]] = []
-        """At this moment, blocks at these addresses are of this component."""
-        self.born_since: list[tuple[int, Component, int]] = []
-        """At this moment, living blocks that were born after another one are of this component."""
-        self.owners: list[tuple[int, dict[int, Owner]]] = []
-        """At this moment, blocks at these addresses are of these modules."""
-        self.marks: list[tuple[int, str]] = []
-        """From this moment on, this module is at work."""
-        self.profiled: tuple[int, int] = (0, 0)
-        """Between which moments the profiler ran."""
-        self.cublas: tuple[int, int] = (0, 0)
-        """Between these moments nothing but workspaces of cuBLAS died."""
-        self.profiler: Any = None
+        super().__init__(device)
         self.model: torch.nn.Module | None = None
         self.optimizer: Any = None
-        self.wrapped = False
-        """The model is inside a wrapper over several GPUs, which allocates by itself."""
         self.paths: dict[int, str] = {}
         """Of modules, by their ids, where a wrapper changes them."""
-        self.device = device
         self._watched, self._detailed = frozenset(watched), detailed
         self._modules: _Modules | None = None
-        self._zero = 0
-        internals.start_history(with_lines=False)
-        self._zero = self.now()
+        self.start()
 
-    def now(self) -> int:
-        """The present moment."""
-        return internals.events_so_far(self.device) - self._zero
+    def start(self) -> None:
+        """Have the allocator write its history."""
+        internals.start_history(with_lines=False)
+        self.zero = self.now()
+
+    def begin_phase(self) -> int:
+        """Let the counters of peaks begin anew; returns the moment."""
+        return internals.reset_peaks(self.device) - self.zero
+
+    def read_peaks(self, interval: Interval) -> None:
+        """Read the counters of peaks at a phase's end."""
+        moment, peaks = internals.peaks(self.device)
+        interval.requested, interval.allocated = peaks["requested"], peaks["allocated"]
+        interval.reserved = peaks["reserved"]
+        interval.end = moment - self.zero
 
     @contextlib.contextmanager
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
         self._follow(phase, step)
-        begin = internals.reset_peaks(self.device) - self._zero
-        interval = Interval(phase=phase, step=step, begin=begin, counted=begin)
+        begin = self.begin_phase()
+        interval = Interval(phase=phase, step=step, begin=begin)
         self.intervals.append(interval)
         self.marks.append((interval.begin, ""))
         yield
@@ -101,11 +149,8 @@ class Recorder:
 
     def _read(self, interval: Interval) -> None:
         """A phase has ended: read its peaks, and name what it leaves behind."""
-        moment, peaks = internals.peaks(self.device)
-        interval.requested, interval.allocated = peaks["requested"], peaks["allocated"]
-        interval.reserved = peaks["reserved"]
-        interval.end = moment - self._zero
-        if self.wrapped:
+        self.read_peaks(interval)
+        if self.wrapped and self.KIND == "cuda":
             interval.given = traffic.so_far()
         phase = interval.phase
         if phase is Phase.LOAD and self.model is not None:
@@ -124,9 +169,13 @@ class Recorder:
         if phase in (Phase.RESUME, Phase.BACKWARD, Phase.STEP):
             self._name_states()
 
+    def addresses(self, tensor: Any) -> list[int]:
+        """Where on the device the storages behind a tensor begin."""
+        return addresses(tensor, self.KIND)
+
     def name(self, component: Component, tensors: Iterable[Any]) -> None:
         """Say what these tensors are for; the first thing said of a block stands."""
-        found = [address for tensor in tensors for address in addresses(tensor)]
+        found = [address for tensor in tensors for address in self.addresses(tensor)]
         if found:
             self.names.append((self.now(), component, found))
 
@@ -138,8 +187,8 @@ class Recorder:
         tensors = list(self._named(model))
         # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
         kept = (getattr(tensor, "ds_tensor", tensor) for *_, tensor in tensors)
-        weights: list[torch.Tensor] = []
-        buffers: list[torch.Tensor] = []
+        weights: list[Any] = []
+        buffers: list[Any] = []
         for (*_, tensor), shard in zip(tensors, kept, strict=True):
             (weights if isinstance(tensor, torch.nn.Parameter) else buffers).append(shard)
         self.name(Component.WEIGHTS, weights)
@@ -150,7 +199,7 @@ class Recorder:
         owners: dict[int, Owner] = {}
         for home, name, tensor in tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
-            for address in addresses(getattr(tensor, "ds_tensor", tensor)):
+            for address in self.addresses(getattr(tensor, "ds_tensor", tensor)):
                 owners.setdefault(address, (home, name, dtype))
         self.owners.append((self.now(), owners))
 
@@ -171,7 +220,7 @@ class Recorder:
         """Say which module these tensors are of, by their names there."""
         found: dict[int, Owner] = {}
         for name, tensor in tensors.items():
-            for address in addresses(tensor):
+            for address in self.addresses(tensor):
                 found[address] = (module, name, str(tensor.dtype).removeprefix("torch."))
         self.owners.append((self.now(), found))
 
@@ -179,13 +228,13 @@ class Recorder:
         """What the optimizer keeps, and for which parameter."""
         if self.model is None or self.optimizer is None:
             return
-        homes = {tensor: home for home, _, tensor in self._named(self.model)}
+        homes: dict[Any, str] = {tensor: home for home, _, tensor in self._named(self.model)}
         owners: dict[int, Owner] = {}
         # ZeroRedundancyOptimizer holds another that has this rank's share.
         for parameter, state in getattr(self.optimizer, "optim", self.optimizer).state.items():
             home = homes.get(parameter, "") if isinstance(parameter, torch.Tensor) else ""
             for name, tensor in _flat(state):
-                for address in addresses(tensor):
+                for address in self.addresses(tensor):
                     owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
         if owners:
             self.names.append((self.now(), Component.OPTIMIZER_STATE, list(owners)))
@@ -197,7 +246,7 @@ class Recorder:
         if wanted and self._modules is None and self.model is not None:
             self._modules = _Modules(self, self.model)
             if self._detailed or self._events_of_last_step() < _MANY:
-                self._profile()
+                self.profile()
         elif not wanted:
             self._unfollow()
 
@@ -205,9 +254,13 @@ class Recorder:
         if self._modules is not None:
             self._modules.close()
             self._modules = None
-            if self.profiler is not None and not self.profiled[1]:
-                self.profiler.__exit__(None, None, None)
-                self.profiled = (self.profiled[0], self.now())
+            self.stop_profiling()
+
+    def stop_profiling(self) -> None:
+        """Operators are not followed any more."""
+        if self.profiler is not None and not self.profiled[1]:
+            self.profiler.__exit__(None, None, None)
+            self.profiled = (self.profiled[0], self.now())
 
     def _events_of_last_step(self) -> int:
         """Births and deaths of the step before this one; 0: there is none."""
@@ -217,12 +270,27 @@ class Recorder:
         step = [one for one in before if one.step == before[-1].step]
         return step[-1].end - step[0].begin
 
-    def _profile(self) -> None:
+    def profile(self) -> None:
+        """Follow operators from here on."""
         if self.profiler is not None:
             return
         self.profiler = internals.memory_profiler(with_dtypes=self._detailed)
         self.profiled = (self.now(), 0)
         self.profiler.__enter__()
+
+    def pause(self) -> None:
+        """From here on the allocator's history is not kept, of which there would be too much."""
+        self.gap = Gap(begin=self.now(), entries=internals.pause_history(self.device))
+
+    def resume(self) -> None:
+        """From here on it is kept again."""
+        assert self.gap is not None
+        self.gap.end, self.gap.living = self.now(), internals.resume_history(self.device)
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the allocator wrote down."""
+        entries: list[dict[str, Any]] = internals.stop_history()["device_traces"][self.device]
+        return entries
 
     def end(self) -> None:
         """Nothing is followed any more; what cuBLAS holds shows when it is told to let go."""
@@ -278,8 +346,10 @@ class _Modules:
         """
         if isinstance(value, torch.Tensor):
             node = value.grad_fn
-            if node is not None and "memcalc" not in node.metadata:
-                node.metadata["memcalc"] = path
+            # The stubs of PyTorch take the dictionary for a method.
+            metadata: Any = node.metadata if node is not None else {"memcalc": ""}
+            if node is not None and "memcalc" not in metadata:
+                metadata["memcalc"] = path
                 node.register_prehook(lambda _: self._mark(path))
             return
         values = value.values() if isinstance(value, dict) else value
@@ -291,14 +361,14 @@ class _Modules:
         self._recorder.marks.append((self._recorder.now(), path))
 
 
-def addresses(tensor: Any) -> list[int]:
-    """Where on the GPU the storages behind a tensor begin."""
+def addresses(tensor: Any, device: str = "cuda") -> list[int]:
+    """Where on the device the storages behind a tensor begin."""
     if not isinstance(tensor, torch.Tensor):
         return []
     return [
         part.untyped_storage().data_ptr()
         for part in internals.tensors_in(tensor)
-        if part.device.type == "cuda"
+        if part.device.type == device
     ]
 
 

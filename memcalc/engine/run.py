@@ -3,50 +3,82 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
+from memcalc.engine import flops, traffic, wrappers
 from memcalc.engine import program as programs
-from memcalc.engine import torch_internals as internals
-from memcalc.engine import traffic, wrappers
 from memcalc.engine.history import Timeline
+from memcalc.engine.on_cpu import CpuRecorder
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.trace import ONCE, Component, Phase, Sent, Trace
-from memcalc.workload import inference, layerdrop, layouts, loops, quantised
+from memcalc.records.plan import Plan
+from memcalc.records.trace import ONCE, UNCOUNTED_FLOPS, Component, Phase, Sent, Trace
+from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.prepare import finished
 from memcalc.workload.program import Program
 
+STEPS_ON_CPU = 2
+"""There is no cache to settle: the second step is like all that follow."""
 STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 
 
-def trace(program: Program, *, detailed: bool = False) -> Trace:
+def trace(program: Program, *, detailed: bool = False, counted: bool = False) -> Trace:
     """Run a program and read the birth and death of every block.
 
     Args:
         program: its model has no memory yet; it is on the GPU afterwards.
         detailed: name the operator and the dtype of every block of the last step, whatever time
-            that takes, and count its floating-point operations.
+            that takes.
+        counted: run one step more, and count its floating-point operations.
     """
     plan = program.plan
-    steps = 1 if plan.infers else STEPS
+    steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
-    recorder = Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
+    recorder = _recorder(plan, watched, detailed)
     with wrappers.followed(recorder, plan):
         program, optimizer = _load(program, recorder)
         if plan.infers:
             _infer(program, recorder)
         else:
             _train(program, optimizer, recorder, steps)
-    return _read(program, recorder, steps)
+    traced = _read(program, recorder, steps)
+    if plan.infers or not counted:
+        return traced
+    operations = flops.of_step(lambda: _one_more_step(program, optimizer))
+    if isinstance(operations, int):
+        return replace(traced, flops=operations)
+    return replace(traced, assumptions=(*traced.assumptions, f"{UNCOUNTED_FLOPS}: {operations}"))
+
+
+def _one_more_step(program: Program, optimizer: Any) -> None:
+    """The loop's step once more, with nobody watching."""
+    job = replace(
+        programs.job(program, optimizer, program.plan.target), restore=None, eval_batches=0
+    )
+    job = replace(job, batch=lambda: program.batch(program.plan.target))
+    with layerdrop.off(program.model):
+        loops.of(program.plan).run(job, _Nobody(), 1)
+
+
+class _Nobody:
+    """Watches nothing."""
+
+    def phase(self, phase: Phase, step: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def _recorder(plan: Plan, watched: Iterable[int], detailed: bool) -> Recorder:
+    if plan.target == "cpu":
+        return CpuRecorder(watched=watched)
+    return Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
 
 
 def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
@@ -58,17 +90,18 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     plan = program.plan
     if program.seq is None:
         raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
-    recorder = Recorder(device=torch.cuda.current_device())
+    recorder = _recorder(plan, (), detailed=False)
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
-        made = program.resized(plan.batch, next(coming)).batch("cuda")
+        made = program.resized(plan.batch, next(coming)).batch(program.plan.target)
         recorder.name(Component.INPUTS, made.values())
         return made
 
     with wrappers.followed(recorder, plan):
         program, optimizer = _load(program, recorder)
-        job = replace(programs.job(program, optimizer, "cuda"), batch=batch, eval_batches=0)
+        job = replace(programs.job(program, optimizer, plan.target), batch=batch)
+        job = replace(job, eval_batches=0)
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
     return replace(_read(program, recorder, len(lengths)), whole=True)
@@ -76,10 +109,9 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
 
 def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
     """The trace of a run that has ended."""
-    plan, device = program.plan, recorder.device
+    plan = program.plan
     recorder.end()
-    snapshot = internals.stop_history()
-    timeline = Timeline(recorder, snapshot["device_traces"][device])
+    timeline = Timeline(recorder, recorder.history())
     return Trace(
         storages=timeline.storages(),
         events=timeline.events_of_phases(),
@@ -123,7 +155,9 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     optimizer = None
     recorder.know(program.model)
     with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(program, "cuda", simulated=True)
+        program = programs.place(
+            program, program.plan.target, simulated=program.plan.target != "cpu"
+        )
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
@@ -136,15 +170,19 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
         program = finished(program, program.model)
         if not plan.infers:
             recorder.know(program.model)
-            program = programs.wrap(program, "cuda", simulated=True)
+            program = programs.wrap(
+                program, program.plan.target, simulated=program.plan.target != "cpu"
+            )
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
     return program, optimizer
 
 
 def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
-    job = programs.job(program, optimizer, "cuda")
-    job = replace(job, batch=lambda: _batch(program, recorder), simulated=True)
+    job = programs.job(program, optimizer, program.plan.target)
+    job = replace(
+        job, batch=lambda: _batch(program, recorder), simulated=program.plan.target != "cpu"
+    )
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, recorder, steps)
 
@@ -152,23 +190,32 @@ def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> 
 def _infer(program: Program, recorder: Recorder) -> None:
     model = without_adapters(program.model)
 
+    passes = 0
+    told = set(_passes(program))
+
+    def between(begins: bool) -> None:
+        (recorder.pause if begins else recorder.resume)()
+
     def given(module: Any, args: Any, named: dict[str, Any]) -> None:
+        nonlocal passes
+        passes += 1
         # A beam search orders its cache anew between two passes.
-        recorder.name(Component.KV_CACHE, caches_of(named))
+        if passes - 1 in told:
+            recorder.name(Component.KV_CACHE, caches_of(named))
 
     def returned(module: Any, args: Any, outputs: Any) -> None:
-        if isinstance(outputs, Mapping):
+        if isinstance(outputs, Mapping) and passes - 1 in told:
             recorder.name(Component.KV_CACHE, caches_of(outputs))
 
-    job = program.inference(device="cuda", batch=lambda: _batch(program, recorder))
+    job = program.inference(device=program.plan.target, batch=lambda: _batch(program, recorder))
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
-        inference.run(job, recorder)
+        inference.run(replace(job, between=between), recorder)
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:
-    made = program.batch("cuda")
+    made = program.batch(program.plan.target)
     recorder.name(Component.INPUTS, made.values())
     return made
 
@@ -182,14 +229,10 @@ def _name_quantised(model: torch.nn.Module, recorder: Recorder) -> None:
 
 
 def _said(program: Program) -> tuple[str, ...]:
+    passes = program.until or program.plan.generate
+    skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
     quantised_by: Inventory | None = program.inventory if program.plan.scheme is not None else None
     more: Iterator[str] = iter(())
     if quantised_by is not None:
         more = iter((quantised.described(quantised_by),))
-    return tuple(dict.fromkeys((*program.assumptions, *more)))
-
-
-def release() -> None:
-    """Let go of what a run left on the GPU."""
-    gc.collect()
-    torch.cuda.empty_cache()
+    return tuple(dict.fromkeys((*program.assumptions, *more, *skipped)))

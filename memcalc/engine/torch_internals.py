@@ -5,6 +5,9 @@ Read in PyTorch 2.4 to 2.14.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +16,8 @@ import torch
 
 _memory: Any = torch.cuda.memory
 _C: Any = torch._C
+_record_history, _snapshot = _memory._record_memory_history, _memory._snapshot
+"""PyTorch's own: a program that is followed does not switch the history off."""
 EVERYTHING = 10**8
 """Entries that the allocator's history may hold: more than any run of a few steps makes."""
 
@@ -24,19 +29,49 @@ def start_history(*, with_lines: bool) -> None:
         with_lines: keep the Python lines that asked for a block, which costs time.
     """
     context = "alloc" if with_lines else None
-    _memory._record_memory_history("all", context=context, stacks="python", max_entries=EVERYTHING)
+    _record_history("all", context=context, stacks="python", max_entries=EVERYTHING)
+
+
+def go_on_without_lines() -> None:
+    """Keep the history, and no more lines; releases that would forget it go on as they are."""
+    if "clear_history" in inspect.signature(_record_history).parameters:
+        _record_history("all", context=None, max_entries=EVERYTHING)
 
 
 def stop_history() -> dict[str, Any]:
     """The history so far, and the segments that there are; it is not continued."""
-    snapshot: dict[str, Any] = _memory._snapshot()
-    _memory._record_memory_history(None)
+    snapshot: dict[str, Any] = _snapshot()
+    _record_history(None)
     return snapshot
 
 
+def pause_history(device: int) -> list[dict[str, Any]]:
+    """The history of a GPU so far; it is not kept from here on."""
+    entries: list[dict[str, Any]] = stop_history()["device_traces"][device]
+    return entries
+
+
+def resume_history(device: int) -> list[dict[str, Any]]:
+    """Keep a new history; returns the blocks that are alive, as entries of one."""
+    living = []
+    for segment in _memory._snapshot()["segments"]:
+        address = segment["address"]
+        for block in segment["blocks"] if segment["device"] == device else ():
+            if block["state"] == "active_allocated":
+                size, stream = block["requested_size"], segment["stream"]
+                living.append({"action": "alloc", "addr": address, "size": size, "stream": stream})
+            address += block["size"]
+    start_history(with_lines=False)
+    return living
+
+
 def events_so_far(device: int) -> int:
-    """Births and deaths of blocks since the process began; takes eight microseconds."""
-    return _events(_C._cuda_memoryStats(device))
+    """Births and deaths of blocks since the process began.
+
+    The stub driver counts them; on a GPU the allocator is asked, which takes eight microseconds.
+    """
+    moments = _moments()
+    return _events(_C._cuda_memoryStats(device)) if moments is None else int(moments[device])
 
 
 def peaks(device: int) -> tuple[int, dict[str, int]]:
@@ -63,6 +98,31 @@ def reset_peaks(device: int) -> int:
 def _events(stats: dict[str, Any]) -> int:
     counted = stats.get("allocation")
     return counted["all"]["allocated"] + counted["all"]["freed"] if counted else 0
+
+
+@functools.cache
+def _moments() -> Any:
+    """The stub driver's counts of each GPU; ``None``: there is NVIDIA's driver."""
+    driver = ctypes.CDLL(None)
+    if not hasattr(driver, "memcalc_stub_moments"):
+        return None
+    driver.memcalc_stub_moments.restype = ctypes.POINTER(ctypes.c_uint64)
+    return driver.memcalc_stub_moments()
+
+
+class _Arrival(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("moment", ctypes.c_uint64))
+
+
+def arrivals() -> list[tuple[int, int]]:
+    """Where something was copied to from the host, and at which moment, in order."""
+    driver = ctypes.CDLL(None)
+    if not hasattr(driver, "memcalc_stub_arrivals"):
+        return []
+    driver.memcalc_stub_arrived.restype = ctypes.c_uint64
+    driver.memcalc_stub_arrivals.restype = ctypes.POINTER(_Arrival)
+    kept = driver.memcalc_stub_arrivals()
+    return [(kept[n].moment, kept[n].address) for n in range(driver.memcalc_stub_arrived())]
 
 
 def free_cublas_workspaces() -> None:
@@ -118,3 +178,19 @@ def memory_profiler(*, with_dtypes: bool) -> Any:
     profiler: Any = torch.profiler
     cpu = profiler.ProfilerActivity.CPU
     return profiler.profile(activities=[cpu], profile_memory=True, record_shapes=with_dtypes)
+
+
+def cpu_blocks(profiler: Any) -> list[tuple[int, int, int]]:
+    """Births and deaths of blocks on the CPU in order: when (nanoseconds), address, bytes.
+
+    Bytes are below zero where a block dies.
+    """
+    found: list[tuple[int, int, int]] = []
+    waiting = list(profiler_events(profiler))
+    while waiting:
+        event = waiting.pop()
+        kind, fields = event.typed
+        if kind.name == "Allocation" and fields.device.type == "cpu":
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+        waiting.extend(event.children)
+    return sorted(found, key=lambda one: (one[0], one[2]))

@@ -10,23 +10,27 @@ import base64
 import contextlib
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
+from memcalc.allocator.settings import without_fraction
 from memcalc.catalog import models
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.fork import forked
-from memcalc.engine import card, ranks, run
+from memcalc.children.fork import CodeError, forked
+from memcalc.engine import card, driver, ranks, run
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.cudnn import loading
+from memcalc.engine.cudnn.library import Missing
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged, Reached
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.estimation.replays import judged, outcome
+from memcalc.estimation.replays import UNLIMITED, judged, outcome, room_of
 from memcalc.estimation.serving.answer import Engine, Model, predicted
 from memcalc.estimation.serving.probe import generating, read
 from memcalc.estimation.state import state_for
@@ -36,12 +40,19 @@ from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
+from memcalc.units import GIB, format_bytes
 from memcalc.workload import cache_layers, layouts, tasks
 from memcalc.workload.inventory import whole
 from memcalc.workload.model import in_its_words
 from memcalc.workload.program import Program
 
 NAME = "simulated run"
+_OUT_OF_MEMORY = "OutOfMemoryError"
+"""PyTorch's own, by its name."""
+_OF_CUDNN = ("convolution", "_convolution", "_thnn", "lstm", "gru", "rnn")
+"""How the names of such operators begin where PyTorch's own kernels run."""
+_ROOMY = 80 * GIB
+"""Bytes of the card that a generation runs on where no GPU is named."""
 _OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
 """What every model of transformers imports."""
 
@@ -61,6 +72,7 @@ class Desk:
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
         internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
+        self._counted = False
         self._program: tuple[Plan, Program] | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +83,7 @@ class Desk:
         """
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep") or request.get("bare"))
+        self._counted = bool(keep or request.get("counted"))
         if plan.engine is not None:
             if keep:
                 raise UsageError(
@@ -94,13 +107,13 @@ class Desk:
             if "devices" in request:
                 return _judged(question, traced, [decode(Device, d) for d in request["devices"]])
             return _answered(question, traced, keep)
-        work: Callable[[], dict[str, Any]]
+        work: Callable[[int], dict[str, Any]]
         if "devices" in request:
             devices = [decode(Device, one) for one in request["devices"]]
             work = functools.partial(self._judged_here, question, program, numbers[0], devices)
         else:
             work = functools.partial(self._answered_here, question, program, numbers[0], keep)
-        return forked(work, NAME)
+        return _in_enough_room(question, work)
 
     def trace(self, question: Asked, *, keep: bool = False) -> Trace:
         """The run that a question asks about; of several ranks the one that needs most.
@@ -124,14 +137,15 @@ class Desk:
         return ranks.largest(traces, layouts.spread(question.plan).world)
 
     def _answered_here(
-        self, question: Asked, program: Program, rank: int, keep: bool
+        self, question: Asked, program: Program, rank: int, keep: bool, room: int
     ) -> dict[str, Any]:
-        return _answered(question, self._run_here(question, program, rank, keep), keep)
+        return _answered(question, self._run_here(question, program, rank, keep, room), keep)
 
     def _judged_here(
-        self, question: Asked, program: Program, rank: int, devices: list[Device]
+        self, question: Asked, program: Program, rank: int, devices: list[Device], room: int
     ) -> dict[str, Any]:
-        return _judged(question, self._run_here(question, program, rank, keep=False), devices)
+        traced = self._run_here(question, program, rank, keep=False, room=room)
+        return _judged(question, traced, devices)
 
     def _over_lengths(
         self, question: Asked, program: Program, lengths: list[int], device: Device | None
@@ -143,7 +157,7 @@ class Desk:
         fit = None
         if device is not None:
             state = state_for(question, traced)
-            fit = judged(question, traced, device.holding(state, traced.inventory))
+            fit = judged(question, traced, device.holding(state))
         reached = Reached(
             requested=peaks.requested, allocated=peaks.allocated, reserved=peaks.reserved, fit=fit
         )
@@ -152,28 +166,43 @@ class Desk:
     def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
         """Run one rank in a copy of this process."""
 
-        def work() -> dict[str, Any]:
-            return {"trace": pack(self._run_here(question, program, rank, keep))}
+        def work(room: int) -> dict[str, Any]:
+            return {"trace": pack(self._run_here(question, program, rank, keep, room))}
 
-        return unpack(base64.b64decode(forked(work, NAME)["trace"]))
+        return unpack(base64.b64decode(_in_enough_room(question, work)["trace"]))
 
-    def _run_here(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
+    def _run_here(
+        self, question: Asked, program: Program, rank: int, keep: bool, room: int
+    ) -> Trace:
         """Run in this process, which CUDA over the stub driver belongs to from here on."""
         plan = question.plan
-        self._settle(question, rank)
+        self._settle(question, rank, room)
         where = self._breadcrumbs.where if self._breadcrumbs is not None else str
         with in_its_words(plan.model, where):
-            traced = run.trace(program, detailed=keep)
-        notes = (*question.notes, *traced.assumptions)
-        return replace(traced, assumptions=tuple(dict.fromkeys(notes)))
+            traced = run.trace(program, detailed=keep, counted=self._counted)
+        notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
+        missed = traced.uncounted
+        if plan.target != "cpu":
+            notes += loading.assumptions(self._cudnn)
+            if isinstance(self._cudnn, Missing) and _convolves(traced):
+                missed = (*missed, *self._cudnn.uncounted)
+        return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
-    def _settle(self, question: Asked, rank: int) -> None:
+    def _settle(self, question: Asked, rank: int, room: int = UNLIMITED) -> None:
         """Let this process be one that has the plan's GPU and settings."""
         plan = question.plan
-        card.insert(question.gpu, question.target)
+        if plan.target == "cpu":
+            if layouts.spread(plan).world > 1:
+                ranks.join(rank, layouts.spread(plan).world, "fake")
+            return
+        card.insert(question.gpu, question.target, room=room)
+        self._cudnn = driver.cudnn(question.target.capability)
+        os.environ.update(loading.environment(self._cudnn))
+        loading.adapt(self._cudnn)
         internals.allow_cuda_after_fork()
-        if plan.alloc_conf:
-            internals.set_allocator(plan.alloc_conf)
+        own = without_fraction(plan.alloc_conf)
+        if own:
+            internals.set_allocator(own)
         programs.configure(plan)
         spread = layouts.spread(plan)
         if spread.layout != layouts.SINGLE:
@@ -216,6 +245,53 @@ class Desk:
         return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
 
 
+def _convolves(traced: Trace) -> bool:
+    """Whether operators that cuDNN has kernels for were run."""
+    return any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
+
+
+def _in_enough_room(question: Asked, work: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    """Run where nothing is ever full; a generation on its GPU, which makes the cache be given back.
+
+    A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
+    is full makes the allocator give them back. Where a generation does not fit, the answer is that
+    of the first device of 2, 4, 8 times the size on which it does.
+    """
+    if question.plan.generate is None:
+        return forked(functools.partial(work, UNLIMITED), NAME)
+    room = _room(question)
+    while True:
+        try:
+            return forked(functools.partial(work, room), NAME)
+        except CodeError as error:
+            if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
+                raise
+        room = 2 * max(room, GIB)
+
+
+def _room(question: Asked) -> int:
+    """Bytes that the allocator has on the plan's GPU, beside the largest context; 80 GiB if none."""
+    device = room_of(question)
+    if device is None:
+        return _ROOMY
+    return min(
+        device.room(device.context.high), question.settings.allowed(device.capacity) or UNLIMITED
+    )
+
+
+def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
+    """What of reserved memory depends on the size of the device that a generation ran on."""
+    if question.plan.generate is None:
+        return ()
+    if question.gpu is None:
+        return (
+            f"reserved is from a run on a card of {format_bytes(room)} (name yours with --gpu)",
+        )
+    if room > _room(question):
+        return (f"does not fit; reserved is from a run on an imaginary {format_bytes(room)} card",)
+    return ()
+
+
 def _answered(question: Asked, traced: Trace, keep: bool) -> dict[str, Any]:
     state: OptimizerState = state_for(question, traced)
     kept = {"trace": pack(traced)} if keep else {}
@@ -226,9 +302,7 @@ def _judged(question: Asked, traced: Trace, devices: list[Device]) -> dict[str, 
     """Whether a run fits each of these devices."""
     state = state_for(question, traced)
     found = Judged(
-        fits=tuple(
-            judged(question, traced, device.holding(state, traced.inventory)) for device in devices
-        ),
+        fits=tuple(judged(question, traced, device.holding(state)) for device in devices),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,

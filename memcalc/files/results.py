@@ -64,7 +64,6 @@ def load(path: Path) -> list[Run]:
 _OTHERS = {
     "cards": "the cards that a model fits",
     "difference": "a difference",
-    "driver_run": "figures of a stand-in driver",
     "fit": "the largest that fits",
     "snapshot": "what a snapshot holds",
     "suggestions": "suggestions",

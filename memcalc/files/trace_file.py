@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from memcalc.files.artifact import decode, encode, write_bytes
 from memcalc.records.trace import Component, Phase, Storage, Trace
 
-MAGIC = b"memcalc trace 3\n"
+MAGIC = b"memcalc trace 4\n"
 _LENGTH = struct.Struct("<Q")
-_Kind = tuple[Component, Phase, str, str, str, str, int, int | None]
+_Kind = tuple[Component, Phase, str, str, str, str, int, int | None, str]
 _LARGEST = 1 << 61
 _MOST = 4 << 30
 """Bytes of a column; traces of the largest models have some millions of events of eight."""
@@ -51,7 +51,7 @@ def pack(trace: Trace) -> bytes:
         kind = (
             *(storage.component, storage.phase, storage.module),
             *(storage.op, storage.dtype, storage.until),
-            *(storage.stream, storage.used_by),
+            *(storage.stream, storage.used_by, storage.line),
         )
         columns["bytes"].append(storage.bytes)
         columns["kind"].append(kinds.setdefault(kind, len(kinds)))
@@ -121,7 +121,7 @@ def _check(columns: dict[str, array[int]], kinds: int) -> None:
 
 
 def _storage(size: int, kind: _Kind, step: int) -> Storage:
-    component, phase, module, op, dtype, until, stream, used_by = kind
+    component, phase, module, op, dtype, until, stream, used_by, line = kind
     return Storage(
         bytes=size,
         component=component,
@@ -133,6 +133,7 @@ def _storage(size: int, kind: _Kind, step: int) -> Storage:
         until=until,
         stream=stream,
         used_by=used_by,
+        line=line,
     )
 
 

@@ -16,8 +16,8 @@ from memcalc.errors import UsageError
 from memcalc.estimation import understand
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import Device, device_of
-from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.pool import room
+from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED
 from memcalc.estimation.understand import check
 from memcalc.fitting import advice, search

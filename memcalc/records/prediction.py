@@ -9,6 +9,7 @@ import msgspec
 
 from memcalc.records import display
 from memcalc.records.model import OptimizerState
+from memcalc.records.outcome import Growth, Refusal
 from memcalc.records.plan import Plan
 from memcalc.records.serving import Serving
 from memcalc.records.trace import Component, Phase, Sent
@@ -200,6 +201,11 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the GPU that this is the answer of: of several the fullest."""
     gpus: tuple[OnGpu, ...] = ()
     """All of them, where one process uses several."""
+    refusal: Refusal | None = None
+    """Of a script: the request that ended it for want of memory; the figures are those of a run
+    without a limit."""
+    growth: Growth | None = None
+    """Of a script: what it holds grows with every step."""
     varied: Varied | None = None
     """Batches of varying length that were replayed beside, where they were asked for."""
     assumptions: tuple[str, ...] = ()

@@ -78,3 +78,5 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     """Another stream that still uses it when it dies (``Tensor.record_stream``)."""
     until: str = ""
     """What autograd was running when it died, such as ``MulBackward0``; empty: nothing."""
+    line: str = ""
+    """Of the user's code, as ``train.py:41``, that asked for it; empty: nobody noted it."""

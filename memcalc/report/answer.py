@@ -41,6 +41,7 @@ def blocks(prediction: Prediction) -> Iterator[Block]:
         return
     yield headline(prediction)
     yield Line(f"  {rows.heading(prediction)}", Kind.TEXT)
+    yield from (Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction))
     yield Line("")
     yield _table(prediction)
     yield Line("")

@@ -209,6 +209,21 @@ def verdict(prediction: Prediction) -> str | None:
     return f"whether it fits {prediction.plan.gpu}: n/a ({reason})" if reason else None
 
 
+def outcome_words(prediction: Prediction) -> Iterator[str]:
+    """Where a script's memory ran out, and whether it grows from step to step."""
+    refusal, grows = prediction.refusal, prediction.growth
+    if refusal is not None:
+        at = f" at {refusal.line}" if refusal.line else ""
+        yield (
+            f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
+            f"{format_bytes(refusal.free)} free; the figures are those of a run without a limit"
+        )
+    if grows is not None:
+        full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
+        at = f"; allocated at {grows.line}" if grows.line else ""
+        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}"
+
+
 def fit_word(fit: Fit | None) -> str:
     """The verdict alone."""
     return verdict_of(fit).value if fit is not None else "n/a"

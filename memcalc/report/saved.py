@@ -90,20 +90,9 @@ def _snapshot(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Show
     return Shown("snapshot", recorded.blocks(found, top), lambda: recorded.as_json(found))
 
 
-def _driver(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.records.plan import Plan
-    from memcalc.report import driver
-    from memcalc.script.driver.run import DriverRun
-
-    plan = part(Plan, body.pop("plan", None), path, "plan")
-    found = part(DriverRun, body, path, "run over a stand-in driver")
-    return Shown("driver", driver.blocks(plan, found), lambda: driver.as_json(plan, found))
-
-
 _MAKERS = {
     "cards": _cards,
     "difference": _difference,
-    "driver_run": _driver,
     "fit": _fit,
     "snapshot": _snapshot,
     "suggestions": _suggestions,

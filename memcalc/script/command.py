@@ -143,13 +143,17 @@ def script(path: str, rest: Sequence[str], folder: Path | None = None) -> Progra
     return Program(path=path, arguments=tuple(rest))
 
 
-def launched(plan: Plan) -> tuple[Program, launchers.Launch | None]:
+def launched(plan: Plan, folder: Path | None = None) -> tuple[Program, launchers.Launch | None]:
     """What the launcher of a plan's command starts; a program that none starts is itself.
+
+    Args:
+        plan: its command.
+        folder: where it is to run; ``None``: here.
 
     Raises:
         UsageError: the launcher does not take its command line, or there is no such script.
     """
-    program = understand(plan.command or "")
+    program = understand(plan.command or "", folder)
     if not program.launcher:
         return program, None
     gpus = plan.devices if plan.gpu is not None else None
@@ -157,7 +161,7 @@ def launched(plan: Plan) -> tuple[Program, launchers.Launch | None]:
     started = (
         Program(module=launch.script, arguments=launch.arguments)
         if launch.is_module
-        else script(launch.script, launch.arguments)
+        else script(launch.script, launch.arguments, folder)
     )
     return msgspec.structs.replace(started, environment=program.environment), launch
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from memcalc.engine.patches import Patches
 from memcalc.errors import EstimateError
 from memcalc.script.inert import Inert
-from memcalc.script.patches import Patches
 
 _IN_PLACE = frozenset(
     "cpu_adagrad cpu_adam cpu_lion fused_adam fused_lamb fused_lion utils".split()

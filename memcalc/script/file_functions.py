@@ -10,9 +10,9 @@ import os
 import shutil
 from typing import Any
 
+from memcalc.engine.patches import Patches
 from memcalc.script.listing import Scan
 from memcalc.script.overlay import Overlay, full, inside
-from memcalc.script.patches import Patches
 
 _BY_PATH = ("stat", "lstat", "access", "chmod", "chown", "utime", "readlink")
 _SMALL = 64 << 20

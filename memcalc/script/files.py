@@ -11,9 +11,9 @@ import os
 import shutil
 from typing import Any
 
+from memcalc.engine.patches import Patches
 from memcalc.script import file_functions
 from memcalc.script.overlay import Overlay, full
-from memcalc.script.patches import Patches
 
 _MARK = b"saved in a simulated run, number %08d"
 _open = open

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from memcalc.engine.patches import Patches
 from memcalc.errors import UsageError
 
 NAMES = {
@@ -185,11 +186,13 @@ def _on_machine_of(gpus: int) -> Iterator[None]:
     """PyTorch finds so many GPUs."""
     import torch
 
-    from memcalc.trace.torch_private.names import replaced
-
-    counts = replaced(torch.cuda, "device_count", lambda: gpus)
-    with counts, replaced(torch.cuda, "is_available", lambda: True):
+    patches = Patches()
+    patches.set(torch.cuda, "device_count", lambda: gpus)
+    patches.set(torch.cuda, "is_available", lambda: True)
+    try:
         yield
+    finally:
+        patches.undo()
 
 
 def _prepared(given: Any, *, several: bool) -> dict[str, str]:

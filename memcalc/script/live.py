@@ -1,69 +1,73 @@
-"""Simulating what is already in memory: a block of code, or a module with its optimizer."""
+"""Simulating what is already in memory: a block of code, or a module with its optimizer.
+
+It runs in a process of its own over the stub driver, unless this process is over it already.
+"""
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from memcalc.children.fork import forked
+from memcalc.engine import lines
+from memcalc.engine.scripts.session import Session
+from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep
+from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
-from memcalc.files.artifact import decode, encode
-from memcalc.files.trace_file import pack, unpack
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.script import place, torch_private
-from memcalc.script.phases import EnoughStepsError
-from memcalc.script.session import Session
-from memcalc.script.simulate import plan_of
+from memcalc.script import travel
+from memcalc.script.by_gpu import fullest
+from memcalc.script.simulate import plan_of, run_work
 
-FORKED = (
-    "PyTorch's backward on a GPU, also a simulated one, does not work in a copy of a process that "
-    "has run it: ask for this before memcalc.simulate(), or in a process of its own."
-)
 EMPTY = "Nothing was on the GPU: does the code use torch.device('cuda')?"
 
 
 class Simulation:
-    """A simulated GPU for the code inside a ``with``; what it took is there afterwards."""
+    """A simulated GPU for the code inside a ``with``; what it took is there afterwards.
+
+    The code runs in a process of its own: names that it assigns are not seen behind the block.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = {key: value for key, value in settings.items() if key != "weights"}
-        self._weights = bool(settings.get("weights"))
-        self._session: Session | None = None
         self._found: Traced | None = None
+        self._error: BaseException | None = None
+        self._entered = False
+        self._session: Session | None = None
         self._plan: Plan | None = None
+        self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Simulation:
-        if torch.cuda.is_initialized():
-            raise UsageError(
-                "CUDA is in use in this process already: enter memcalc.simulate() before that."
-            )
-        self._plan = plan_of([place.line() or sys.argv[0] or "python"], **self._settings)
-        session = Session(asked(self._plan), weights=self._weights)
-        session.__enter__()
-        try:
-            _begin(session)
-        except BaseException:
-            session.__exit__(None, None, None)
-            raise
-        self._session = session
+        self._entered = True
+        self._plan = plan_of([lines.line() or sys.argv[0] or "python"], **self._settings)
+        question = asked(self._plan)
+        if stub.is_open():
+            self._session = Session(self._plan.steps or 0)
+            self._session.__enter__()
+            return self
+        frame = sys._getframe(1)
+        body = travel.body_at(frame)
+        self._found, self._error = run_work(question, travel.sent("the block", body))
+        self._undo = travel.skip(frame)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        assert self._session is not None
         assert self._plan is not None
-        self._session.__exit__(kind, *error)
-        if self._session.memory.events:
-            self._found = self._session.traced(self._plan.name)
+        self._undo()
+        if self._session is not None:
+            self._session.__exit__(kind, *error)
+            self._found = _read(self._session, self._plan)
+        if self._found is not None:
             keep(self._found)
-        return kind is not None and issubclass(kind, EnoughStepsError)
+        if self._error is not None:
+            raise self._error
+        return kind is not None and issubclass(kind, EnoughStepsError | travel.Skipped)
 
     @property
     def prediction(self) -> Prediction:
@@ -84,39 +88,28 @@ class Simulation:
 
     def _result(self) -> Traced:
         if self._found is None:
-            raise EstimateError(
-                EMPTY if self._session is not None else "The simulated code has not run."
-            )
+            raise EstimateError(EMPTY if self._entered else "The simulated code has not run.")
         return self._found
 
 
-def _begin(session: Session) -> None:
-    """See that the autograd engine serves the simulated GPU.
-
-    Raises:
-        EstimateError: it does not.
-    """
-    with session.recorder.aside():
-        try:
-            _backward()
-        except RuntimeError as error:
-            if "fork" in str(error):
-                raise EstimateError(FORKED) from error
-            torch_private.serve_the_device()
-            _backward()
+def _read(session: Session, plan: Plan) -> Traced | None:
+    """What this process took, which is over the stub driver."""
+    traces = session.recorded(plan.name).traces
+    state, question = session.models.state(), asked(plan)
+    found = {
+        gpu: Traced(prediction=predict(question, trace, state), trace=trace)
+        for gpu, trace in traces.items()
+    }
+    if not found:
+        return None
+    return found[0] if [*found] == [0] else fullest(found)
 
 
-def _backward() -> None:
-    torch.ones((), device="cuda", requires_grad=True).backward()
-
-
-def run_apart(
-    work: Callable[[Session], Any], settings: Mapping[str, Any], name: str
-) -> Traced | None:
-    """Run code on a simulated GPU in a copy of this process, which stays as it is.
+def run_apart(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -> Traced | None:
+    """Run code on a simulated GPU in a process of its own; this one stays as it is.
 
     Args:
-        work: the code; it is given the simulated GPU.
+        work: the code.
         settings: of the plan.
         name: what the run is called.
 
@@ -124,29 +117,15 @@ def run_apart(
         What it took; ``None``: it used no GPU.
 
     Raises:
-        EstimateError: the copy died.
-        Exception: what the code raised, as far as it can be told from there.
+        EstimateError: the process died.
+        Exception: what the code raised.
     """
     plan = plan_of([name], **settings)
-    question = asked(plan)
-
-    def inside() -> dict[str, Any]:
-        torch.set_num_threads(1)
-        session = Session(question)
-        with contextlib.suppress(EnoughStepsError), session:
-            _begin(session)
-            work(session)
-        if not session.memory.events:
-            return {}
-        found = session.traced(name)
-        return {"prediction": encode(found.prediction), "trace": pack(found.trace)}
-
-    answer = forked(inside, name)
-    if not answer:
-        return None
-    prediction: Prediction = decode(Prediction, answer["prediction"])
-    found = Traced(prediction=prediction, trace=unpack(base64.b64decode(answer["trace"])))
-    keep(found)
+    found, error = run_work(asked(plan), travel.sent(name, work))
+    if error is not None:
+        raise error
+    if found is not None:
+        keep(found)
     return found
 
 
@@ -175,26 +154,46 @@ def estimate_module(
         )
     if inputs is None:
         raise UsageError("Give inputs: a batch as the module is called with it.")
+    work = Training(module, optimizer, loss, inputs, targets, steps)
+    try:
+        found = run_apart(work, {**settings, "steps": 0}, type(module).__name__)
+    except (EstimateError, UsageError):
+        raise
+    except Exception as error:
+        raise EstimateError(f"{type(error).__name__}: {error}") from error
+    if found is None:
+        raise EstimateError(EMPTY)
+    return found.prediction
 
-    def work(session: Session) -> None:
-        model = module.to("cuda")
-        stepper = _optimizer(optimizer, model)
-        if stepper is not None:
-            session.labels.made(stepper)
-        given, wanted = on_gpu(inputs), on_gpu(targets)
-        for _ in range(steps):
+
+class Training:
+    """Trains a module for some steps; arguments as for ``estimate_module``."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimizer: Any,
+        loss: Callable[..., torch.Tensor] | None,
+        inputs: Any,
+        targets: Any,
+        steps: int,
+    ) -> None:
+        self._module, self._optimizer, self._loss = module, optimizer, loss
+        self._inputs, self._targets, self._steps = inputs, targets, steps
+
+    def __call__(self) -> None:
+        """Run the steps."""
+        model = self._module.to("cuda")
+        stepper = _optimizer(self._optimizer, model)
+        given, wanted = on_gpu(self._inputs), on_gpu(self._targets)
+        for _ in range(self._steps):
             out = _called(model, given)
-            _loss(loss, out, wanted).backward()
+            _loss(self._loss, out, wanted).backward()
             if stepper is None:
                 model.zero_grad()
                 continue
             stepper.step()
             stepper.zero_grad()
-
-    found = run_apart(work, {**settings, "steps": 0}, type(module).__name__)
-    if found is None:
-        raise EstimateError(EMPTY)
-    return found.prediction
 
 
 def _optimizer(given: Any, model: torch.nn.Module) -> Any:

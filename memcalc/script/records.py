@@ -1,8 +1,11 @@
-"""How a simulated program ended."""
+"""What the process of a simulated program is asked, and how the program ended."""
 
 from __future__ import annotations
 
 import msgspec
+
+from memcalc.records.outcome import Refusal
+from memcalc.script.command import Program
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +19,28 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """Optimizer steps that it made."""
     out_of_memory: str = ""
     """What PyTorch said of memory, where that ended the program."""
+    refusal: Refusal | None = None
+    """The request that found no room, where that ended the program."""
     started: tuple[str, ...] = ()
     """Python programs that it started by subprocess, as they would be typed."""
     note: str = ""
     """What a person must know of the answer, in one sentence."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, and how."""
+
+    program: Program
+    steps: int
+    gpus: int = 1
+    """Of the machine, as far as the user named them."""
+    launched: bool = False
+    """By a launcher, as one process of several."""
+    weights: bool = False
+    """Weights are fetched and read."""
+    said: tuple[str, ...] = ()
+    """What is assumed so far."""
+    work: str = ""
+    """A file with a pickled function to call in place of a program."""
+    path: tuple[str, ...] = ()
+    """Where modules are found that the function names."""

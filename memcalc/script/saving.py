@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from memcalc.script import place
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
+from memcalc.engine.torch_internals import storage_key
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
-from memcalc.script.patches import Patches
-from memcalc.trace.operators.sparse_parts import assembled, has_parts, parts
-from memcalc.trace.subclasses import on_host
-from memcalc.trace.torch_private.dispatch import (
-    FakeTensor,
-    without_dispatch,
-    without_modes,
-)
-from memcalc.trace.torch_private.tensors import storage_key
 
 Say = Callable[[str], None]
 _NOTHING = object()
@@ -30,21 +22,22 @@ class _Kept:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.device = tensor.device
-        self.storage = storage_key(tensor)
-        self.elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-        self.view = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-        self.mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
-        if self.mode is not None:
-            self.host = on_host(tensor, self.mode)
-        else:
-            self.host = tensor.detach().to("cpu", copy=True)
+        self.host = tensor.detach().to("cpu", copy=True)
+        self.plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and (
+            tensor.layout is torch.strided
+        )
+        self.storage = storage_key(tensor) if self.plain else id(self)
+        self.elements = self.host.numel()
+        if self.plain:
+            self.elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+            self.view = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
     def loaded(self, location: Any, storages: dict[Any, torch.Tensor]) -> torch.Tensor:
         """The tensor where it is wanted; tensors of one storage share it again."""
         wanted = _location(location, self.device)
         if wanted.type != "cuda":
             return self.host
-        if self.mode is None:
+        if not self.plain:
             return self.host.to(wanted)
         key = self.storage, self.host.dtype
         if key not in storages:
@@ -52,34 +45,19 @@ class _Kept:
         return storages[key].as_strided(*self.view)
 
 
-class _KeptParts:
-    """A sparse tensor of a checkpoint."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.parts = [_Kept(part) for part in parts(tensor)]
-        self.layout, self.shape = tensor.layout, tuple(tensor.shape)
-        self.unique = tensor.layout is torch.sparse_coo and tensor.is_coalesced()
-
-    def loaded(self, location: Any, storages: dict[Any, torch.Tensor]) -> torch.Tensor:
-        """The tensor where it is wanted."""
-        loaded = (part.loaded(location, storages) for part in self.parts)
-        return assembled(self.layout, loaded, self.shape, unique=self.unique)
-
-
-def install(patches: Patches, say: Say, *, simulated: bool = True) -> UnwrittenFiles:
+def install(patches: Patches, say: Say) -> UnwrittenFiles:
     """Keep checkpoints in place of writing them.
 
     Args:
         patches: what is changed.
         say: told what was not done.
-        simulated: the GPU is; else PyTorch's own code loads what lies on the disk.
 
     Returns:
         The files that were not written.
     """
     files = UnwrittenFiles()
     files.install(patches)
-    checkpoints = _Checkpoints(files, patches, say, simulated=simulated)
+    checkpoints = _Checkpoints(files, patches, say)
     patches.wrap(torch, "save", checkpoints.save)
     patches.wrap(torch, "load", checkpoints.load)
     patches.when_imported("safetensors", checkpoints.opened)
@@ -90,13 +68,10 @@ def install(patches: Patches, say: Say, *, simulated: bool = True) -> UnwrittenF
 class _Checkpoints:
     """Functions in place of those that save and load."""
 
-    def __init__(
-        self, files: UnwrittenFiles, patches: Patches, say: Say, *, simulated: bool
-    ) -> None:
+    def __init__(self, files: UnwrittenFiles, patches: Patches, say: Say) -> None:
         self._files = files
         self._patches = patches
         self._say = say
-        self._simulated = simulated
 
     def save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         """As ``torch.save``."""
@@ -104,7 +79,7 @@ class _Checkpoints:
 
     def _put(self, file: Any, content: Any) -> None:
         self._files.put(file, content, _size(content, {}))
-        self._say(place.named(NOT_WRITTEN))
+        self._say(lines.named(NOT_WRITTEN))
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any
@@ -115,15 +90,7 @@ class _Checkpoints:
             found = found.tensors
         if found is not _NOTHING:
             return _loaded(found, map_location, {})
-        if not self._simulated:
-            return original(f, map_location, *args, **kwargs)
-        if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and _is_zip(f):
-            # Weights that nobody looks at are never read.
-            kwargs["mmap"] = True
-        # PyTorch reads no numbers where it sees a mode of fake tensors.
-        with without_modes(), without_dispatch():
-            found = original(f, "cpu", *args, **kwargs)
-        return _placed(found, map_location)
+        return original(f, map_location, *args, **kwargs)
 
     def safetensors(self, module: Any) -> None:
         """Act on ``safetensors.torch``."""
@@ -208,26 +175,17 @@ def _location(asked: Any, was: torch.device) -> torch.device:
     if isinstance(asked, Mapping):
         return torch.device(asked.get(name, name))
     try:
-        with without_dispatch():
-            placed = asked(torch.UntypedStorage(0), name)
+        placed = asked(torch.UntypedStorage(0), name)
     except Exception:
         # It moves storages to the GPU, of which there are none.
         return torch.device("cuda")
     return was if placed is None else placed.device
 
 
-def _is_zip(file: Any) -> bool:
-    try:
-        with open(file, "rb") as opened:
-            return opened.read(4) == b"PK\x03\x04"
-    except OSError:
-        return False
-
-
 def _kept(value: Any) -> Any:
     """A checkpoint as it is kept."""
     if isinstance(value, torch.Tensor):
-        return _KeptParts(value) if has_parts(value) else _Kept(value)
+        return _Kept(value)
     return _mapped(value, _kept)
 
 
@@ -241,8 +199,6 @@ def _size(content: Any, storages: dict[Any, int]) -> int:
         content = content.tensors
     if isinstance(content, torch.nn.Module):
         content = {name: _kept(tensor) for name, tensor in content.state_dict().items()}
-    if isinstance(content, _KeptParts):
-        content = content.parts
     if isinstance(content, _Kept):
         storages[content.storage] = content.elements * content.host.element_size()
     elif isinstance(content, Mapping):
@@ -254,20 +210,12 @@ def _size(content: Any, storages: dict[Any, int]) -> int:
 
 def _loaded(value: Any, location: Any, storages: dict[Any, torch.Tensor]) -> Any:
     """A checkpoint as it is loaded again; what was read of its storages is noted."""
-    if isinstance(value, _Kept | _KeptParts):
+    if isinstance(value, _Kept):
         return value.loaded(location, storages)
     if isinstance(value, torch.nn.Module):
         made = copy.deepcopy(value)
         return made if location is None else made.to(_location(location, torch.device("cpu")))
     return _mapped(value, lambda item: _loaded(item, location, storages))
-
-
-def _placed(value: Any, location: Any) -> Any:
-    """A checkpoint of the host where ``map_location`` wants it."""
-    if isinstance(value, torch.Tensor):
-        wanted = _location(location, torch.device("cpu"))
-        return value.to(wanted) if wanted.type == "cuda" else value
-    return _mapped(value, lambda item: _placed(item, location))
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -1,11 +1,16 @@
-"""Asks a child process to run a program on a simulated GPU."""
+"""Runs a user's program over the stub driver, in a fresh process, and reads what it took."""
 
 from __future__ import annotations
 
 import base64
 import os
+import pickle
 import shlex
-from collections.abc import Mapping, Sequence
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +19,41 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
-from memcalc.children import inductor
-from memcalc.children.ask import Parent
+from memcalc.engine import card, driver
+from memcalc.engine.cudnn import loading
+from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.estimation.estimate import Traced, keep
-from memcalc.files.artifact import decode, encode
+from memcalc.estimation.predict import predict
+from memcalc.estimation.question import Asked, asked
+from memcalc.files import cache
+from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
+from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
-from memcalc.script.command import understand
+from memcalc.records.trace import Trace
+from memcalc.script.by_gpu import fullest
+from memcalc.script.card import card as card_of
+from memcalc.script.command import Program, launched
+from memcalc.script.growth import growth
+from memcalc.script.launchers import Launch
 from memcalc.script.records import Ending
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
-_ENVIRONMENT = {
-    # The same answer with and without a GPU in the machine.
-    "CUDA_VISIBLE_DEVICES": "",
+_BEGINS = (
+    "import sys; sys.path.append({home!r}); from memcalc.script.child import main; "
+    "main(*sys.argv[1:])"
+)
+_HOME = str(Path(__file__).resolve().parents[2])
+_CACHES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "cuda",
 }
+"""Caches that a run may fill by a clock or a device: here they are the simulation's own."""
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,69 +65,231 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def simulate(
-    plan: Plan, parent: Parent | None = None, folder: Path | None = None, *, weights: bool = False
+    plan: Plan, folder: Path | None = None, *, weights: bool = False, python: str | None = None
 ) -> Simulated:
     """Run the program of a plan; what it prints goes to standard error.
 
+    Where its memory runs out on the plan's GPU, it runs once more without a limit: that tells what
+    it needs in all.
+
     Args:
         plan: its command, and the GPU.
-        parent: forks the child; ``None``: one of its own.
         folder: where to run it; ``None``: here.
-        weights: are fetched and read, and hold their numbers as long as they are on the host.
+        weights: are fetched where they are not on this machine.
+        python: the Python that runs it; ``None``: this one.
 
     Raises:
         UsageError: the command cannot be understood.
-        EstimateError: the child died.
+        EstimateError: the process died, or there is no PyTorch with CUDA.
     """
     folder = Path.cwd() if folder is None else folder
-    variables = dict(understand(plan.command or "", folder).environment)
-    if plan.gpu is not None:
-        gpus.find(plan.gpu)
-    if parent is None or variables:
-        # What is imported reads them too.
-        with simulating_parent(variables) as own:
-            return _asked(plan, own, folder, weights=weights)
-    return _asked(plan, parent, folder, weights=weights)
+    program, launch = launched(plan, folder)
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    question = asked(plan)
+    run = _Run(question, program, launch, folder, weights, python or sys.executable)
+    found = run.answer(limited=gpu is not None)
+    if found.ending.out_of_memory and found.ending.refusal is not None:
+        whole = run.answer(limited=False, quiet=True)
+        if whole.traced is not None and not whole.ending.code:
+            found = replace(found, traced=whole.traced)
+    if found.traced is not None:
+        room = card_of(gpu).room if gpu is not None else None
+        traced = _as_it_ended(found.traced, found.ending, room)
+        keep(traced)
+        found = replace(found, traced=traced)
+    return found
 
 
-def _asked(plan: Plan, parent: Parent, folder: Path, *, weights: bool) -> Simulated:
-    child = parent.child("memcalc.script.job", "simulated script", aloud=True)
-    try:
-        answer = child.ask({"plan": encode(plan), "folder": str(folder), "weights": weights})
-    finally:
-        child.end()
-    return _understood(answer)
+def run_work(question: Asked, work: bytes) -> tuple[Traced | None, BaseException | None]:
+    """Call a pickled function over the stub driver; returns what it took, and what it raised.
 
-
-def simulating_parent(variables: Mapping[str, str] | None = None) -> Parent:
-    """A parent for several programs; its process starts when the first is run.
-
-    Args:
-        variables: of its environment, beside those of this process.
+    Raises:
+        EstimateError: the process died, or there is no PyTorch with CUDA.
     """
-    environment = {**os.environ, **(variables or {}), **_ENVIRONMENT, **inductor.elsewhere()}
-    return Parent(EstimateError, environment)
+    program = Program(module=question.plan.name)
+    run = _Run(question, program, None, Path.cwd(), False, sys.executable, work)
+    found = run.answer(limited=question.gpu is not None)
+    return found.traced, run.raised
 
 
-def _understood(answer: dict[str, Any]) -> Simulated:
-    ending: Ending = decode(Ending, answer["ending"])
-    if "prediction" not in answer:
-        return Simulated(ending=ending, traced=None)
+class _Run:
+    """A program that can be run several times; arguments as for ``simulate``."""
+
+    def __init__(
+        self,
+        question: Asked,
+        program: Program,
+        launch: Launch | None,
+        folder: Path,
+        weights: bool,
+        python: str,
+        work: bytes = b"",
+    ) -> None:
+        self._work = work
+        self.raised: BaseException | None = None
+        """By the function that ran in place of a program."""
+        self._question, self._program, self._launch = question, program, launch
+        self._folder, self._weights, self._python = folder, weights, python
+
+    def answer(self, *, limited: bool, quiet: bool = False) -> Simulated:
+        """Run it in a process of its own.
+
+        Args:
+            limited: to the memory of the GPU.
+            quiet: what it prints was seen before.
+        """
+        with tempfile.TemporaryDirectory(prefix="memcalc-") as scratch:
+            asked_in, answered = Path(scratch, "request.json"), Path(scratch, "answer.json")
+            request, work = self._request(), Path(scratch, "work")
+            if self._work:
+                work.write_bytes(self._work)
+                request |= {"work": str(work), "path": sys.path}
+            asked_in.write_bytes(msgspec.json.encode(request))
+            command = [self._python, "-c", _BEGINS.format(home=_HOME)]
+            out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
+            if self._work:
+                out = err = subprocess.PIPE
+            try:
+                done = subprocess.run(
+                    [*command, str(asked_in), str(answered)],
+                    cwd=self._folder,
+                    env=self._environment(Path(scratch), limited=limited),
+                    stdout=out,
+                    stderr=err,
+                    text=True,
+                    errors="replace",
+                    check=False,
+                )
+            except OSError as error:
+                raise EstimateError(f"{self._python} cannot be started: {error}.") from None
+            print(done.stdout or "", end="", flush=True)
+            print(done.stderr or "", end="", file=sys.stderr, flush=True)
+            if not answered.exists():
+                raise EstimateError(_died(done.returncode))
+            answer = msgspec.json.decode(answered.read_bytes())
+            if answer["raised"]:
+                self.raised = _raised(answer["raised"])
+            return self._understood(answer)
+
+    def _request(self) -> dict[str, Any]:
+        program = self._program
+        said = list(self._question.notes)
+        if self._launch is not None and self._launch.assumed:
+            said.append(self._launch.assumed)
+        if self._launch is not None and self._launch.world > 1:
+            said.append(
+                f"this is rank 0 of {self._launch.world}; the others are made up: nothing is sent, "
+                "and what they would send is taken as arrived"
+            )
+        if program.left_out:
+            said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
+        return {
+            "program": program,
+            "steps": self._question.plan.steps or 0,
+            "gpus": self._question.plan.devices,
+            "launched": self._launch is not None,
+            "weights": self._weights,
+            "said": said,
+        }
+
+    def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
+        """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
+        question, plan = self._question, self._question.plan
+        told = card_of(question.gpu)
+        room = told.room if limited else 1 << 50
+        local = self._launch.local if self._launch is not None else None
+        # A process that a launcher starts has a GPU of its own, and sees that alone.
+        devices = plan.devices if local is None or plan.devices > local else 1
+        root, cuda = driver.installed(self._python)
+        prepared = stub.prepare(root, cuda)
+        planning = driver.cudnn(question.target.capability, [root.parent])
+        found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
+        found |= {
+            **dict(self._program.environment),
+            **stub.environment(prepared, scratch / "processes"),
+            **loading.environment(planning),
+            **card.settings(question.gpu, question.target, room=room),
+            "MEMCALC_STUB_KEPT": str(told.kept),
+            "MEMCALC_STUB_OUTSIDE": str(told.outside),
+            "MEMCALC_STUB_DEVICES": str(devices),
+            "MEMCALC_STUB_CARRIED": str(8 << 20),
+            **(self._launch.environment(0) if self._launch is not None else {}),
+        }
+        if plan.alloc_conf:
+            found["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
+        major, minor = question.target.capability
+        compiled = cache.folder().absolute() / "compiled" / f"sm{major}{minor}"
+        found |= {name: str(compiled / folder) for name, folder in _CACHES.items()}
+        return loading.preload(found)
+
+    def _understood(self, answer: dict[str, Any]) -> Simulated:
+        ending = decode(Ending, answer["ending"])
+        state = decode(OptimizerState, answer["state"])
+        traces = {int(gpu): _unpacked(packed) for gpu, packed in answer["traces"].items()}
+        found = {
+            gpu: Traced(prediction=predict(self._question, trace, state), trace=trace)
+            for gpu, trace in traces.items()
+        }
+        if not found:
+            return Simulated(ending=ending, traced=None)
+        traced = found[0] if [*found] == [0] else fullest(found)
+        return Simulated(ending=ending, traced=traced)
+
+
+def _stderr() -> int:
+    """Standard output of a command is its answer; what a program prints goes beside it."""
     try:
-        trace = unpack(base64.b64decode(answer["trace"]))
+        return sys.stderr.fileno()
+    except (ValueError, OSError, AttributeError):
+        return subprocess.DEVNULL  # Closed, or no file.
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Says which of this machine's own GPUs are seen, which are not those of a simulated one."""
+
+
+def _raised(kept: dict[str, str]) -> BaseException:
+    """What a function raised in the other process, with its traceback there as a note."""
+    error: BaseException
+    try:
+        error = pickle.loads(base64.b64decode(kept["error"]))
+    except Exception:
+        error = EstimateError(f"{kept['kind']}: {kept['text']}")
+    error.add_note(kept["trace"])
+    return error
+
+
+def _died(code: int) -> str:
+    if code < 0:
+        how = f"was killed by {signal.Signals(-code).name}"
+    else:
+        how = f"ended with exit code {code}"
+    return f"The process of the program {how}, and left no figures."
+
+
+def _unpacked(packed: str) -> Trace:
+    try:
+        return unpack(base64.b64decode(packed))
     except DamagedTraceError as error:
         raise EstimateError(f"What the simulated run said cannot be read: {error}.") from None
-    prediction = _as_it_ended(decode(Prediction, answer["prediction"]), ending)
-    traced = Traced(prediction=prediction, trace=trace)
-    keep(traced)
-    return Simulated(ending=ending, traced=traced)
 
 
-def _as_it_ended(prediction: Prediction, ending: Ending) -> Prediction:
+def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
+    """What the program's end says of its figures."""
+    prediction = traced.prediction
+    grows = growth(traced.trace, room, prediction.peak.reserved or 0)
+    prediction = replace(prediction, growth=grows, refusal=ending.refusal)
+    if ending.refusal is not None and prediction.fit is not None:
+        fit = replace(prediction.fit, verdict=FitVerdict.DOES_NOT_FIT)
+        prediction = replace(prediction, fit=fit)
+    elif ending.code:
+        prediction = _until_then(prediction, ending.code)
+    return replace(traced, prediction=prediction)
+
+
+def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
-    if not ending.code:
-        return prediction
-    until_then = f"the script ended with exit code {ending.code}, and the figures are until then"
+    until_then = f"the script ended with exit code {code}, and the figures are until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
     if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
         return told

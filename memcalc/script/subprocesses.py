@@ -8,8 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+from memcalc.engine.patches import Patches
 from memcalc.script import prefixes
-from memcalc.script.patches import Patches
 
 
 class Subprocesses:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memcalc.script.patches import Patches
+from memcalc.engine.patches import Patches
 
 KEEP_TRACKERS = "MEMCALC_TRACKERS"
 """Variable of the environment that leaves trackers on."""

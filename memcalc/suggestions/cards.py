@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from memcalc.catalog import gpus
+from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
-from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 from memcalc.remedies.goals import needed

@@ -17,7 +17,7 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.imports import line
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import cache_layers, cache_packages
+from memcalc.workload import cache_layers, cache_packages, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Turns, Watch, as_found
 from memcalc.workload.precision import Precision
@@ -44,6 +44,9 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them are generated; ``None``: all."""
     cache: str = "dynamic"
     beams: int = 1
+    between: long_decode.Between | None = None
+    """Nobody looks at values: passes in the middle of a long generation grow the cache alone, and
+    this is told when they begin (``True``) and end."""
 
 
 def run(job: Inference, watch: Watch) -> None:
@@ -100,6 +103,8 @@ def _generate(job: Inference) -> None:
     if model.config.is_encoder_decoder and starts == (None, None):
         options["decoder_start_token_id"] = model.config.decoder_start_token_id
     options.update(_kept_in(job.cache))
+    if job.between is not None and long_decode.is_long(job.until or job.tokens):
+        long_decode.shorten(model, job.until or job.tokens, job.between)
     try:
         model.generate(**job.batch(), **options)
     except (ImportError, NotImplementedError, ValueError, AssertionError) as error:

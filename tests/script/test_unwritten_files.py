@@ -14,9 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
+from memcalc.engine.patches import Patches
 from memcalc.script import file_functions, saving
 from memcalc.script.files import UnwrittenFiles
-from memcalc.script.patches import Patches
 
 
 @pytest.fixture

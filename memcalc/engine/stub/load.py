@@ -223,8 +223,10 @@ def _library() -> Path:
     """
     shipped = Path(__file__).with_name(build.NAME)
     mark = build.mark()
-    if shipped.exists() and mark in elf.read(shipped).defined:
-        return shipped
+    if shipped.exists():
+        found = elf.read(shipped)
+        if found.machine == shells.machine() and mark in found.defined:
+            return shipped
     kept = _kept() / f"{mark}-{shells.machine()}.so"
     if kept.exists():
         return kept
@@ -300,10 +302,19 @@ def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cud
         shell = shells.shared_object(
             soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine
         )
-        _put(folder / soname, shell)
+        _put(folder / _file_name(soname), shell)
     stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
     _put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
     return stub
+
+
+def _file_name(soname: str) -> str:
+    """The loader goes by what a shell says its soname is, and needs no file of that name.
+
+    PyTorch takes a file of CUDA's runtime among the loaded ones for a sign that it should load
+    NVIDIA's other libraries, where they are installed, and finds none of this name.
+    """
+    return soname.replace("libcudart.so", "cudart.so")
 
 
 def _put(path: Path, data: bytes) -> None:

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.catalog import gpus, models
-from memcalc.estimation.understand import checkpoint_refusal, quant_refusal
 from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.estimation.understand import checkpoint_refusal, quant_refusal
 from memcalc.records.model import Parameter
 from memcalc.records.plan import Plan
 from memcalc.remedies import sources

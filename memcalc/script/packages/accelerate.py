@@ -13,10 +13,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from memcalc.engine.patches import Patches
 from memcalc.script.command import Program
-from memcalc.script.patches import Patches
 from memcalc.script.running import as_main, run
-from memcalc.script.spawned import AskedElsewhere
 
 
 def install(patches: Patches) -> None:
@@ -39,7 +38,7 @@ def install(patches: Patches) -> None:
 
         def several(original: Any, args: Any) -> None:
             started = shlex.join([args.training_script, *args.training_script_args])
-            raise AskedElsewhere(
+            raise SystemExit(
                 f"{os.path.basename(sys.argv[0])} starts {args.num_processes} processes: type "
                 f"memcalc simulate -- accelerate launch --num_processes {args.num_processes} "
                 f"{'-m ' if args.module else ''}{started}"

@@ -11,8 +11,8 @@ import os
 import shutil
 from typing import Any
 
+from memcalc.engine.patches import Patches
 from memcalc.script.overlay import Overlay, full
-from memcalc.script.patches import Patches
 
 NOT_HERE = (
     "weights of {} are not on this machine: they are taken to be what its config "

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from memcalc.engine.patches import Patches
 from memcalc.script.packages.checkpoints import NOT_HERE
-from memcalc.script.patches import Patches
-from memcalc.script.recorder import ScriptRecorder
-from memcalc.trace.subclasses import on_host
-from memcalc.trace.torch_private.dispatch import mode_in_use
 
 
-def install(patches: Patches, recorder: ScriptRecorder) -> None:
+def install(patches: Patches, say: Callable[[str], None]) -> None:
     """Act when diffusers is imported.
 
     Args:
         patches: what is changed.
-        recorder: the session's.
+        say: told what a checkpoint is taken to be.
     """
-    if recorder.real_weights:
-        return
 
     def models(module: ModuleType) -> None:
         def not_fetched(
@@ -33,9 +28,8 @@ def install(patches: Patches, recorder: ScriptRecorder) -> None:
             config = None if _is_here(module, name, kwargs) else _config(cls, name, kwargs)
             if config is None:
                 return original(cls, name, *args, **kwargs)
-            recorder.assumptions[NOT_HERE.format(name)] = None
-            with recorder.aside():
-                weights = _as_config_says(cls, config)
+            say(NOT_HERE.format(name))
+            weights = _as_config_says(cls, config)
             with _read_as(module, weights):
                 return original(cls, name, *args, **kwargs)
 
@@ -83,7 +77,9 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     """Tensors of a checkpoint without numbers, in fp32: loading casts them to what is asked for."""
     with torch.device("meta"):
         made = cls.from_config(config)
-    return {name: on_host(tensor, mode_in_use()) for name, tensor in made.state_dict().items()}
+    return {
+        name: torch.empty_like(tensor, device="cpu") for name, tensor in made.state_dict().items()
+    }
 
 
 @contextmanager

@@ -1,36 +1,29 @@
-"""transformers: checkpoints are not fetched, and fake tensors run eagerly."""
+"""transformers: checkpoints that are not on this machine are not fetched."""
 
 from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from memcalc.catalog.quantised import settings_in
+from memcalc.engine.patches import Patches
 from memcalc.script.packages.checkpoints import NOT_HERE, SavedFolders
-from memcalc.script.patches import Patches
-from memcalc.script.recorder import ScriptRecorder
-from memcalc.trace.subclasses import on_host
-from memcalc.trace.torch_private.dispatch import mode_in_use
 from memcalc.workload.prequantised import held_once, quantise
 
 
-def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -> None:
+def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders) -> None:
     """Act when transformers is imported.
 
     Args:
         patches: what is changed.
-        recorder: the session's.
+        say: told what a checkpoint is taken to be.
         folders: where models are saved.
     """
-
-    def eagerly(module: ModuleType) -> None:
-        # A fake tensor is taken for a sign of a graph that is being traced.
-        if hasattr(module, "is_fake_tensor"):
-            patches.set(module, "is_fake_tensor", lambda _: False)
 
     def not_fetched(original: Any, cls: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         saved = folders.found(name)
@@ -38,20 +31,15 @@ def install(patches: Patches, recorder: ScriptRecorder, folders: SavedFolders) -
         if config is None:
             loaded = original(cls, saved, *args, **kwargs)
             return loaded if saved is name else _named(loaded, name)
-        recorder.assumptions[NOT_HERE.format(name)] = None
-        with recorder.aside():
-            weights = _as_config_says(cls, _in_folder(config, saved, kwargs))
+        say(NOT_HERE.format(name))
+        weights = _as_config_says(cls, _in_folder(config, saved, kwargs))
         named = {key: value for key, value in kwargs.items() if key != "config"}
         loaded = original(cls, None, *args, config=config, state_dict=weights, **named)
         return _named(loaded, name)
 
     def models(module: ModuleType) -> None:
-        if not recorder.real_weights:
-            patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
+        patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
 
-    # Its threads would load outside of the simulation, each for itself.
-    patches.environment("HF_DEACTIVATE_ASYNC_LOAD", "1")
-    patches.when_imported("transformers.utils.import_utils", eagerly)
     patches.when_imported("transformers.modeling_utils", models)
 
 
@@ -143,6 +131,6 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
         quantise(made, told, kept if isinstance(kept, torch.dtype) else torch.float32)
     return {
         # What says how a weight was quantised has its numbers.
-        name: on_host(tensor, mode_in_use()) if tensor.is_meta else tensor
+        name: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
         for name, tensor in held_once(made).items()
     }

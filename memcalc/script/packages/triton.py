@@ -1,38 +1,29 @@
-"""Triton: kernels are launched and do nothing."""
+"""Triton: of several configurations of a kernel the first is taken, for no clock can choose."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memcalc.script.patches import Patches
-from memcalc.script.recorder import ScriptRecorder
-from memcalc.trace.packages.triton import AUTOTUNER, DRIVER, JIT, driver, launched, tried
+from memcalc.engine.patches import Patches
+
+_FIRST = "of Triton kernels that tune themselves by time, the first configuration runs"
 
 
-def install(patches: Patches, recorder: ScriptRecorder) -> None:
-    """Let Triton launch kernels that do nothing."""
+def install(patches: Patches, say: Callable[[str], None]) -> None:
+    """Act when Triton's tuner is imported.
 
-    def assume(said: str) -> None:
-        recorder.assumptions[said] = None
-
-    run = launched(assume)
-
-    def jit(module: ModuleType) -> None:
-        patches.wrap(module.JITFunction, "run", lambda _, *args, **kwargs: run(*args, **kwargs))
+    Args:
+        patches: what is changed.
+        say: told that nothing was timed.
+    """
 
     def tune(module: ModuleType) -> None:
-        patches.wrap(module.Autotuner, "_bench", _tried)
+        def timed(original: Any, *args: Any, **kwargs: Any) -> list[float]:
+            say(_FIRST)
+            return [1.0, 1.0, 1.0]
 
-    def drive(module: ModuleType) -> None:
-        patches.set(module, "_create_driver", driver)
-        patches.set(module.driver, "_default", None)
-        patches.set(module.driver, "_active", None)
+        patches.wrap(module.Autotuner, "_bench", timed)
 
-    patches.when_imported(JIT, jit)
-    patches.when_imported(AUTOTUNER, tune)
-    patches.when_imported(DRIVER, drive)
-
-
-def _tried(original: Any, *args: Any, **kwargs: Any) -> list[float]:
-    return tried(*args, **kwargs)
+    patches.when_imported("triton.runtime.autotuner", tune)

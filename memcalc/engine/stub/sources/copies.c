@@ -80,6 +80,7 @@ static void to_host(void *to, const void *from, size_t bytes) {
 
 int memcalc_copy(void *to, const void *from, size_t bytes) {
   if (!bytes || to == from) return 0;
+  if (on_device(to) && !on_device(from)) memcalc_arrive(to);
   if (!on_device(to)) {
     if (on_device(from)) to_host(to, from, bytes);
     else memmove(to, from, bytes);

@@ -15,7 +15,10 @@ void memcalc_use(int device) { current = device; }
 
 /* From here on the process holds what it takes outside of allocations. */
 void memcalc_begin_context(int device) {
-  if (!__atomic_exchange_n(&contexts[device], 1, __ATOMIC_RELAXED)) memcalc_publish(device);
+  if (__atomic_load_n(&contexts[device], __ATOMIC_RELAXED)) return;
+  if (__atomic_exchange_n(&contexts[device], 1, __ATOMIC_RELAXED)) return;
+  memcalc_wait_at_exit();
+  memcalc_publish(device);
 }
 int memcalc_has_context(int device) { return __atomic_load_n(&contexts[device], __ATOMIC_RELAXED); }
 

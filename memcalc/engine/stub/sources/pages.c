@@ -218,6 +218,25 @@ struct c10_device {
   int8_t type, index;
 };
 
+/* Births and deaths of blocks so far, by PyTorch's number of the device: a moment of a program. */
+static uint64_t moments[MOST_DEVICES];
+EXPORT uint64_t *memcalc_stub_moments(void) { return moments; }
+
+/* Where something arrived from the host, and when; the first ones are kept. */
+static struct arrival {
+  uint64_t at, moment;
+} arrivals[MOST_ARRIVALS];
+static uint64_t arrived;
+EXPORT uint64_t memcalc_stub_arrived(void) { return arrived < MOST_ARRIVALS ? arrived : MOST_ARRIVALS; }
+EXPORT struct arrival *memcalc_stub_arrivals(void) { return arrivals; }
+
+void memcalc_arrive(const void *at) {
+  uint64_t number = __atomic_fetch_add(&arrived, 1, __ATOMIC_RELAXED);
+  if (number >= MOST_ARRIVALS) return;
+  arrivals[number].at = (uint64_t)at;
+  arrivals[number].moment = __atomic_load_n(moments + memcalc_device_of(at), __ATOMIC_RELAXED);
+}
+
 /* c10::reportMemoryUsageToProfiler: PyTorch's allocator calls it for each block it hands out or
    takes back. This library comes before libc10, so it sees the call first, zeroes the block that
    is handed out (no kernel writes there, and the last owner's bytes would show), and passes it on. */
@@ -229,6 +248,8 @@ EXPORT void REPORT(void *at, long bytes, size_t allocated, size_t reserved, stru
     if (*(void **)&report == (void *)REPORT) report = NULL;
   }
   if (device.type == TYPE_CUDA && bytes > 0) memcalc_zero(at, (size_t)bytes);
+  if (device.type == TYPE_CUDA && (uint8_t)device.index < MOST_DEVICES)
+    __atomic_fetch_add(moments + device.index, 1, __ATOMIC_RELAXED);
   if (report) report(at, bytes, allocated, reserved, device);
 }
 

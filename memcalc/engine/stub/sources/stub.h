@@ -68,6 +68,8 @@ int memcalc_map(void); /* 1: device memory is mapped; 0: reads of it are zeros *
 void memcalc_zero(void *at, size_t bytes);
 void memcalc_mark(void *at, size_t bytes);
 int memcalc_holds(const void *at, size_t bytes);
+#define MOST_ARRIVALS (1 << 20)
+void memcalc_arrive(const void *at); /* something was copied there from the host */
 /* Calls `each` for the parts of a range that may hold something else than zeros. */
 void memcalc_each_held(const void *at, size_t bytes,
                        void (*each)(const void *part, size_t bytes, void *more), void *more);
@@ -96,6 +98,9 @@ void memcalc_spoil_capture(const void *stream);
 /* ---- device.c ---- */
 int cuDeviceGetAttribute(int *value, int attribute, int device);
 int cuDeviceGetName(char *name, int length, int device);
+
+/* ---- python.c ---- */
+void memcalc_wait_at_exit(void);
 
 /* ---- processes.c: what other processes over this driver take, where they share a file ---- */
 struct taken {

@@ -1,0 +1,1 @@
+"""Lets the real cuDNN plan for the simulated GPU."""

@@ -1,0 +1,170 @@
+"""Puts the cuDNN shim before the stub driver, here or in another process.
+
+The shim's symbols must be found before the stub driver's: it is opened first, or stands first in
+``LD_PRELOAD``. It loads the real library when the program first needs it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from memcalc.engine.cudnn import build, fetch
+from memcalc.engine.cudnn.library import Library, Missing
+from memcalc.errors import EstimateError
+from memcalc.files import cache, compiled, lock
+
+_PATIENCE = 120.0
+"""Seconds to wait for another process that compiles the same."""
+
+BENCHMARK = (
+    "torch.backends.cudnn.benchmark is on: a GPU would time cuDNN's engines; the one that cuDNN "
+    "ranks first was used, after PyTorch tried all of them"
+)
+
+
+def libraries() -> Path:
+    """The folder of the shim: the one that came with memcalc, or compiled once and kept.
+
+    Raises:
+        EstimateError: there is none, and it cannot be compiled.
+    """
+    if build.is_current(build.SHIPPED):
+        return build.SHIPPED
+    try:
+        folder = cache.folder() / "cudnn" / f"shim-{build.mark()}-{platform.machine()}"
+    except OSError as error:
+        raise EstimateError(f"The cuDNN shim cannot be kept: {error.strerror}.") from None
+    if build.is_current(folder):
+        return folder
+    compiler = compiled.compiler()
+    if compiler is None:
+        raise EstimateError(
+            "The cuDNN shim of this source checkout is not compiled, and there is no C compiler: "
+            "type pip install torch-memcalc, or install gcc or clang."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with lock.held(folder / build.MARK, patience=_PATIENCE):
+            if not build.is_current(folder):
+                build.build(folder, [compiler])
+    except (build.CompileError, OSError) as error:
+        raise EstimateError(f"The cuDNN shim cannot be compiled and kept: {error}.") from None
+    return folder
+
+
+def environment(found: Library | Missing) -> dict[str, str]:
+    """Settings of the shim and the stub driver; set them before CUDA is first used.
+
+    The version must be set before PyTorch is imported. The library may be set later, in a process
+    that was forked: it is read when cuDNN is first needed.
+
+    Args:
+        found: what ``library.find`` gave.
+    """
+    named = {"MEMCALC_STUB_CUDNN": str(_number(found.reported))} if found.reported else {}
+    if isinstance(found, Missing):
+        return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": ""}
+    line = fetch.command(found.requirement) if not found.folder else ""
+    return {**named, "MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
+
+
+def shim() -> Path:
+    """The library that must stand in ``LD_PRELOAD`` before those of the stub driver.
+
+    Raises:
+        EstimateError: there is none, and it cannot be compiled.
+    """
+    return libraries() / build.SHIM
+
+
+def preload(settings: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a process, with the shim first in ``LD_PRELOAD``.
+
+    Args:
+        settings: of the stub driver and all others that the process gets.
+
+    Raises:
+        EstimateError: there is no shim, and it cannot be compiled.
+    """
+    first = str(shim())
+    others = re.split(r"[ :]", settings.get("LD_PRELOAD", ""))
+    named = ":".join([first, *(one for one in others if one and one != first)])
+    return {**settings, "LD_PRELOAD": named}
+
+
+def open_here() -> None:
+    """Open the shim in this process, before the stub driver is opened and PyTorch is imported.
+
+    Processes that this one starts get it by ``preload``, for the stub driver puts itself first.
+
+    Raises:
+        EstimateError: there is no shim, and it cannot be compiled.
+    """
+    ctypes.CDLL(str(shim()), mode=ctypes.RTLD_GLOBAL)
+
+
+def adapt(found: Library | Missing) -> None:
+    """Let PyTorch do without cuDNN where there is none; call it before the program runs.
+
+    Args:
+        found: what ``library.find`` gave.
+    """
+    if not isinstance(found, Missing):
+        return
+    import torch
+
+    backends: Any = torch.backends
+    backends.cudnn.enabled = False
+    # The program must not turn it on again.
+    torch._C._set_cudnn_enabled = lambda _: None  # type: ignore[assignment]
+    type(backends.cudnn).enabled = property(lambda _: False, lambda *_: None)
+    # Attention asks a switch of its own, since PyTorch 2.5.
+    if hasattr(backends.cuda, "enable_cudnn_sdp"):
+        backends.cuda.enable_cudnn_sdp(False)
+    if not found.reported:
+        version = _number(torch._C._cudnn.getCompileVersion())
+        backends.cudnn._init = lambda: True
+        backends.cudnn.version = lambda: version
+
+
+def is_planned() -> bool:
+    """Whether this process was told of a library that plans, there or to be fetched."""
+    return bool(os.environ.get("MEMCALC_CUDNN") or os.environ.get("MEMCALC_CUDNN_COMMAND"))
+
+
+def is_used() -> bool:
+    """Whether the program of this process needed cuDNN, and the library was loaded."""
+    loaded = getattr(ctypes.CDLL(None), "memcalc_cudnn_loaded", None)
+    return loaded is not None and bool(loaded())
+
+
+def failure() -> str:
+    """Why cuDNN could not be loaded when the program needed it; empty: it was, or was not needed.
+
+    Such a program ends by PyTorch's error: run it again with ``Missing`` of this reason.
+    """
+    reason = ctypes.CDLL(None).memcalc_cudnn_reason
+    reason.restype = ctypes.c_char_p
+    return str(reason().decode())
+
+
+def assumptions(found: Library | Missing) -> tuple[str, ...]:
+    """What an estimate must say of cuDNN after the program ran in this process."""
+    import torch
+
+    if isinstance(found, Missing) or not is_used():
+        return ()
+    tried = (BENCHMARK,) if torch.backends.cudnn.benchmark else ()
+    return (*found.assumptions, *tried)
+
+
+def _number(version: Sequence[int]) -> int:
+    """A version as cuDNN itself says it: 92400, and 8902 before 9."""
+    major, minor, patch = (*version, 0, 0)[:3]
+    return (10_000 if major > 8 else 1000) * major + 100 * minor + patch

@@ -1,0 +1,15 @@
+"""Where the engine's PyTorch comes from: the running Python, or a folder in memcalc's cache.
+
+The engine runs PyTorch's CUDA build. Where the running Python has it and the question names no
+other release, it is used as it is. Otherwise the CUDA wheel of the release is installed once,
+without NVIDIA's libraries, into a folder that comes first on the ``PYTHONPATH`` of the engine's
+process; everything else comes from the running Python, less what does not go with that release.
+"""
+
+from __future__ import annotations
+
+from memcalc.engine.environment.records import Environment, Hidden, Progress, Report
+from memcalc.engine.environment.search import find, hide, offline
+from memcalc.engine.environment.summary import describe
+
+__all__ = ["Environment", "Hidden", "Progress", "Report", "describe", "find", "hide", "offline"]

@@ -1,0 +1,217 @@
+"""uv or pip, asked to install packages into a folder."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from memcalc.errors import EstimateError
+
+_ONLY = ("index-url", "no-index")
+"""Settings of pip that say where packages come from, and from nowhere else."""
+_OF_INDEX = ("extra-index-url", "find-links", "cert", "proxy")
+"""Settings that pip has and uv does not see."""
+_UV_INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_NO_INDEX")
+_NO_NETWORK = re.compile(
+    r"name resolution|connection (broken|refused|reset|aborted)|error sending request|"
+    r"timed out|unreachable|SSLError|certificate verify|ProxyError|Could not fetch URL",
+    re.IGNORECASE,
+)
+_ABSENT = re.compile(r"No matching distribution|ResolutionImpossible|No solution found")
+_FULL = "No space left on device"
+_POLL = 0.25
+PLAIN = "installed without the machine's own constraints and find-links for packages"
+"""What is said of an installation that did not follow them."""
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """An installer on this machine."""
+
+    name: Literal["uv", "pip"]
+    command: tuple[str, ...]
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why an installer gave up."""
+
+    said: str
+    full: bool = False
+    """The disk has no room."""
+    network: bool = False
+    """No index could be reached."""
+    absent: bool = False
+    """The indexes have no such wheel for this Python."""
+
+
+def pip_settings() -> dict[str, str]:
+    """Pip's settings, of its files and its variables; empty where there is no pip."""
+    if importlib.util.find_spec("pip") is None:
+        return {}
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, cwd=os.path.dirname(sys.executable)
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if section not in ("global", "install", ":env:"):
+            continue
+        try:
+            # Variables outrank files, and the command's own section outranks all of a file's.
+            if key not in found or section != "global":
+                found[key] = str(ast.literal_eval(value))
+        except (ValueError, SyntaxError):
+            continue
+    return found
+
+
+def tools(settings: Mapping[str, str]) -> tuple[Tool, ...]:
+    """Installers in the order in which they are tried: uv, then pip.
+
+    pip comes first where it has been told of a proxy or a folder of wheels, for uv does not know of
+    that. An index that was named to one of them is not passed over by the other.
+
+    Raises:
+        EstimateError: there is none.
+    """
+    uv, pip = _uv(), importlib.util.find_spec("pip") is not None
+    found = [Tool("uv", uv)] if uv else []
+    if pip:
+        found.append(Tool("pip", (sys.executable, "-m", "pip")))
+    if not found:
+        raise EstimateError(
+            f"Neither uv nor pip is here to fetch PyTorch's CUDA build: type {sys.executable} -m "
+            "ensurepip once."
+        )
+    of_uv = any(os.environ.get(name) for name in _UV_INDEX)
+    if uv and of_uv:
+        return tuple(found[:1])
+    if pip and any(settings.get(key) for key in _ONLY):
+        return tuple(found[-1:])
+    told = any(settings.get(key) for key in _OF_INDEX)
+    return tuple(reversed(found)) if told else tuple(found)
+
+
+def _uv() -> tuple[str, ...]:
+    if (path := shutil.which("uv")) is not None:
+        return (path,)
+    return (sys.executable, "-m", "uv") if importlib.util.find_spec("uv") else ()
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be installed, without dependencies."""
+
+    requirements: tuple[str, ...]
+    target: Path
+    scratch: Path
+    """A folder on the same disk for what is downloaded: a disk in memory may not hold it."""
+    large: bool = False
+    """Not to be kept a second time in pip's cache."""
+    extra_index: str | None = None
+    """Asked besides those of the machine's settings."""
+
+
+def attempts(settings: Mapping[str, str]) -> Iterator[tuple[Tool, bool]]:
+    """Installers to try in turn, and whether without the machine's constraints and find-links."""
+    found = tools(settings)
+    yield from ((tool, False) for tool in found)
+    yield from ((tool, True) for tool in found)
+
+
+def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> Failure | None:
+    """Run an installer to its end.
+
+    Args:
+        job: what to install.
+        tool: by which installer.
+        plain: without the machine's constraints and find-links; its index and proxy stay.
+        watch: called every now and then while it runs.
+
+    Returns:
+        Why it failed; ``None``: it did not.
+    """
+    job.scratch.mkdir(parents=True, exist_ok=True)
+    log = job.scratch / "installer.log"
+    with open(log, "wb") as out:
+        # Not in the user's folder: a pip.py there would be run in place of pip.
+        process = subprocess.Popen(
+            _command(job, tool),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=_variables(job, tool, plain),
+            cwd=job.scratch,
+        )
+        try:
+            while process.poll() is None:
+                watch()
+                time.sleep(_POLL)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode == 0:
+        return None
+    return _failure(tool, process.returncode, log.read_text(encoding="utf-8", errors="replace"))
+
+
+def _command(job: Job, tool: Tool) -> list[str]:
+    common = ["--no-deps", "--only-binary", ":all:", "--target", str(job.target)]
+    more = ["--extra-index-url", job.extra_index] if job.extra_index else []
+    if tool.name == "uv":
+        own = ["pip", "install", "--no-progress", "--python", sys.executable]
+        more = ["--index", job.extra_index] if job.extra_index else []
+    else:
+        own = ["install", "--no-input", "--no-compile", "--progress-bar", "off"]
+        own += ["--no-cache-dir"] if job.large else []
+    return [*tool.command, *own, *common, *more, *job.requirements]
+
+
+def _variables(job: Job, tool: Tool, plain: bool) -> dict[str, str]:
+    """Those of the user, less what does not go with a folder as the target."""
+    found = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    for name in ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_EDITABLE", "PIP_REPORT"):
+        found.pop(name, None)
+    found |= {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_NO_BINARY": ":none:"}
+    found["TMPDIR"] = str(job.scratch)
+    if not plain:
+        return found
+    for name in ("UV_CONSTRAINT", "UV_OVERRIDE", "UV_FIND_LINKS", "UV_EXCLUDE_NEWER"):
+        found.pop(name, None)
+    # An empty variable does not outrank pip's files, an empty file does.
+    empty = job.scratch / "none"
+    empty.mkdir(exist_ok=True)
+    (empty / "constraints.txt").touch()
+    found["PIP_CONSTRAINT"] = str(empty / "constraints.txt")
+    found["PIP_FIND_LINKS"] = str(empty)
+    return found
+
+
+def _failure(tool: Tool, code: int, log: str) -> Failure:
+    if code < 0:
+        return Failure(f"{tool.name} was ended by signal {-code}")
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"(ERROR|error|Caused by|cause)\b", line)] or lines
+    said = " ".join(told)[-400:] or f"exit code {code}"
+    if _NO_NETWORK.search(log):
+        return Failure(
+            f"{tool.name} could not reach a package index; check the network and {tool.name}'s "
+            "settings of index and proxy",
+            network=True,
+        )
+    return Failure(f"{tool.name} said: {said}", full=_FULL in log, absent=bool(_ABSENT.search(log)))

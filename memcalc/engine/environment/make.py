@@ -1,0 +1,320 @@
+"""Fills the folders of an engine environment: PyTorch's CUDA build, and what goes with it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from packaging.requirements import Requirement
+
+from memcalc.engine.environment import index, installed, installer, layers, sizes
+from memcalc.engine.environment.installer import Failure
+from memcalc.engine.environment.layers import AbsentError, Built, Layer
+from memcalc.engine.environment.records import Progress, Report
+from memcalc.engine.environment.release import Release
+from memcalc.errors import EstimateError
+
+_UNKNOWN_SIZE = 0.9e9
+"""Bytes; the largest wheels of 2.4 to 2.15 are of 0.9 GB."""
+_UNPACKED = 2.1
+"""Times a wheel's bytes; 1.85 to 2.1 for PyTorch 2.4 to 2.15."""
+_OWN_INDEX = "https://download.pytorch.org/whl/"
+"""PyTorch's own index of builds for other versions of CUDA."""
+_ROUNDS = 8
+"""Dependencies of dependencies that are followed."""
+
+
+class _Large(NamedTuple):
+    """PyTorch's wheel, as it is fetched."""
+
+    named: str
+    size: float
+    extra_index: str | None
+    """One more index that may have it."""
+
+
+class Maker:
+    """Makes folders that are not there, with one installer and one voice."""
+
+    def __init__(self, report: Report, offline: str | None) -> None:
+        """Prepare.
+
+        Args:
+            report: told how far it is.
+            offline: why nothing may be fetched, such as ``--offline``; ``None``: it may.
+        """
+        self.report = report
+        self.offline = offline
+        self._settings: dict[str, str] | None = None
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """pip's, read when they are first needed: it takes a third of a second."""
+        if self._settings is None:
+            self._settings = installer.pip_settings()
+        return self._settings
+
+    def torch(self, release: Release | None) -> Layer:
+        """PyTorch's CUDA build; without a release the newest that is here, else the newest.
+
+        Raises:
+            EstimateError: it cannot be fetched, or is none for CUDA.
+        """
+
+        def ready() -> Layer | None:
+            return newest("torch", release, _is_cuda(release))
+
+        if (found := ready()) is not None:
+            return found
+        self._require_network(f"PyTorch {release or ''}".strip() + "'s CUDA build")
+        return layers.make(ready, lambda target: self._build_torch(release, target), self.report)
+
+    def single(self, package: str, release: Release) -> Layer:
+        """A package without its dependencies.
+
+        Raises:
+            EstimateError: it cannot be fetched.
+        """
+
+        def ready() -> Layer | None:
+            return newest(package, release)
+
+        def build(target: Path) -> Built:
+            self.report(Progress(f"fetching {package} {release}, once"))
+            notes = self._install((release.requirement(package),), target)
+            found = installed.packages([str(target)]).get(package)
+            if found is None:
+                raise EstimateError(f"The installer left no {package} behind.")
+            return Built(f"{package}-{found.version}-{layers.suffix()}", notes)
+
+        if (found := ready()) is not None:
+            return found
+        self._require_network(f"{package} {release}")
+        return layers.make(ready, build, self.report)
+
+    def rest(self, wanted: Sequence[Requirement], here: Mapping[str, installed.Package]) -> Layer:
+        """What is missing of some requirements, and of theirs.
+
+        Args:
+            wanted: requirements that nothing installed meets.
+            here: what is imported without this folder.
+
+        Raises:
+            EstimateError: it cannot be fetched.
+        """
+        texts = sorted(_plain(found) for found in wanted)
+        digest = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+        name = f"packages-{digest}-{layers.suffix()}"
+
+        def ready() -> Layer | None:
+            found = layers.complete(name)
+            return found if found and not _missing_in(found.path, wanted, here) else None
+
+        def build(target: Path) -> Built:
+            self.report(Progress(f"fetching {', '.join(texts)}, once"))
+            notes: tuple[str, ...] = ()
+            for _ in range(_ROUNDS):
+                lacking = _missing_in(target, wanted, here)
+                if not lacking:
+                    return Built(name, notes)
+                notes += self._install(tuple(sorted({_plain(one) for one in lacking})), target)
+            raise EstimateError(f"Packages that {', '.join(texts)} need do not go together.")
+
+        if (found := ready()) is not None:
+            return found
+        self._require_network(", ".join(texts))
+        return layers.make(ready, build, self.report)
+
+    def _require_network(self, what: str) -> None:
+        if self.offline is not None:
+            raise EstimateError(
+                f"{what} is not in {layers.folder()} yet, and {self.offline} forbids to fetch it: "
+                "run the same command once without that; it is kept."
+            )
+
+    def _build_torch(self, release: Release | None, target: Path) -> Built:
+        wheel = self._offered(release)
+        size = wheel.bytes if wheel else None
+        named = f"PyTorch {(wheel.version if wheel else release) or ''}".strip()
+        about = size or _UNKNOWN_SIZE
+        told = (
+            f"{sizes.text(about)} to fetch, about {sizes.text(about * _UNPACKED)} on disk, once"
+            if size
+            else "about 0.5 to 0.9 GB to fetch, 1 to 2 GB on disk, once"
+        )
+        self.report(Progress(f"{named} with CUDA: {told}"))
+        sizes.require_room(layers.folder(), about * (1 + _UNPACKED), named)
+        exact = release
+        if wheel and (release is None or release.patch is None):
+            exact = installed_release(wheel.version)
+        text = exact.requirement("torch") if exact else "torch"
+        build = release.build if release else None
+        large = _Large(named, about, _OWN_INDEX + build if build else None)
+        notes = self._install((text,), target, large=large)
+        found = installed.torch_in([str(target)])
+        assert found is not None
+        local = f"+{build}" if build else ""
+        return Built(f"torch-{found.release}{local}-{layers.suffix()}", notes)
+
+    def _offered(self, release: Release | None) -> index.Wheel | None:
+        """The wheel that will be fetched; ``None``: the index does not say.
+
+        Raises:
+            EstimateError: the index has none for this Python.
+        """
+        address = index.url(self.settings)
+        if address is None or (release and release.build):
+            return None
+        self.report(Progress("asking the package index"))
+        offer = index.ask(address, "torch", release)
+        if offer is None or offer.wheels:
+            return offer.wheels[-1] if offer else None
+        if any(self.settings.get(key) for key in ("find-links", "extra-index-url")):
+            return None
+        raise AbsentError(_no_wheel(release, offer.others))
+
+    def _install(
+        self,
+        requirements: tuple[str, ...],
+        target: Path,
+        *,
+        large: _Large | None = None,
+    ) -> tuple[str, ...]:
+        """Install by the first installer that succeeds; what was done otherwise than usual.
+
+        Raises:
+            EstimateError: none does.
+        """
+        job = installer.Job(
+            requirements=requirements,
+            target=target,
+            scratch=target.parent / "scratch",
+            large=large is not None,
+            extra_index=large.extra_index if large else None,
+        )
+        failures: list[Failure] = []
+        for tool, plain in installer.attempts(self.settings):
+            if plain and any(failure.network for failure in failures):
+                continue
+            watch = _watch(job, tool, large, self.report) if large else lambda: None
+            failure = installer.install(job, tool, plain=plain, watch=watch)
+            if failure is None and large:
+                wrong = _require_cuda(target)
+                failure = Failure(wrong) if wrong else None
+            if failure is None:
+                return (installer.PLAIN,) if plain else ()
+            failures.append(failure)
+            if failure.full:
+                raise EstimateError(
+                    f"The disk of {layers.folder()} is full: make room, or set MEMCALC_CACHE to a "
+                    "folder on a larger disk."
+                )
+            if large:
+                _empty(target)
+        raise _error(large.named if large else ", ".join(requirements), failures)
+
+
+def installed_release(version: str) -> Release:
+    """The release of a wheel's version, its patch included."""
+    numbers = [int(number) for number in version.split(".")]
+    return Release(numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else 0)
+
+
+def newest(
+    package: str, release: Release | None, fits: Callable[[Path], bool] | None = None
+) -> Layer | None:
+    """The newest complete folder of a package for this Python; ``None``: there is none."""
+    found: list[tuple[list[int], Layer]] = []
+    ending = f"-{layers.suffix()}"
+    for path in layers.folder().glob(f"{package}-*{ending}"):
+        version = path.name[len(package) + 1 : -len(ending)].split("+")[0]
+        if not version.replace(".", "").isdigit():
+            continue
+        if fits is None and release is not None and not release.matches(version):
+            continue
+        layer = layers.complete(path.name) if fits is None or fits(path) else None
+        if layer is not None:
+            found.append(([int(number) for number in version.split(".")], layer))
+    return max(found, key=lambda pair: pair[0])[1] if found else None
+
+
+def _is_cuda(release: Release | None) -> Callable[[Path], bool]:
+    def fits(path: Path) -> bool:
+        found = installed.torch_in([str(path)])
+        if found is None or not found.cuda:
+            return False
+        return release is None or release.matches(found.version, found.cuda)
+
+    return fits
+
+
+def _require_cuda(target: Path) -> str | None:
+    """What is wrong with an installed PyTorch; ``None``: it is a CUDA build."""
+    found = installed.torch_in([str(target)])
+    if found is None:
+        return "the installer left no PyTorch behind"
+    if not found.cuda or not (Path(found.root) / "lib" / "libtorch_cuda.so").is_file():
+        return (
+            f"the one for {os.uname().machine} that was installed is {found.version}, a build "
+            "without CUDA; name a newer release, as in --torch 2.14"
+        )
+    return None
+
+
+def _empty(target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+
+
+def _watch(
+    job: installer.Job, tool: installer.Tool, large: _Large, report: Report
+) -> Callable[[], None]:
+    """Tells how much of a large wheel is on disk: pip downloads it first, uv unpacks at once."""
+    from memcalc.engine.environment.watch import Watch
+
+    return Watch(job, tool, large.named, large.size, large.size * _UNPACKED, report)
+
+
+def _error(what: str, failures: list[Failure]) -> EstimateError:
+    """What is raised when no installer succeeded: what the first one said that could look."""
+    if all(failure.absent for failure in failures):
+        return AbsentError(
+            f"The package index has no {what} for {_python()}: name another release, or run "
+            "memcalc under another Python."
+        )
+    told = next(failure for failure in failures if not failure.absent)
+    return EstimateError(f"Cannot fetch {what}: {told.said.rstrip('.')}.")
+
+
+def _python() -> str:
+    return f"Python {platform.python_version()} on {platform.machine()} Linux"
+
+
+def _plain(requirement: Requirement) -> str:
+    extras = f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+    return f"{installed.normal(requirement.name)}{extras}{requirement.specifier}"
+
+
+def _missing_in(
+    target: Path, wanted: Sequence[Requirement], here: Mapping[str, installed.Package]
+) -> list[Requirement]:
+    """What is missing with this folder first."""
+    own = installed.packages([str(target)])
+    needs = [need for package in own.values() for need in package.requirements()]
+    return installed.missing((*wanted, *needs), {**here, **own})
+
+
+def _no_wheel(release: Release | None, others: tuple[str, ...]) -> str:
+    if not others:
+        return f"There is no PyTorch {release}: name a release such as 2.6 or 2.14.1."
+    names = [f"3.{name[3:]}" for name in others if name.startswith("cp3") and name[3:].isdigit()]
+    known = f": it has wheels for Python {', '.join(names)}" if names else ""
+    return (
+        f"PyTorch {release or 'here'} has no wheel for {_python()}{known}; run memcalc under "
+        "another Python, or name another release with --torch."
+    )

@@ -1,0 +1,109 @@
+"""Floating-point operations of a step: PyTorch's own count, as one more step runs under it.
+
+Source: ``torch/utils/flop_counter.py``. Only products, convolutions and attention count; a
+multiplication and an addition are two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+_aten = torch.ops.aten
+_FORWARD = (
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+)
+
+
+def of_step(step: Callable[[], None]) -> int | str:
+    """How many operations a step makes; why that is not known, where PyTorch cannot count them."""
+    counter: Any = FlopCounterMode(display=False, custom_mapping=_mapping())
+    try:
+        with counter:
+            step()
+    except Exception as error:
+        # What cannot be counted ends no estimate.
+        return f"PyTorch cannot count them ({type(error).__name__})"
+    return int(counter.get_total_flops())
+
+
+def _raw(count: Callable[..., int]) -> Callable[..., int]:
+    """A count that is given tensors, not shapes."""
+    count._get_raw = True  # type: ignore[attr-defined]
+    return count
+
+
+@_raw
+def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Keys and values of grouped heads are those of several heads of the queries."""
+    return int(sdpa_flop_count(q.shape, _spread(k, q), _spread(v, q)))
+
+
+@_raw
+def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad.shape, q.shape, _spread(k, q), _spread(v, q)))
+
+
+def _spread(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:
+    """The shape [batch, heads, length, size] with as many heads as the queries have."""
+    batch, _, length, size = tensor.shape
+    return batch, q.shape[1], length, size
+
+
+@_raw
+def _recurrent(data: Any, params: Sequence[Any], *_: Any, **__: Any) -> int:
+    """Every weight of a matrix is used once in a step of a sequence."""
+    rows = data.numel() // data.shape[-1]
+    return 2 * int(rows) * sum(int(p.numel()) for p in params if p.dim() == 2)
+
+
+@_raw
+def _recurrent_backward(data: Any, params: Any, *args: Any, **__: Any) -> int:
+    """Gradients of inputs, and of weights where they are wanted."""
+    forward = _recurrent(data, params)
+    return 2 * forward if args[-1][3] else forward
+
+
+@_raw
+def _four_bit(left: Any, packed: Any, shape: Any, *_: Any, **__: Any) -> int:
+    """Shapes: ``left`` [..., K], ``shape`` of the weights as they were, [N, K]."""
+    return 2 * int(left.numel()) * int(shape[0])
+
+
+@_raw
+def _eight_bit(left: Any, right: Any, *_: Any, **__: Any) -> int:
+    """Shapes: [..., K] and [N, K]."""
+    return 2 * int(left.numel()) * int(right.shape[0])
+
+
+@_raw
+def _grouped(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
+    """Every row of ``left`` belongs to one group."""
+    if left.dim() == 2 and right.dim() == 2:
+        return 2 * int(left.shape[0]) * int(left.shape[1]) * int(right.shape[1])
+    return 2 * int(out_val.numel()) * int(left.shape[-1])
+
+
+def _mapping() -> dict[Any, Any]:
+    """Counts beside PyTorch's own, by operator; of packages, where they are imported."""
+    found: dict[Any, Any] = {
+        **{getattr(_aten, name): _attention for name in _FORWARD},
+        **{getattr(_aten, f"{name}_backward"): _attention_backward for name in _FORWARD},
+        _aten._cudnn_rnn: _recurrent,
+        _aten._cudnn_rnn_backward: _recurrent_backward,
+    }
+    of_packages = (
+        (_aten, "_grouped_mm", _grouped),
+        (torch.ops.bitsandbytes, "gemm_4bit", _four_bit),
+        (torch.ops.bitsandbytes, "gemv_4bit", _four_bit),
+        (torch.ops.bitsandbytes, "int8_linear_matmul", _eight_bit),
+    )
+    for owner, name, count in of_packages:
+        if hasattr(owner, name):
+            found[getattr(owner, name)] = count
+    return found

@@ -1,0 +1,52 @@
+"""Which line of the user's own code is at work."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_OURS = str(Path(__file__).resolve().parents[1])
+_LIBRARIES = tuple(
+    {
+        _OURS,
+        *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+_INSTALLED = re.compile(r"[\\/](?:site|dist)-packages[\\/]|[\\/](?:torch|triton)[\\/]")
+"""Of a package that another environment or folder lends."""
+
+
+@functools.cache
+def is_users(file: str) -> bool:
+    """Whether a file is the user's own and of no installed package."""
+    return not file.startswith((*_LIBRARIES, "<")) and not _INSTALLED.search(file)
+
+
+def line() -> str:
+    """The innermost line of the user's that is running in this thread, as ``train.py:41``."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return f"{Path(file).name}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def of_frames(frames: Sequence[dict[str, Any]]) -> str:
+    """The same of the frames that the allocator kept of a request, the innermost first."""
+    for frame in frames:
+        if is_users(frame["filename"]):
+            return f"{Path(frame['filename']).name}:{frame['line']}"
+    return ""
+
+
+def named(what: str) -> str:
+    """A statement, with the line that it is about behind it."""
+    at = line()
+    return f"{what} ({at})" if at else what

@@ -1,0 +1,99 @@
+"""From what was noted of a program to its trace on each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import torch
+
+from memcalc.engine import lines
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.history import Refused, Timeline
+from memcalc.engine.recorder import Notes
+from memcalc.engine.scripts.counters import Counters
+from memcalc.engine.scripts.models import Models
+from memcalc.records.outcome import Refusal
+from memcalc.records.trace import Trace
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program took of each GPU that it used."""
+
+    traces: dict[int, Trace]
+    refusal: Refusal | None = None
+
+
+def recorded(
+    counters: Counters,
+    models: Models,
+    name: str,
+    *,
+    steps: int,
+    said: Iterable[str] = (),
+    groups: tuple[int, ...] = (),
+) -> Recorded:
+    """Read the allocators' history; the program has ended.
+
+    Args:
+        counters: of the allocators.
+        models: of the program.
+        name: of the program.
+        steps: in which it was.
+        said: what is assumed.
+        groups: processes in each group that sends something.
+    """
+    if not counters.notes:
+        return Recorded(traces={})
+    snapshot = internals.stop_history()
+    arrived = internals.arrivals()
+    traces, refusal = {}, None
+    for notes in counters.notes:
+        entries = snapshot["device_traces"][notes.device]
+        if not entries:
+            continue
+        notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
+        timeline = Timeline(notes, entries, _cached_lines())
+        traces[notes.device] = Trace(
+            storages=timeline.storages(),
+            events=timeline.events_of_phases(),
+            marks=timeline.phase_marks(),
+            asides=tuple(timeline.asides),
+            readings=timeline.readings(),
+            inventory=models.inventory(name),
+            steps=steps,
+            whole=True,
+            assumptions=tuple(dict.fromkeys(said)),
+            groups=groups,
+            versions={"torch": str(torch.__version__)},
+        )
+        if timeline.refused:
+            refusal = _refusal(notes, timeline.refused[-1])
+    return Recorded(traces=traces, refusal=refusal)
+
+
+def _cached_lines() -> Any:
+    known: dict[int, str] = {}
+    kept: list[Any] = []
+
+    def line_of(frames: Any) -> str:
+        found = known.get(id(frames))
+        if found is None:
+            kept.append(frames)
+            found = known[id(frames)] = lines.of_frames(frames)
+        return found
+
+    return line_of
+
+
+def _refusal(notes: Notes, refused: Refused) -> Refusal:
+    interval = next(one for one in reversed(notes.intervals) if one.begin <= refused.moment)
+    return Refusal(
+        device=notes.device,
+        phase=interval.phase,
+        step=interval.step,
+        line=refused.line or interval.line,
+        asked=refused.bytes,
+        free=refused.free,
+    )

@@ -1,0 +1,152 @@
+"""PyTorch's counters phase by phase, with the program's own readings of them left as they were.
+
+A phase's peak is read by resetting the peaks as it begins. A program that asks for a peak finds
+the highest since it last reset it itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.patches import Patches
+from memcalc.engine.recorder import RUNGS, Interval, Notes
+from memcalc.records.trace import Component, Phase
+
+_C: Any = torch._C
+_POOLS = ("all", "small_pool", "large_pool")
+
+
+class Counters:
+    """The allocators of all GPUs of this process, from the moment that CUDA begins."""
+
+    def __init__(self) -> None:
+        self.notes: list[Notes] = []
+        """Of each GPU; empty until CUDA begins."""
+        self._waiting: tuple[Phase, int, str] = (Phase.LOAD, 0, "")
+        self._unread: list[dict[tuple[str, str], int]] = []
+        """Of each GPU: the highest of each counter since the program last reset them."""
+        self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
+
+    def install(self, patches: Patches) -> None:
+        """Begin with CUDA, and answer the program's own questions."""
+        patches.set(_C, "_cuda_memoryStats", self._asked)
+        patches.set(_C, "_cuda_resetPeakMemoryStats", self._forgotten)
+        memory: Any = torch.cuda.memory
+        patches.set(memory, "_record_memory_history", lambda *_, **__: None)
+        torch.cuda._lazy_call(self._begin)
+
+    def _begin(self) -> None:
+        count = _C._cuda_getDeviceCount()
+        internals.start_history(with_lines=True)
+        self.notes = [Notes(device) for device in range(count)]
+        self._unread = [{} for _ in self.notes]
+        for notes in self.notes:
+            notes.zero = internals.events_so_far(notes.device)
+        self._open(*self._waiting)
+
+    def without_lines(self) -> None:
+        """From now on the lines that ask for blocks are not kept, which takes time."""
+        if self.notes:
+            internals.go_on_without_lines()
+
+    def enter(self, phase: Phase, step: int, line: str = "") -> None:
+        """Another phase begins, or another step."""
+        self._waiting = phase, step, line
+        if self.notes:
+            self._close()
+            self._open(phase, step, line)
+
+    def _open(self, phase: Phase, step: int, line: str) -> None:
+        for notes in self.notes:
+            begin = notes.now()
+            notes.intervals.append(Interval(phase=phase, step=step, begin=begin, line=line))
+            notes.marks.append((begin, ""))
+
+    def _close(self) -> None:
+        for notes, unread in zip(self.notes, self._unread, strict=True):
+            stats = self._stats(notes.device)
+            self._reset(notes.device)
+            interval = notes.intervals[-1]
+            for rung in RUNGS:
+                peak = stats[f"{rung}_bytes"]["all"]["peak"]
+                setattr(interval, rung, max(getattr(interval, rung), peak))
+            interval.end = notes.now()
+            _keep_highest(unread, stats)
+
+    def end(self) -> None:
+        """The program has ended: read its last phase, and free what cuBLAS holds."""
+        if not self.notes:
+            return
+        self._close()
+        for notes in self.notes:
+            begin = notes.now()
+            with torch.cuda.device(notes.device):
+                if notes.intervals[-1].end:
+                    internals.free_cublas_workspaces()
+            notes.cublas = begin, notes.now()
+
+    def _asked(self, device: int) -> Any:
+        stats = self._stats(device)
+        if not self.notes or not stats:
+            return stats
+        for (name, pool), peak in self._unread[device].items():
+            counted = stats[name][pool]
+            counted["peak"] = max(counted["peak"], peak)
+        return stats
+
+    def _forgotten(self, device: int) -> None:
+        """The program resets its peaks; those of the phase so far are kept."""
+        if self.notes:
+            stats, interval = self._stats(device), self.notes[device].intervals[-1]
+            for rung in RUNGS:
+                peak = stats[f"{rung}_bytes"]["all"]["peak"]
+                setattr(interval, rung, max(getattr(interval, rung), peak))
+            self._unread[device].clear()
+        self._reset(device)
+
+    # ---- what is noted of blocks, wherever they lie
+
+    def moments(self) -> list[int]:
+        """The present moment of each GPU."""
+        return [notes.now() for notes in self.notes]
+
+    def name(self, component: Component, found: list[int]) -> None:
+        """Say what the blocks at these addresses are for; the first thing said stands."""
+        if found:
+            for notes in self.notes:
+                notes.names.append((notes.now(), component, found))
+
+    def arrive(self, found: list[int]) -> None:
+        """Say that the blocks at these addresses were handed to a model from outside."""
+        for notes in self.notes:
+            now = notes.now()
+            notes.arrived += [(now, address) for address in found]
+
+    def own(self, owners: dict[int, tuple[str, str, str]]) -> None:
+        """Say which modules the blocks at these addresses are of."""
+        if owners:
+            for notes in self.notes:
+                notes.owners.append((notes.now(), owners))
+
+    def guess(self, component: Component, since: list[int]) -> None:
+        """Living blocks that were born since then are of this component, unless they are named."""
+        for notes in self.notes:
+            begin = since[notes.device] if since else 0
+            notes.born_since.append((notes.now(), component, begin))
+
+    def mark(self, module: str) -> None:
+        """From now on this module is at work."""
+        for notes in self.notes:
+            notes.marks.append((notes.now(), module))
+
+
+def _keep_highest(known: dict[tuple[str, str], int], stats: dict[str, Any]) -> None:
+    for name, pools in stats.items():
+        if isinstance(pools, dict) and "all" in pools:
+            for pool in _POOLS:
+                peak = pools[pool]["peak"]
+                if peak > known.get((name, pool), -1):
+                    known[name, pool] = peak

@@ -1,0 +1,115 @@
+"""Process groups of a program that is one process of many: NCCL's own code, and nobody waits.
+
+What ranks would tell each other through a store is there already, and objects that others would
+send are what this process sends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import device_mesh, distributed_c10d
+
+from memcalc.engine.patches import Patches
+from memcalc.engine.ranks import SingleRankStore
+
+PAUSE = 0.25
+"""Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
+every 100 ms (ProcessGroupNCCL.cpp, 2.13), and steps over the stub driver are shorter."""
+
+
+class Groups:
+    """The groups that the program joins."""
+
+    def __init__(self) -> None:
+        self.sizes: set[int] = set()
+        """Processes in each of them."""
+
+    def install(self, patches: Patches) -> None:
+        """Let the program join alone."""
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        # The group of the host's memory, where programs ask for one.
+        importlib.import_module("torch.testing._internal.distributed.fake_pg")
+        for name, around in (
+            ("init_process_group", self._join),
+            ("new_group", self._group),
+            ("monitored_barrier", _arrived),
+        ):
+            patches.wrap(distributed_c10d, name, around, also=(dist, device_mesh))
+        patches.set(dist.ProcessGroup, "monitored_barrier", lambda *_, **__: None)
+        for name, around in (
+            ("all_gather_object", _gather_all),
+            ("gather_object", _gather),
+            ("broadcast_object_list", _arrived),
+            ("scatter_object_list", _scatter),
+        ):
+            patches.wrap(distributed_c10d, name, around, also=(dist,))
+
+    def _join(
+        self,
+        original: Any,
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        world = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        original(
+            _without_gloo(backend) or "cpu:fake,cuda:nccl",
+            store=SingleRankStore(),
+            rank=rank if rank >= 0 else int(os.environ.get("RANK", "0")),
+            world_size=world,
+        )
+        self.sizes.add(world)
+
+    def _group(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(*args, **{**kwargs, "backend": _without_gloo(kwargs.get("backend"))})
+        ranks = args[0] if args else kwargs.get("ranks")
+        if ranks is not None:
+            self.sizes.add(len(ranks))
+        return made
+
+    def settle(self) -> None:
+        """Wait until collectives that are done hold no tensors any more."""
+        if max(self.sizes, default=1) > 1 and dist.is_initialized():
+            torch.cuda.synchronize()
+            time.sleep(PAUSE)
+
+
+def _without_gloo(backend: Any) -> str | None:
+    """The host's part talks over sockets, to nobody here."""
+    return None if backend is None else str(backend).lower().replace("gloo", "fake")
+
+
+def _arrived(original: Any, *args: Any, **kwargs: Any) -> None:
+    """The others are there, and send what this process has."""
+
+
+def _gather_all(original: Any, object_list: list[Any], obj: Any, *_: Any, **__: Any) -> None:
+    object_list[:] = [obj] * len(object_list)
+
+
+def _gather(
+    original: Any, obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any
+) -> None:
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def _scatter(
+    original: Any,
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *_: Any,
+    **__: Any,
+) -> None:
+    if scatter_object_input_list:
+        scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank()]

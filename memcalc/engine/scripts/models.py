@@ -1,0 +1,334 @@
+"""The models, optimizers and gradients of a program, as they show up; none is kept alive."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch.nn.parameter import is_lazy
+
+from memcalc.engine.patches import Patches
+from memcalc.engine.recorder import Owner, addresses
+from memcalc.engine.scripts.counters import Counters
+from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
+from memcalc.records.trace import Component
+from memcalc.workload import quantised
+from memcalc.workload.inventory import take
+
+_SETTLED = 3
+"""Steps after which an optimizer has made all its state."""
+
+
+class Models:
+    """Knows every module of the program, and what optimizers hold."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+        """Every living module, in order of birth."""
+        self._copied: set[int] = set()
+        """Modules that were made by copying others."""
+        self._paths: dict[int, str] = {}
+        self._roots: list[weakref.ref[torch.nn.Module]] = []
+        """Models, in the order in which they were called."""
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._inventories: list[Inventory] = []
+        self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._trained: set[int] = set()
+        self._names: dict[str, None] = {}
+        self._states: dict[int, tuple[StateTensor, ...]] = {}
+        self._moving = 0
+
+    def install(self, patches: Patches) -> None:
+        """See every module from now on, and when it is moved or cast."""
+        module = torch.nn.Module
+        patches.wrap(module, "__init__", self._made)
+        patches.wrap(module, "__setstate__", self._restored)
+        patches.wrap(module, "_apply", self._applied)
+
+    def _made(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        self._add(module)
+        original(module, *args, **kwargs)
+
+    def _restored(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        self._add(module)
+        self._copied.add(id(module))
+        original(module, *args, **kwargs)
+
+    def _add(self, module: torch.nn.Module) -> None:
+        key = id(module)
+
+        def gone(_: Any) -> None:
+            self._modules.pop(key, None)
+            self._copied.discard(key)
+            self._paths.pop(key, None)
+
+        self._modules[key] = weakref.ref(module, gone)
+
+    def _applied(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """What is moved or cast was weights before, and is weights afterwards."""
+        if self._moving:
+            return original(module, *args, **kwargs)
+        self._moving += 1
+        try:
+            self._name_tensors([("", module)])
+            moved = original(module, *args, **kwargs)
+            self._name_tensors([("", module)])
+            return moved
+        finally:
+            self._moving -= 1
+
+    # ---- names
+
+    def path(self, module: torch.nn.Module) -> str:
+        """What a module is called inside its model."""
+        return self._paths.get(id(module), type(module).__name__)
+
+    def knows(self, module: torch.nn.Module) -> bool:
+        """It is part of a model that was called."""
+        return id(module) in self._paths
+
+    def meet(self, module: torch.nn.Module) -> None:
+        """A module is called from outside of all others."""
+        if id(module) in self._paths or any(map(is_lazy, module.parameters())):
+            return  # Lazy modules get their parameters in their first forward.
+        root = self._root_of(module)
+        prefix = f"{type(root).__name__}." if self._roots else ""
+        for path, part in root.named_modules():
+            self._paths.setdefault(id(part), f"{prefix}{path}".rstrip("."))
+        inventory = take(root, "", "script")
+        if inventory.parameters:
+            self._roots.append(weakref.ref(root))
+            self._count(root, inventory)
+        self.sweep()
+
+    def _root_of(self, module: torch.nn.Module) -> torch.nn.Module:
+        """The model that a part is of; of a part of several, the first."""
+        if not any(ref() is not None for ref in self._modules.values()):
+            return module
+        parents: dict[int, torch.nn.Module] = {}
+        for one in self._living():
+            for child in one.__dict__.get("_modules", {}).values():
+                if child is not None:
+                    parents.setdefault(id(child), one)
+        seen: set[int] = set()
+        while id(module) in parents and id(module) not in seen:
+            seen.add(id(module))
+            module = parents[id(module)]
+        return module
+
+    def _living(self) -> Iterator[torch.nn.Module]:
+        for ref in list(self._modules.values()):
+            module = ref()
+            if module is not None:
+                yield module
+
+    def _count(self, model: torch.nn.Module, inventory: Inventory) -> None:
+        """Add the tensors that no model before has: a loss may hold the one that it is of."""
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        known = {name for name, one in named.items() if self._is_counted(one)}
+        self._counted.update({id(one): weakref.ref(one) for one in named.values()})
+        new = tuple(one for one in inventory.tensors if one.name not in known)
+        if known:
+            inventory = replace(inventory, tensors=new)
+        if inventory.parameters:
+            self._inventories.append(inventory)
+
+    def _is_counted(self, tensor: torch.Tensor) -> bool:
+        ref = self._counted.get(id(tensor))
+        return ref is not None and ref() is tensor
+
+    def sweep(self) -> None:
+        """Name the weights and buffers of all modules that there are."""
+        roots = [root for ref in self._roots if (root := ref()) is not None]
+        children = {
+            id(child)
+            for one in self._living()
+            for child in one.__dict__.get("_modules", {}).values()
+        }
+        met = {id(root) for root in roots}
+        others = [one for one in self._living() if id(one) not in children and id(one) not in met]
+        named = [(self.path(root) if number else "", root) for number, root in enumerate(roots)]
+        named += [(self._title(one), one) for one in others]
+        self._name_tensors(named)
+        parameters = {id(p): p for _, one in named for p in one.parameters()}
+        self._parameters = [weakref.ref(p) for p in parameters.values()]
+
+    def _title(self, module: torch.nn.Module) -> str:
+        """What a model is called that was never called itself."""
+        name = type(module).__name__
+        return f"copy of {name}" if id(module) in self._copied else name
+
+    def _name_tensors(self, models: Iterable[tuple[str, torch.nn.Module]]) -> None:
+        if not self._counters.notes:
+            return
+        owners: dict[int, Owner] = {}
+        weights: list[int] = []
+        buffers: list[int] = []
+        for prefix, model in models:
+            for kind, named in ((weights, model.named_parameters), (buffers, model.named_buffers)):
+                for path, tensor in named():
+                    self._name_quantised(tensor)
+                    home, _, name = path.rpartition(".")
+                    home = ".".join(filter(None, (prefix, home)))
+                    for address in addresses_of(tensor):
+                        kind.append(address)
+                        owners[address] = home, name, _dtype(tensor)
+        self._counters.name(Component.WEIGHTS, weights)
+        self._counters.name(Component.BUFFERS, buffers)
+        self._counters.own(owners)
+
+    def _name_quantised(self, tensor: torch.Tensor) -> None:
+        if type(tensor) not in (torch.nn.Parameter, torch.Tensor) and isinstance(
+            tensor, torch.nn.Parameter
+        ):
+            if quantised.original(tensor) is None:
+                return
+            constants = [a for one in quantised.constants(tensor).values() for a in addresses(one)]
+            self._counters.name(Component.QUANTISATION_CONSTANTS, constants)
+            packed = addresses(quantised.packed(tensor))
+            self._counters.name(Component.QUANTISED_WEIGHTS, packed)
+
+    def gradients(self) -> None:
+        """Name the gradients of all parameters."""
+        found: list[int] = []
+        for ref in self._parameters:
+            parameter = ref()
+            if parameter is not None and (parameter.is_leaf or parameter.retains_grad):
+                gradient = parameter.grad
+                if gradient is not None:
+                    found += addresses_of(gradient)
+        self._counters.name(Component.GRADIENTS, found)
+
+    # ---- optimizers
+
+    def is_trained(self, module: torch.nn.Module) -> bool:
+        """An optimizer has updated this module."""
+        first = next((p for p in module.parameters() if p.requires_grad), None)
+        return first is not None and id(first) in self._trained
+
+    def trains(self, module: torch.nn.Module) -> None:
+        """Somebody updates this module."""
+        self._trained.update(map(id, module.parameters()))
+
+    def stepped(self, optimizer: Any, steps: int) -> None:
+        """An optimizer has made so many steps."""
+        if steps == 1:
+            self._names[type(optimizer).__name__] = None
+            held = list(held_by(optimizer))
+            self._trained.update(map(id, held))
+            known = {id(ref()) for ref in self._parameters}
+            alone = [p for p in held if id(p) not in known]
+            self._parameters += [weakref.ref(p) for p in alone]
+            self._counters.name(Component.WEIGHTS, [a for p in alone for a in addresses_of(p)])
+            self.sweep()
+            self._parameters += [weakref.ref(p) for p in alone]
+        if steps <= _SETTLED:
+            self._states[id(optimizer)] = tuple(_states(optimizer))
+            self.name_states(optimizer)
+
+    def name_states(self, optimizer: Any) -> None:
+        """Name what an optimizer keeps."""
+        owners: dict[int, Owner] = {}
+        homes = self._homes()
+        for parameter, state in _state_of(optimizer).items():
+            home = homes.get(id(parameter), "")
+            for name, tensor in _flat("", state):
+                for address in addresses_of(tensor):
+                    owners[address] = home, name, _dtype(tensor)
+        self._counters.name(Component.OPTIMIZER_STATE, list(owners))
+        self._counters.own(owners)
+
+    def _homes(self) -> dict[int, str]:
+        """Which module each parameter is of."""
+        return {
+            id(parameter): self.path(module)
+            for module in self._living()
+            for parameter in module.__dict__.get("_parameters", {}).values()
+            if parameter is not None
+        }
+
+    # ---- answers
+
+    def inventory(self, name: str) -> Inventory:
+        """Every tensor of the models that ran."""
+        head = " + ".join(dict.fromkeys(one.head for one in self._inventories))
+        tensors = tuple(tensor for one in self._inventories for tensor in one.tensors)
+        return Inventory(model=name, task="script", head=head, tensors=tensors)
+
+    def state(self) -> OptimizerState:
+        """What all optimizers keep, whether or not they are still there."""
+        names = ", ".join(self._names) or "no optimizer"
+        tensors = tuple(tensor for state in self._states.values() for tensor in state)
+        return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
+
+
+def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
+    """The parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
+    groups = getattr(optimizer, "param_groups", None)
+    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
+        for group in groups:
+            yield from (p for p in group.get("params", ()) if isinstance(p, torch.Tensor))
+        return
+    for value in getattr(optimizer, "__dict__", {}).values():
+        yield from (one for _, one in _flat("", value, depth=3) if one.requires_grad)
+
+
+def _state_of(optimizer: Any) -> dict[Any, Any]:
+    # ZeroRedundancyOptimizer holds another that has this rank's share.
+    state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
+    if state is not None and hasattr(state, "items"):
+        return dict(state.items())
+    kept = {
+        name: value
+        for name, value in getattr(optimizer, "__dict__", {}).items()
+        if not any(one.requires_grad for _, one in _flat("", value, depth=3))
+    }
+    return {"": kept}
+
+
+def addresses_of(tensor: torch.Tensor) -> list[int]:
+    """Where the storages behind a tensor begin; none of what has no storage."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        if not tensor.is_cuda or tensor.layout is not torch.strided:
+            return addresses(tensor) if tensor.is_cuda else []
+        try:
+            return [tensor.untyped_storage().data_ptr()]
+        except (NotImplementedError, RuntimeError):
+            return []
+    try:
+        return addresses(tensor)
+    except (NotImplementedError, RuntimeError):
+        # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.
+        return []
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _states(optimizer: Any) -> Iterator[StateTensor]:
+    """Every tensor that an optimizer keeps; parameters by their number."""
+    for number, state in enumerate(_state_of(optimizer).values()):
+        for name, value in _flat("", state):
+            if _dtype(value) in DTYPE_BYTES:
+                place = Place.DEVICE if value.device.type == "cuda" else Place.HOST
+                yield StateTensor(
+                    parameter=str(number),
+                    name=name,
+                    dtype=_dtype(value),
+                    numel=value.numel(),
+                    place=place,
+                )
+
+
+def _flat(name: str, state: Any, depth: int = 6) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too."""
+    if isinstance(state, torch.Tensor):
+        yield name, state
+    elif isinstance(state, dict | list | tuple) and depth:
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from _flat(f"{name}.{key}" if name else str(key), value, depth - 1)

@@ -1,0 +1,223 @@
+"""Which part of training a program is in, found out from what it calls: it need not cooperate.
+
+Until the first module is called the program loads; modules that prepare data on the host do not
+count. Backward, an optimizer's step (with unscaling and clipping) and ``zero_grad`` are phases of
+their own; a trained model that is called without gradients, and not in training mode, evaluates;
+all the rest is forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+from torch.nn.utils import clip_grad
+
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
+from memcalc.engine.scripts.counters import Counters
+from memcalc.engine.scripts.models import Models, addresses_of
+from memcalc.engine.scripts.steps import Steps
+from memcalc.records.trace import Component, Phase
+from memcalc.workload.inference import caches_of
+
+_CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
+WATCHED = 3
+"""The first steps are followed module by module; all others by their phases alone."""
+
+
+class Phases:
+    """Follows a program, and notes where it is.
+
+    Args:
+        counters: of the allocators.
+        models: told of modules and optimizers as they show up.
+        steps: counts.
+    """
+
+    def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
+        self.phase, self.step = Phase.LOAD, 0
+        self._counters, self._models, self._steps = counters, models, steps
+        steps.listener = self
+        self._main = threading.get_ident()
+        self._depth = 0
+        self._stack: list[str] = [""]
+        self._stepped: set[int] = set()
+        """Optimizers that stepped since the step began."""
+        self._since: list[int] = []
+        """When the forward began whose activations are not named yet."""
+        self._backwards = 0
+        self._again: list[int] = []
+        """When a forward began that checkpointing makes again."""
+
+    def install(self, patches: Patches) -> None:
+        """Follow from now on."""
+        for hook in (
+            modules.register_module_forward_pre_hook(self._entering),
+            modules.register_module_forward_hook(self._leaving, always_call=True),
+        ):
+            patches.also(hook.remove)
+        patches.wrap(torch.autograd, "backward", self._backward)
+        patches.wrap(torch.autograd, "grad", self._backward)
+        patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
+        patches.wrap(torch.nn.Module, "zero_grad", self._zero_grad)
+        patches.wrap(torch.amp.GradScaler, "unscale_", self._stepping)
+        for name in _CLIPPING:
+            patches.wrap(torch.nn.utils, name, self._stepping)
+            patches.set(clip_grad, name, getattr(torch.nn.utils, name))
+
+    @property
+    def watched(self) -> bool:
+        """Modules are followed in this step."""
+        return self.step < WATCHED and bool(self._counters.notes)
+
+    # ---- phases
+
+    def _mark(self, phase: Phase, line: str = "") -> None:
+        if phase is not self.phase or line:
+            self.phase = phase
+            self._counters.enter(phase, self.step, line)
+
+    def _enter(self, phase: Phase, line: str = "") -> None:
+        """Begin a phase; after all optimizers have stepped, forward and backward are a new step."""
+        begins = phase in (Phase.FORWARD, Phase.BACKWARD, Phase.EVAL) and bool(self._stepped)
+        if begins and phase is not Phase.EVAL and self._stepped >= set(self._steps.made):
+            self._stepped.clear()
+            self.step += 1
+            if self.step == WATCHED:
+                self._counters.without_lines()
+            self.phase = phase
+            self._counters.enter(phase, self.step, line)
+            return
+        self._mark(phase, line)
+
+    @contextlib.contextmanager
+    def _during(self, phase: Phase) -> Iterator[None]:
+        """A phase that interrupts another one, of the same step."""
+        before = self.phase
+        self._mark(phase)
+        try:
+            yield
+        finally:
+            self._mark(before)
+
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.phase is Phase.BACKWARD or threading.get_ident() != self._main:
+            return original(*args, **kwargs)
+        self._counters.guess(Component.ACTIVATIONS, self._since)
+        self._enter(Phase.BACKWARD, lines.line())
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._models.gradients()
+            self._mark(Phase.FORWARD)
+            self._since = self._counters.moments()
+            self._backwards += 1
+            if self._backwards in (1, 4) and not self._steps.made:
+                self._steps.find_own()
+
+    def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.phase in (Phase.ZERO_GRAD, Phase.LOAD):
+            return original(*args, **kwargs)
+        with self._during(Phase.ZERO_GRAD):
+            return original(*args, **kwargs)
+
+    def _stepping(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._during(Phase.STEP):
+            return original(*args, **kwargs)
+
+    def step_begins(self) -> None:
+        """An optimizer begins its update."""
+        self._mark(Phase.STEP)
+
+    def step_ends(self, owner: Any, steps: int) -> None:
+        """An optimizer has made so many updates."""
+        self._stepped.add(id(owner))
+        self._models.stepped(owner, steps)
+        self._mark(Phase.FORWARD)
+        self._since = self._counters.moments()
+
+    # ---- modules
+
+    def _entering(self, module: torch.nn.Module, args: Any) -> None:
+        if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
+            return
+        if not self._depth and self.phase is not Phase.BACKWARD:
+            self._begin_model(module, args)
+        self._depth += 1
+        if self.watched:
+            if self._depth == 1:
+                self._again = self._counters.moments()
+            _tag(self._counters, args, self._stack[-1])
+            path = self._models.path(module)
+            self._stack.append(path)
+            self._counters.mark(path)
+
+    def _begin_model(self, module: torch.nn.Module, args: Any) -> None:
+        self._models.meet(module)
+        if self.phase is Phase.FORWARD or (
+            self.phase is Phase.LOAD and not _prepares(module, args)
+        ):
+            self._enter(Phase.EVAL if self._evaluates(module) else Phase.FORWARD)
+        self._counters.arrive([a for one in args for a in _given(one)])
+
+    def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
+        if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
+            return
+        if not self._depth:
+            return
+        self._depth -= 1
+        if self.watched and len(self._stack) > 1:
+            _tag(self._counters, out, self._stack.pop())
+            self._counters.mark(self._stack[-1])
+            if not self._depth and self.phase is Phase.BACKWARD:
+                # Checkpointing ran this forward again: what is left was saved for backward.
+                self._counters.guess(Component.ACTIVATIONS, self._again)
+        if not self._depth:
+            self._stack = [""]
+            if isinstance(out, dict) and "past_key_values" in out:
+                found = [a for one in caches_of(out) for a in addresses_of(one)]
+                self._counters.name(Component.KV_CACHE, found)
+            if self.phase is Phase.EVAL:
+                self._mark(Phase.FORWARD)
+
+    def _evaluates(self, module: torch.nn.Module) -> bool:
+        if module.training or torch.is_grad_enabled():
+            return False
+        return self._models.is_trained(module)
+
+
+def _tag(counters: Counters, value: Any, path: str) -> None:
+    """When backward reaches what made these tensors, this module is at work.
+
+    Who says so first is right: the innermost module returns a tensor first.
+    """
+    if isinstance(value, torch.Tensor):
+        node = value.grad_fn
+        known: Any = node.metadata if node is not None else None
+        if node is not None and "memcalc" not in known:
+            known["memcalc"] = path
+            node.register_prehook(lambda _: counters.mark(path))
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            _tag(counters, one, path)
+
+
+def _given(value: Any, depth: int = 2) -> Iterator[int]:
+    """Addresses of what a model is given that nothing has computed."""
+    if isinstance(value, torch.Tensor):
+        if value.is_cuda and value.grad_fn is None and not value.requires_grad:
+            yield from addresses_of(value)
+    elif isinstance(value, dict | list | tuple) and depth:
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _given(one, depth - 1)
+
+
+def _prepares(module: torch.nn.Module, args: Any) -> bool:
+    """It has no weights and is given nothing on the GPU, as torchvision's transforms of images."""
+    on_gpu = (arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_cuda)
+    return next(module.parameters(), None) is None and next(on_gpu, None) is None

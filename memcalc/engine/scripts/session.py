@@ -1,0 +1,96 @@
+"""Everything that follows a program in this process, put together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+
+from memcalc.engine.cudnn import loading
+from memcalc.engine.patches import Patches
+from memcalc.engine.scripts.answer import Recorded, recorded
+from memcalc.engine.scripts.counters import Counters
+from memcalc.engine.scripts.group import Groups
+from memcalc.engine.scripts.models import Models
+from memcalc.engine.scripts.phases import Phases
+from memcalc.engine.scripts.steps import Steps
+from memcalc.engine.values import Values
+
+_NO_CUDNN = "cuDNN is off: convolutions run PyTorch's own kernels"
+
+
+class Session:
+    """Follows what runs in this process, over the stub driver.
+
+    Args:
+        steps: when an optimizer is about to go beyond these, the program ends; 0: never.
+        one_of_many: other processes train with this one.
+    """
+
+    def __init__(self, steps: int = 0, *, one_of_many: bool = False) -> None:
+        self.said: dict[str, None] = {}
+        """What is assumed."""
+        self.patches = Patches()
+        self.counters = Counters()
+        self.models = Models(self.counters)
+        self.steps = Steps(steps)
+        self.phases = Phases(self.counters, self.models, self.steps)
+        self.groups = Groups()
+        self.values = Values(self.say)
+        self._one_of_many = one_of_many
+
+    def say(self, assumed: str) -> None:
+        """Add to what is assumed."""
+        self.said[assumed] = None
+
+    def __enter__(self) -> Session:
+        if os.environ.get("MEMCALC_NO_CUDNN") or not loading.is_planned():
+            self._without_cudnn()
+        self.counters.install(self.patches)
+        self.models.install(self.patches)
+        self.steps.install(self.patches)
+        self.phases.install(self.patches)
+        if os.environ.get("MEMCALC_READS") != "zeros":
+            self.values.install(self.patches)
+        if self._one_of_many:
+            self.be_one_of_many()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.groups.settle()
+        if loading.is_used() and torch.backends.cudnn.benchmark:
+            self.say(loading.BENCHMARK)
+        self.models.sweep()
+        self.counters.end()
+        self.patches.undo()
+
+    def be_one_of_many(self) -> None:
+        """Groups that the program joins have other processes, which are made up."""
+        if threading.current_thread() is threading.main_thread():
+            self.groups.install(self.patches)
+            self.steps.settle = self.groups.settle
+
+    def recorded(self, name: str) -> Recorded:
+        """What the program took; it has ended."""
+        for notes in self.counters.notes:
+            notes.wrapped = max(self.groups.sizes, default=1) > 1
+        return recorded(
+            self.counters,
+            self.models,
+            name,
+            steps=self.phases.step + 1,
+            said=self.said,
+            groups=tuple(sorted(self.groups.sizes)),
+        )
+
+    def _without_cudnn(self) -> None:
+        """C++ goes on without the library; Python knows the version that PyTorch was built for."""
+        cudnn: Any = torch.backends.cudnn
+        cudnn.enabled = False
+        major, minor, patch = torch._C._cudnn.getCompileVersion()
+        version = 10_000 * major + 100 * minor + patch
+        self.patches.set(cudnn, "_init", lambda: True)
+        self.patches.set(cudnn, "version", lambda: version)
+        self.say(_NO_CUDNN)

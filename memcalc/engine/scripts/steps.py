@@ -1,0 +1,171 @@
+"""Counts the steps of optimizers, and ends the program after as many as were asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.optim import optimizer as optimizers
+
+from memcalc.engine.patches import Patches
+from memcalc.engine.scripts.models import held_by
+
+
+class EnoughStepsError(BaseException):
+    """As many optimizer steps were seen as were asked for; no script catches this by accident."""
+
+
+class Listener(Protocol):
+    """Told of steps."""
+
+    def step_begins(self) -> None:
+        """An optimizer begins its update."""
+        ...
+
+    def step_ends(self, owner: Any, steps: int) -> None:
+        """An optimizer has made so many updates."""
+        ...
+
+
+class Steps:
+    """Counts for every optimizer.
+
+    Args:
+        wanted: when an optimizer is about to go beyond these, the program ends; 0: never.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self.most = 0
+        """Of the optimizer that has made most."""
+        self.made: dict[int, int] = {}
+        self.listener: Listener | None = None
+        self.settle: Callable[[], None] = lambda: None
+        """Called before each step: collectives of before it are done."""
+        self._wanted = wanted
+        self._driven = 0
+        """How many libraries drive optimizers of theirs at this moment: those make no steps."""
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._own: set[type] = set()
+
+    def install(self, patches: Patches) -> None:
+        """Count from now on."""
+        self._patches = patches
+        for hook in (
+            optimizers.register_optimizer_step_pre_hook(self._before),
+            optimizers.register_optimizer_step_post_hook(self._after),
+        ):
+            patches.also(hook.remove)
+        self._count_replays(patches)
+
+    @contextlib.contextmanager
+    def prepared(self) -> Iterator[None]:
+        """A library tries its optimizers out before it trains: those are no steps."""
+        self._driven += 1
+        try:
+            yield
+        finally:
+            self._driven -= 1
+
+    @contextlib.contextmanager
+    def one(self, owner: Any) -> Iterator[None]:
+        """A step of somebody who drives optimizers; what those do inside are parts of it.
+
+        Raises:
+            EnoughStepsError: it has made as many as were asked for.
+        """
+        self._begin(id(owner))
+        with self.prepared():
+            yield
+        self._end(owner)
+
+    def find_own(self) -> None:
+        """Look for optimizers that are none of PyTorch's: they step, and clear gradients."""
+        kinds = {kind for kind in set(map(type, gc.get_objects())) if _may_step(kind)}
+        for kind in kinds - self._own:
+            if any(_holds_parameters(one) for one in gc.get_objects() if type(one) is kind):
+                self._own.add(kind)
+                self._patches.wrap(kind, "step", self._own_step)
+
+    def _own_step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._driven:
+            return original(optimizer, *args, **kwargs)
+        with self.one(optimizer):
+            return original(optimizer, *args, **kwargs)
+
+    def _begin(self, key: int) -> None:
+        self.settle()
+        if self._wanted and self.made.get(key, 0) >= self._wanted:
+            raise EnoughStepsError
+        if self.listener is not None:
+            self.listener.step_begins()
+
+    def _end(self, owner: Any) -> None:
+        key = id(owner)
+        self.made[key] = self.made.get(key, 0) + 1
+        self._keep_count_of(owner)
+        self.most = max(self.most, self.made[key])
+        if self.listener is not None:
+            self.listener.step_ends(owner, self.made[key])
+
+    def _keep_count_of(self, owner: Any) -> None:
+        key = id(owner)
+        if key not in self._alive:
+            with contextlib.suppress(TypeError):
+                self._alive[key] = weakref.ref(owner, lambda _: self._gone(key))
+
+    def _gone(self, key: int) -> None:
+        self._alive.pop(key, None)
+        self.made.pop(key, None)
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._driven:
+            self._begin(id(optimizer))
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not self._driven:
+            self._end(optimizer)
+
+    def _count_replays(self, patches: Patches) -> None:
+        """Steps that a CUDA graph has captured are made again as it is replayed."""
+        graph: Any = torch.cuda.CUDAGraph
+        before: dict[int, dict[int, int]] = {}
+        captured: dict[int, list[int]] = {}
+
+        def begun(original: Any, one: Any, *args: Any, **kwargs: Any) -> None:
+            original(one, *args, **kwargs)
+            before[id(one)] = dict(self.made)
+
+        def ended(original: Any, one: Any) -> None:
+            original(one)
+            were = before.pop(id(one), {})
+            captured[id(one)] = [key for key, made in self.made.items() if made != were.get(key)]
+
+        def replayed(original: Any, one: Any) -> None:
+            owners = [self._alive[key]() for key in captured.get(id(one), ()) if key in self._alive]
+            for owner in owners:
+                self._begin(id(owner))
+            original(one)
+            for owner in owners:
+                self._end(owner)
+
+        patches.wrap(graph, "capture_begin", begun)
+        patches.wrap(graph, "capture_end", ended)
+        patches.wrap(graph, "replay", replayed)
+
+
+def _holds_parameters(one: Any) -> bool:
+    try:
+        return next(held_by(one), None) is not None
+    except Exception:
+        return False  # Objects of anybody's raise what they like.
+
+
+def _may_step(kind: type) -> bool:
+    """A class outside of PyTorch's that has what loops call of an optimizer."""
+    if issubclass(kind, torch.optim.Optimizer | torch.nn.Module | type):
+        return False
+    return callable(getattr(kind, "step", None)) and callable(getattr(kind, "zero_grad", None))

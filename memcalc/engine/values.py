@@ -1,0 +1,432 @@
+"""What a program reads back from the simulated GPU, by one rule.
+
+Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
+copied there is read back. Behind an operator of PyTorch's that makes small integers, booleans or a
+few other numbers, the same operator runs on CPU tensors over the same bytes. Random numbers among
+them are drawn on the host. All else reads as zero, and the line that read it is named.
+
+Operators are followed below autograd, by a dispatch key that PyTorch keeps for fake tensors; no
+dispatch mode is needed. In backward only those are that ask the GPU how large their result is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from memcalc.engine import lines
+from memcalc.engine.patches import Patches
+from memcalc.engine.stub import load as stub
+
+_aten: Any = torch.ops.aten
+_C: Any = torch._C
+_FLOATS, _WHOLES = 1 << 8, 1 << 20
+"""Elements of the largest tensors that are worked out: of fractions, and of whole numbers."""
+_COMPARED = 1 << 22
+"""Elements of the largest tensor of fractions that a comparison looks at."""
+CARRIED = 8 << 20
+"""Bytes of the largest copy to the GPU that is kept."""
+RULE = (
+    "values read back are those that the script put on the GPU, and small integers and masks "
+    "worked out from them"
+)
+ZEROS = "values read at {} are taken as 0"
+_SHOWN = 6
+"""Lines of a script that are named."""
+
+_COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
+_RESULTS = """
+eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
+bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__ any all
+_is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean
+count_nonzero sort topk where gather scatter scatter_add scatter_reduce index_select index_add
+index_fill index_copy masked_fill masked_scatter histc searchsorted bucketize arange fill_ randint
+randperm random_ multinomial bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div
+floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll tril triu
+eye linspace floor ceil round trunc sqrt exp log pow minimum maximum reciprocal _foreach_add
+""".split()
+"""Operators whose small results are worked out."""
+_WITH_COUNTS = """
+nonzero masked_select index index_put_ index_put _index_put_impl_ masked_scatter_backward _unique2
+unique_dim unique_consecutive repeat_interleave bincount isin
+""".split()
+"""Operators that read from the GPU how large their result is: followed in backward too."""
+_LENGTHS = frozenset(("_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"))
+_MASKS = (torch.bool, torch.uint8)
+_VALUES, _COUNTS = "Fake", "TESTING_ONLY_GenericMode"
+"""Dispatch keys: of operators that are followed outside of backward, and always."""
+
+
+class Values:
+    """Follows what a program has on the GPU.
+
+    Args:
+        say: told what is assumed.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._libraries: list[Any] = []
+        self._unknown: dict[str, None] = {}
+        self._nothing_equal = False
+        self._generators: dict[int, torch.Generator] = {}
+        driver = ctypes.CDLL(None)
+        self._mark, self._holds = driver.memcalc_stub_mark, driver.memcalc_stub_holds
+        self._answer = driver.memcalc_stub_answer
+        self._mark.argtypes = self._holds.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        self._mark.restype = None
+        self._answer.argtypes, self._answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
+        self._keys = _C.DispatchKeySet(_key(_VALUES)) | _C.DispatchKeySet(_key(_COUNTS))
+
+    def install(self, patches: Patches) -> None:
+        """Follow from now on, in this thread and in those that the program starts."""
+        if not stub.maps():
+            self._say(ZEROS.format("every line"))
+            return
+        for key, names in ((_VALUES, _RESULTS), (_COUNTS, _WITH_COUNTS)):
+            through = torch.library.Library("_", "IMPL")
+            through.fallback(torch.library.fallthrough_kernel, key)
+            self._libraries.append(through)
+            self._implement(key, names)
+        follow(True)
+        patches.also(self._end)
+
+        def begin(original: Any, thread: threading.Thread) -> None:
+            follow(True)
+            original(thread)
+
+        patches.wrap(threading.Thread, "_bootstrap_inner", begin)
+        patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
+
+    def _end(self) -> None:
+        _C._dispatch_tls_set_dispatch_key_included(_key(_VALUES), False)
+        _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), False)
+        self._libraries.clear()
+        self._say(RULE)
+        if self._unknown:
+            shown = [*self._unknown][:_SHOWN]
+            more = len(self._unknown) - len(shown)
+            self._say(ZEROS.format(", ".join([*shown, *([f"{more} more"] if more else [])])))
+
+    def _implement(self, key: str, names: Sequence[str]) -> None:
+        library = torch.library.Library("aten", "IMPL")
+        self._libraries.append(library)
+        known = set(_C._dispatch_get_all_op_names())
+        for base in names:
+            for name in {base, base if base.endswith("_") else f"{base}_"}:
+                packet = getattr(_aten, name, None)
+                for overload in packet.overloads() if packet is not None else ():
+                    op = getattr(packet, overload)
+                    if op.name() not in known or "out" in overload.split("_") or _composed(op):
+                        continue
+                    made = self._counted if key == _COUNTS else self._worked_out
+                    library.impl(op.name().split("::")[1], made(op, base), key)
+        if key == _VALUES:
+            library.impl("_local_scalar_dense", self._read, key)
+            library.impl("equal", self._equal, _COUNTS)
+
+    # ---- operators
+
+    def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
+        """An operator whose small results are worked out."""
+        keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
+        compares = base in _COMPARES
+        most = _COMPARED if compares else 1 if base.startswith("_foreach") else _FLOATS
+        writes = [
+            (place, one.name)
+            for place, one in enumerate(op._schema.arguments)
+            if one.alias_info is not None and one.alias_info.is_write
+        ]
+        draws = _draws(op)
+        transfers = base in ("_to_copy", "copy_")
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with guard(keys):
+                first = args[0] if args else None
+                if isinstance(first, list) and first:
+                    first = first[0]
+                if (
+                    isinstance(first, torch.Tensor)
+                    and first.is_floating_point()
+                    and first.numel() > most
+                ):
+                    return op(*args, **kwargs)  # Most calls of a training.
+                out = op(*args, **kwargs)
+                if transfers and self._transferred(args, out):
+                    return out
+                self._work_out(op, args, kwargs, out, writes, most, draws)
+                return out
+
+        return called
+
+    def _counted(self, op: Any, base: str) -> Callable[..., Any]:
+        """An operator that reads how large its result is."""
+        keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
+        writes = [
+            (place, one.name)
+            for place, one in enumerate(op._schema.arguments)
+            if one.alias_info is not None and one.alias_info.is_write
+        ]
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with guard(keys):
+                tensors = list(_tensors((args, kwargs)))
+                if not any(one.is_cuda for one in tensors) or not _plain(tensors):
+                    return op(*args, **kwargs)
+                made = self._announce(op, base, args, kwargs)
+                try:
+                    out = op(*args, **kwargs)
+                finally:
+                    self._answer(0, 0)
+                if made is not None:
+                    self._put(out, made)
+                else:
+                    self._work_out(op, args, kwargs, out, writes, _FLOATS, None)
+                return out
+
+        return called
+
+    def _announce(self, op: Any, base: str, args: Any, kwargs: Any) -> Any:
+        """Tell the driver what the operator's own readings find; returns a result if it is made."""
+        if base in _LENGTHS:
+            with contextlib.suppress(Exception):
+                made = op(*tree_map(self._on_host, args), **tree_map(self._on_host, kwargs))
+                first = made[0] if isinstance(made, tuple | list) else made
+                if base == "_unique2" and args[0].dtype is torch.bool:
+                    self._answer(4, int(self._on_host(args[0]).count_nonzero()))
+                else:
+                    self._answer(8, first.shape[0])
+                if base == "repeat_interleave":
+                    self._answer(1, 1)
+                return made
+            return None
+        if base == "bincount":
+            if args[0].numel():
+                host = self._on_host(args[0])
+                self._answer(host.element_size(), int(host.min()))
+                self._answer(host.element_size(), int(host.max()))
+            return None
+        if base == "isin":
+            for one in args[:2]:
+                if isinstance(one, torch.Tensor):
+                    self._answer(8, int(self._on_host(one).unique().numel()))
+            return None
+        for mask, times in _masks(base, args):
+            self._answer(4, int(self._on_host(mask).count_nonzero()) * times)
+        return None
+
+    def _work_out(
+        self,
+        op: Any,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        writes: list[tuple[int, str]],
+        most: int,
+        draws: bool | None,
+    ) -> None:
+        given = list(_tensors((args, kwargs)))
+        outs = [one for one in _tensors((out,)) if one.is_cuda] if out is not None else given
+        if not outs or not _plain(given) or not _plain(outs):
+            return
+        if not all(_fits(one, most) for one in given) or not all(_fits(one, most) for one in outs):
+            return
+        if torch.cuda.is_current_stream_capturing():
+            return
+        with contextlib.suppress(Exception):
+            host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
+            host_kwargs.pop("pin_memory", None)
+            if draws is None:
+                made = op(*host_args, **host_kwargs)
+            else:
+                made = self._draw(op, host_args, host_kwargs, outs[0].device.index, draws)
+            if not writes:
+                self._put(out, made)
+            for place, name in writes:
+                for one in _tensors((args[place] if place < len(args) else kwargs.get(name),)):
+                    self._held(one)
+
+    def _draw(
+        self, op: Any, args: Any, kwargs: dict[str, Any], device: int | None, named: bool
+    ) -> Any:
+        """Draw on the host, whose own generator stays where it is."""
+        generator = self._generator(device)
+        if named:
+            return op(*args, **{**kwargs, "generator": generator})
+        with torch.random.fork_rng(devices=()):
+            torch.set_rng_state(generator.get_state())
+            made = op(*args, **kwargs)
+            generator.set_state(torch.get_rng_state())
+        return made
+
+    def _put(self, out: Any, made: Any) -> None:
+        """Write what was worked out on the host behind the operator's own result."""
+        for one, other in zip(_tensors((out,)), _tensors((made,)), strict=False):
+            if one.is_cuda and one.numel() and one.shape == other.shape:
+                over(one.detach()).copy_(other)
+                self._held(one)
+
+    def _held(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cuda and tensor.numel():
+            self._mark(tensor.data_ptr(), _span(tensor) * tensor.element_size())
+
+    def _transferred(self, args: Any, out: torch.Tensor) -> bool:
+        """Whether this was a copy between the GPU and the host."""
+        source = args[0] if out is not args[0] else args[1]
+        if not isinstance(source, torch.Tensor) or out.is_cuda == source.is_cuda:
+            return False
+        if out.is_cuda:
+            # Numbers that were laid anew on the way.
+            if _plain((out, source)) and _fits(out, _FLOATS) and out.dtype is not source.dtype:
+                over(out.detach()).copy_(source)
+                self._held(out)
+            return True
+        if _plain((source,)) and source.numel() <= _WHOLES:
+            self._note(source)
+            if not source.is_contiguous() or source.dtype is not out.dtype:
+                out.copy_(over(source.detach()))
+        return True
+
+    def _read(self, tensor: torch.Tensor) -> Any:
+        """``Tensor.item()``."""
+        with _C._ExcludeDispatchKeyGuard(self._keys):
+            if tensor.is_cuda:
+                self._note(tensor)
+            return _aten._local_scalar_dense.default(tensor)
+
+    def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """``torch.equal``; it runs for the memory that it takes."""
+        with _C._ExcludeDispatchKeyGuard(self._keys):
+            found = bool(_aten.equal.default(one, other))
+            if self._nothing_equal and one.is_cuda:
+                return False
+            if not (one.is_cuda and other.is_cuda) or one.shape != other.shape:
+                return found
+            if not _plain((one, other)) or one is other:
+                return one is other or found
+            if max(one.numel(), other.numel()) > _COMPARED:
+                return True
+            return bool(torch.equal(over(one.detach()), over(other.detach())))
+
+    def _note(self, source: torch.Tensor) -> None:
+        """Something is read that may not be known."""
+        if source.numel() and not self._holds(source.data_ptr(), source.element_size()):
+            self._unknown[lines.line() or "PyTorch's own code"] = None
+
+    def know(self, tensor: torch.Tensor, value: Any) -> None:
+        """Every element of a tensor on the GPU is this."""
+        if tensor.is_cuda and tensor.numel() and stub.maps():
+            over(tensor.detach()).fill_(value)
+            self._held(tensor)
+
+    @contextlib.contextmanager
+    def nothing_equal(self) -> Iterator[None]:
+        """``torch.equal`` says no of all that is compared meanwhile."""
+        self._nothing_equal = True
+        try:
+            yield
+        finally:
+            self._nothing_equal = False
+
+    def _on_host(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return over(value.detach()) if value.is_cuda else value
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        return None if isinstance(value, torch.Generator) else value
+
+    def _generator(self, device: int | None) -> torch.Generator:
+        """Draws of the GPU leave the host's own generator where it is."""
+        index = device or 0
+        if index not in self._generators:
+            seed = torch.cuda.default_generators[index].initial_seed()
+            self._generators[index] = torch.Generator().manual_seed(seed)
+        return self._generators[index]
+
+
+def over(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor over the bytes of one on the GPU."""
+    if not tensor.numel():
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    span = _span(tensor)
+    buffer = (ctypes.c_char * (span * tensor.element_size())).from_address(tensor.data_ptr())
+    flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=span)
+    return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def follow(wanted: bool) -> None:
+    """Follow operators in this thread, or only those that read how large their result is."""
+    _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), True)
+    _C._dispatch_tls_set_dispatch_key_included(_key(_VALUES), wanted)
+
+
+def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Threads of the engine follow as much as the one that calls it."""
+    follow(False)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        follow(True)
+
+
+def _key(name: str) -> Any:
+    return _C._parse_dispatch_key(name)
+
+
+def _composed(op: Any) -> bool:
+    """Made of other operators, which are followed themselves."""
+    key = "CompositeImplicitAutograd"
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def _draws(op: Any) -> bool | None:
+    """Whether an operator that draws can be given a generator; ``None``: it draws nothing."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return None
+    return any(one.name == "generator" for one in op._schema.arguments)
+
+
+def _masks(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
+    """In which tensors an operator counts what is not zero, and how many times over."""
+    if base == "nonzero":
+        yield args[0], 1
+    elif base in ("masked_select", "masked_scatter_backward"):
+        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        yield args[1], shape.numel() // max(args[1].numel(), 1)
+    else:
+        yield from ((one, 1) for one in args[1] if one is not None and one.dtype in _MASKS)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for one in values.values() if isinstance(values, dict) else values:
+        if isinstance(one, torch.Tensor):
+            yield one
+        elif isinstance(one, list | tuple | dict):
+            yield from _tensors(one)
+
+
+def _plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Each has its numbers in one storage on the GPU or on the host."""
+    return all(
+        type(one) in (torch.Tensor, torch.nn.Parameter)
+        and one.layout is torch.strided
+        and one.device.type in ("cuda", "cpu")
+        for one in tensors
+    )
+
+
+def _fits(tensor: torch.Tensor, most: int) -> bool:
+    count = tensor.numel()
+    return count <= _FLOATS or count <= (most if tensor.is_floating_point() else _WHOLES)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps)

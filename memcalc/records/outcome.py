@@ -1,0 +1,32 @@
+"""What goes wrong with a script's memory: a request without room, growth from step to step."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memcalc.records.storage import Phase
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """The request that found no room on a GPU, and ended the run."""
+
+    device: int
+    phase: Phase
+    step: int
+    line: str
+    """Of the user's code; empty: nobody knows."""
+    asked: int
+    """Bytes that were asked for."""
+    free: int
+    """Bytes that the GPU had left."""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script holds grows by the same amount in every step."""
+
+    bytes: int
+    """In a step."""
+    line: str
+    """Of the user's code that asks for most of it; empty: nobody knows."""
+    steps: int | None = None
+    """After about so many the GPU is full; ``None``: no GPU is named."""

@@ -1,0 +1,181 @@
+"""The process in which a user's program runs over the stub driver, and is followed.
+
+Usage: child.py REQUEST ANSWER, both files; the stub driver is loaded before this begins.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from memcalc.children import scratch
+from memcalc.engine import lines
+from memcalc.engine.scripts.session import Session
+from memcalc.engine.scripts.steps import EnoughStepsError
+from memcalc.files.artifact import encode
+from memcalc.files.trace_file import pack
+from memcalc.script import around
+from memcalc.script.records import Ending, Request
+from memcalc.script.running import as_main, run
+
+_PR_SET_PDEATHSIG = 1
+_INTERRUPTED = 130
+"""What a shell says of a program that Ctrl-C ended."""
+
+
+class _Left(BaseException):
+    """The program called ``os._exit``."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def main(asked: str, answered: str) -> None:
+    """Run the program of a request, write what it took, and end this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
+    scratch.use(str(Path(answered).parent / "kept"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    session = Session(request.steps, one_of_many=request.launched and world > 1)
+    for said in request.said:
+        session.say(said)
+    with _exits() as leave:
+        ending = _followed(request, session)
+        answer = _answer(session, request.program.name, ending)
+        Path(answered).write_bytes(msgspec.json.encode(answer))
+        _flush()
+        # Threads of PyTorch's would wait for a GPU that never answers.
+        leave(ending.code)
+
+
+def _followed(request: Request, session: Session) -> Ending:
+    with as_main(request.program), session, around.program(request, session) as others:
+        ending = _ended(request)
+        if not ending.stopped:
+            with contextlib.suppress(EnoughStepsError, _Left):
+                atexit._run_exitfuncs()
+    return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
+
+
+def _ended(request: Request) -> Ending:
+    """Run the program until its last line, or until it or something else ends it."""
+    try:
+        if request.work:
+            sys.path[:] = request.path
+            pickle.loads(Path(request.work).read_bytes())()
+            return Ending(code=0)
+        run(request.program)
+        threading._shutdown()  # type: ignore[attr-defined]
+    except _Left as left:
+        return Ending(code=left.code)
+    except EnoughStepsError:
+        return Ending(code=0, stopped=True)
+    except BaseException as error:
+        if request.work:
+            _raised.update(_described(error))
+            return Ending(code=1)
+        return _failed(error)
+    return Ending(code=0)
+
+
+def _failed(error: BaseException) -> Ending:
+    """What ended a program."""
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(code=_INTERRUPTED)
+    if isinstance(error, SystemExit):
+        return Ending(code=_code_of(error))
+    _show(error)
+    lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
+    return Ending(code=1, out_of_memory=lacked)
+
+
+_raised: dict[str, str] = {}
+"""What a function raised, for whoever sent it."""
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    trace = "".join(traceback.format_exception(error))
+    found = {"kind": type(error).__name__, "text": str(error), "trace": trace}
+    with contextlib.suppress(Exception):
+        found["error"] = base64.b64encode(pickle.dumps(error)).decode()
+    return found
+
+
+def _answer(session: Session, name: str, ending: Ending) -> dict[str, Any]:
+    found = session.recorded(name)
+    if ending.out_of_memory:
+        ending = msgspec.structs.replace(ending, refusal=found.refusal)
+    return {
+        "ending": encode(ending),
+        "raised": _raised,
+        "state": encode(session.models.state()),
+        "traces": {
+            device: base64.b64encode(pack(trace)).decode() for device, trace in found.traces.items()
+        },
+    }
+
+
+@contextlib.contextmanager
+def _exits() -> Iterator[Any]:
+    """``os._exit`` would take the answer with it."""
+    leave, own = os._exit, os.getpid()
+
+    def instead(code: int) -> None:
+        if os.getpid() != own or threading.current_thread() is not threading.main_thread():
+            leave(code)
+        raise _Left(code)
+
+    os._exit = instead  # type: ignore[assignment]
+    try:
+        yield leave
+    finally:
+        os._exit = leave
+
+
+def _code_of(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _show(error: BaseException) -> None:
+    """The program's own traceback; where memory ran out, the user's own frames alone."""
+    shown = traceback.TracebackException.from_exception(error)
+    only_users = isinstance(error, torch.OutOfMemoryError)
+    kept = [
+        frame
+        for frame in shown.stack
+        if not _is_ours(frame.filename) and (not only_users or lines.is_users(frame.filename))
+    ]
+    shown.stack[:] = kept or shown.stack[:]
+    print("".join(shown.format()), end="", file=sys.stderr)
+
+
+def _is_ours(file: str) -> bool:
+    own = str(Path(__file__).resolve().parents[1])
+    return file.startswith((own, "<frozen")) or file.endswith("/runpy.py")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # The program may have closed them.
+        with contextlib.suppress(ValueError, OSError, AttributeError):
+            stream.flush()

@@ -1,0 +1,187 @@
+"""Sends live objects to the engine's process: code by value, large tensors as their shapes."""
+
+from __future__ import annotations
+
+import ast
+import io
+import linecache
+import sys
+import textwrap
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from memcalc.errors import EstimateError
+
+_SMALL = 1 << 20
+"""Elements of the largest tensor that travels with its values."""
+
+
+def packed(value: Any) -> bytes:
+    """What ``pickle.loads`` makes the value of, in a process over the stub driver.
+
+    Raises:
+        EstimateError: it cannot be sent.
+    """
+    try:
+        import cloudpickle
+    except ImportError:
+        raise EstimateError(
+            "Live objects are sent to another process by cloudpickle: type pip install cloudpickle."
+        ) from None
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if type(obj) in (torch.Tensor, torch.nn.Parameter) and _is_large(obj):
+                return _shaped, _shape(obj)
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def sent(what: str, value: Any) -> bytes:
+    """The same, with a sentence of what cannot be sent.
+
+    Raises:
+        EstimateError: it cannot be sent.
+    """
+    try:
+        return packed(value)
+    except EstimateError:
+        raise
+    except Exception as error:
+        raise EstimateError(
+            f"{what} cannot be sent to the process of the simulation ({error}): make it inside of "
+            "what is simulated, or type memcalc simulate -- python train.py."
+        ) from None
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and (tensor.numel() > _SMALL or tensor.is_cuda)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (
+        *(tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device)),
+        *(tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)),
+    )
+
+
+def _shaped(
+    shape: Any, stride: Any, dtype: Any, device: str, requires_grad: bool, is_parameter: bool
+) -> torch.Tensor:
+    made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    if is_parameter:
+        return torch.nn.Parameter(made, requires_grad)
+    return made.requires_grad_(requires_grad)
+
+
+# ---- the body of a ``with``
+
+
+class Body:
+    """Statements, and the names that they use."""
+
+    def __init__(self, source: str, file: str, line: int, names: dict[str, Any]) -> None:
+        self.source, self.file, self.line, self.names = source, file, line, names
+
+    def __call__(self) -> None:
+        """Run them."""
+        tree = ast.increment_lineno(ast.parse(self.source), self.line - 1)
+        exec(compile(tree, self.file, "exec"), {"__name__": "__main__", **self.names})
+
+
+def body_at(frame: FrameType) -> Body:
+    """The body of the ``with`` that a frame is entering.
+
+    Raises:
+        EstimateError: its source is not known, or it cannot be taken elsewhere.
+    """
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = "".join(linecache.getlines(file, frame.f_globals))
+    found = [one for one in _withs(text) if one.lineno <= line <= one.body[0].lineno]
+    if not found:
+        raise EstimateError(
+            "memcalc.simulate() reads the source of its block, and there is none here: put the "
+            "code in a file."
+        )
+    block = max(found, key=lambda one: one.lineno)
+    lines = text.splitlines(keepends=True)
+    first, last = block.body[0], block.body[-1]
+    if first.lineno == block.lineno:
+        source = text_of(lines, first, last)
+    else:
+        source = textwrap.dedent("".join(lines[first.lineno - 1 : last.end_lineno]))
+    try:
+        code = compile(source, file, "exec")
+    except SyntaxError:
+        raise EstimateError(
+            "The block of memcalc.simulate() leaves it by return, break or await: put that behind "
+            "the block."
+        ) from None
+    held = {**frame.f_globals, **frame.f_locals}
+    names = {name: held[name] for name in _used(code) if name in held}
+    for name, value in names.items():
+        sent(name, value)
+    return Body(source, file, first.lineno, names)
+
+
+def text_of(lines: list[str], first: ast.stmt, last: ast.stmt) -> str:
+    """Statements on the line of their ``with``."""
+    assert last.end_lineno is not None
+    text = "".join(lines[first.lineno - 1 : last.end_lineno]).encode()
+    tail = len(lines[last.end_lineno - 1].encode()) - (last.end_col_offset or 0)
+    return text[first.col_offset : len(text) - tail].decode()
+
+
+def _withs(text: str) -> list[ast.With]:
+    try:
+        return [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.With)]
+    except SyntaxError:
+        return []
+
+
+def _used(code: CodeType) -> set[str]:
+    found = {*code.co_names, *code.co_freevars}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= _used(constant)
+    return found
+
+
+class Skipped(BaseException):
+    """Leaves a ``with`` whose body runs elsewhere."""
+
+
+_STORES = ("STORE_", "POP_TOP", "NOP", "RESUME", "CACHE")
+
+
+def skip(frame: FrameType) -> Callable[[], None]:
+    """See that the body of the ``with`` that a frame is entering does not run.
+
+    Returns:
+        To be called when it has been left: whoever traced before traces again.
+    """
+    import dis
+
+    before = sys.gettrace()
+    was = frame.f_trace, frame.f_trace_opcodes
+    names = {one.offset: one.opname for one in dis.get_instructions(frame.f_code)}
+
+    def trace(at: FrameType, event: str, arg: Any) -> Any:
+        name = names.get(at.f_lasti, "")
+        if event == "opcode" and not name.startswith(_STORES):
+            raise Skipped
+        return trace
+
+    def undo() -> None:
+        frame.f_trace, frame.f_trace_opcodes = was
+        sys.settrace(before)
+
+    sys.settrace(lambda *_: None)
+    frame.f_trace, frame.f_trace_opcodes = trace, True
+    return undo

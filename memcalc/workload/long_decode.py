@@ -1,0 +1,125 @@
+"""Long generations: most passes of the middle grow the cache alone.
+
+A pass of a large model takes as long as its layers do, and only the cache tells one pass from the
+next. So between the first passes and the last, the cache is given a token's keys and values by its
+own code, with the shapes that a real pass gave it, and the model's layers do not run. What they
+would make in between dies in its pass, and is of one size in all passes but for what looks back on
+the cache.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.workload import cache_layers
+
+Between = Callable[[bool], None]
+FIRST = 64
+"""Passes that run whole before any does not."""
+LAST = 4
+"""Passes at the end that run whole."""
+LONG = 256
+"""Passes from which on some do not run whole."""
+
+
+def is_long(tokens: int | None) -> bool:
+    """Whether some passes of such a generation grow the cache alone."""
+    return tokens is not None and tokens >= LONG
+
+
+def said(tokens: int) -> str:
+    """What an answer has to say of it."""
+    return (
+        f"passes {FIRST + 1:,} to {tokens - LAST:,} grow the cache alone, without running the "
+        "model's layers"
+    )
+
+
+def shorten(model: Any, tokens: int, between: Between) -> None:
+    """Let a model's passes in the middle of a generation grow the cache alone.
+
+    Args:
+        model: whose ``forward`` is replaced.
+        tokens: how many passes there are.
+        between: told before the first of those passes, and after the last.
+    """
+    run = model.forward
+    passes = _Passes(tokens, between)
+
+    @functools.wraps(run)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return passes.next(run, args, kwargs)
+
+    model.forward = forward
+
+
+class _Passes:
+    """Counts passes, and decides which of them run whole."""
+
+    def __init__(self, tokens: int, between: Between) -> None:
+        self._tokens = tokens
+        self._between = between
+        self._number = 0
+        self._updates: list[tuple[Any, ...]] = []
+        """What a whole pass gave the cache: shapes, dtype, and the other arguments."""
+        self._outputs: Any = None
+        self._logits: Any = None
+
+    def next(self, run: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        self._number += 1
+        cache = _cache(kwargs)
+        if self._number == FIRST and cache is not None:
+            return self._learn(run, args, kwargs, cache)
+        if self._number == self._tokens - LAST + 1 and self._updates:
+            self._between(False)
+            self._updates, self._outputs = [], None
+        if not self._updates:
+            # Where nothing grows by this way, all passes run whole.
+            return run(*args, **kwargs)
+        if self._number == FIRST + 1:
+            self._between(True)
+        for key, value, dtype, device, more, named in self._updates:
+            cache.update(
+                torch.empty(key, dtype=dtype, device=device),
+                torch.empty(value, dtype=dtype, device=device),
+                *more,
+                **named,
+            )
+        return self._made()
+
+    def _made(self) -> Any:
+        """What the model returns, with logits of this pass's own."""
+        outputs, (shape, dtype, device) = copy.copy(self._outputs), self._logits
+        outputs["logits"] = torch.empty(shape, dtype=dtype, device=device)
+        return outputs
+
+    def _learn(self, run: Any, args: Any, kwargs: dict[str, Any], cache: Any) -> Any:
+        update = cache.update
+
+        def noted(key: torch.Tensor, value: torch.Tensor, *more: Any, **named: Any) -> Any:
+            told = (key.shape, value.shape, key.dtype, key.device, more, named)
+            self._updates.append(told)
+            return update(key, value, *more, **named)
+
+        cache.update = noted
+        try:
+            outputs = run(*args, **kwargs)
+        finally:
+            del cache.update
+        logits = outputs["logits"]
+        self._logits = logits.shape, logits.dtype, logits.device
+        self._outputs = copy.copy(outputs)
+        self._outputs["logits"] = None
+        return outputs
+
+
+def _cache(kwargs: dict[str, Any]) -> Any:
+    """The cache that a decoder's pass is given; ``None``: it keeps past tokens in another way."""
+    given = next((kwargs[name] for name in cache_layers.NAMES if kwargs.get(name)), None)
+    given = getattr(given, "self_attention_cache", given)
+    return given if hasattr(given, "update") and hasattr(given, "layers") else None

@@ -1,0 +1,128 @@
+"""A process over the stub driver and the cuDNN shim, which runs each piece of code in a fork."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CAPABILITIES = {
+    "7.5": {"CAPABILITY": 75, "PROCESSORS": 40, "THREADS": 1024, "SHARED_OF_BLOCK": 65536},
+    "8.0": {"CAPABILITY": 80, "PROCESSORS": 108, "THREADS": 2048, "SHARED_OF_BLOCK": 166912},
+    "8.6": {"CAPABILITY": 86, "PROCESSORS": 82, "THREADS": 1536, "SHARED_OF_BLOCK": 101376},
+    "8.9": {"CAPABILITY": 89, "PROCESSORS": 128, "THREADS": 1536, "SHARED_OF_BLOCK": 101376},
+    "9.0": {"CAPABILITY": 90, "PROCESSORS": 132, "THREADS": 2048, "SHARED_OF_BLOCK": 232448},
+    "10.0": {"CAPABILITY": 100, "PROCESSORS": 148, "THREADS": 2048, "SHARED_OF_BLOCK": 232448},
+    "12.0": {"CAPABILITY": 120, "PROCESSORS": 170, "THREADS": 1536, "SHARED_OF_BLOCK": 101376},
+}
+_SERVE = """
+import ctypes, json, os, sys, traceback
+from pathlib import Path
+from memcalc.engine.cudnn import library, loading
+from memcalc.engine.stub import load
+root = Path(sys.argv[1])
+found = library.find([root.parent], (9, 0))
+os.environ.update(loading.environment(found))
+loading.open_here()
+load.open_here(load.prepare(root, sys.argv[2]))
+import torch
+loading.adapt(found)
+if sys.argv[3] == "loaded":
+    ctypes.CDLL(None).memcalc_cudnn_load()
+def level(name):
+    return torch.cuda.memory_stats()[f"requested_bytes.all.{name}"]
+def scratch(call):
+    # What a call takes beside its result, once its plans are kept.
+    call()
+    torch.cuda.reset_peak_memory_stats()
+    before = level("current")
+    result = call()
+    return level("peak") - level("current")
+for line in sys.stdin:
+    asked = json.loads(line)
+    pid = os.fork()
+    if not pid:
+        os.environ.update(asked["settings"])
+        names = {"torch": torch, "loading": loading, "found": found, "scratch": scratch}
+        names["answer"] = {}
+        try:
+            exec(asked["code"], names)
+            said = {"answer": names["answer"]}
+        except BaseException:
+            said = {"failed": traceback.format_exc()}
+        os.write(1, (json.dumps(said) + "\\n").encode())
+        os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    if status:
+        os.write(1, (json.dumps({"failed": f"status {status}"}) + "\\n").encode())
+"""
+
+
+@functools.cache
+def cuda_torch():
+    """The running PyTorch's package folder and CUDA version; the test is skipped without CUDA."""
+    import torch
+
+    if torch.version.cuda is None:
+        pytest.skip("PyTorch has no CUDA here")
+    return Path(torch.__file__).parent, torch.version.cuda
+
+
+@functools.cache
+def cudnn():
+    """The cuDNN that is installed beside PyTorch; the test is skipped where it cannot be asked."""
+    from memcalc.engine.cudnn import library
+
+    root, _ = cuda_torch()
+    found = library.find([root.parent], (9, 0), offline=True)
+    if isinstance(found, library.Missing):
+        pytest.skip(found.reason)
+    return found
+
+
+def settings(capability):
+    """Variables of a simulated GPU."""
+    return {f"MEMCALC_STUB_{name}": str(value) for name, value in CAPABILITIES[capability].items()}
+
+
+class CudnnProcess:
+    """The process; ``loaded``: it loads the real library before it forks."""
+
+    def __init__(self, *, loaded=False):
+        cudnn()
+        root, cuda = cuda_torch()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, str(root), cuda, "loaded" if loaded else ""],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+
+    def run(self, code, capability="9.0", **more):
+        """What a piece of code leaves in ``answer``."""
+        asked = {"code": textwrap.dedent(code), "settings": {**settings(capability), **more}}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        said = json.loads(self._process.stdout.readline())
+        assert "failed" not in said, said["failed"]
+        return said["answer"]
+
+    def close(self):
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait(timeout=30)
+
+
+def declared():
+    """Names of the functions in the headers of the installed cuDNN."""
+    folder = Path(cudnn().folder).parent / "include"
+    text = "\n".join(path.read_text() for path in folder.glob("cudnn_*.h"))
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    return sorted(set(re.findall(r"CUDNNWINAPI\s+(cudnn\w+)\s*\(", text)))

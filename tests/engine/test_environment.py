@@ -1,0 +1,421 @@
+"""Where the engine's PyTorch comes from, with tiny wheels and the real pip."""
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from memcalc.engine.environment import describe, find, hide, installer, layers, linked
+from memcalc.engine.environment.release import Release, of_version, parse_torch
+from memcalc.errors import EstimateError, UsageError
+from tests.engine import wheels
+
+FIND = """
+import sys
+from memcalc.engine.environment import find
+print(find(sys.argv[1], progress=lambda at: print(at.text, flush=True)).root)
+"""
+
+
+class World:
+    """A Python with packages, a folder of wheels and an empty cache."""
+
+    def __init__(self, folder, monkeypatch):
+        self.monkeypatch = monkeypatch
+        self.site, self.offered = folder / "site", folder / "offered"
+        self.bin, self.cache = folder / "bin", folder / "cache"
+        for place in (self.site, self.offered, self.bin):
+            place.mkdir()
+        monkeypatch.syspath_prepend(str(self.site))
+        for name in [n for n in os.environ if n.startswith(("PIP_", "UV_", "HF_HUB_OFF"))]:
+            monkeypatch.delenv(name)
+        self.set(
+            MEMCALC_CACHE=str(self.cache),
+            PIP_CONFIG_FILE=os.devnull,
+            PIP_NO_INDEX="1",
+            PIP_FIND_LINKS=str(self.offered),
+            PATH=f"{self.bin}:/usr/bin:/bin",
+        )
+        self.told = []
+
+    def set(self, **variables):
+        for name, value in variables.items():
+            self.monkeypatch.setenv(name, value)
+
+    def has(self, name, version, **more):
+        wheels.install(self.site, name, version, **more)
+
+    def has_torch(self, version, cuda=None):
+        self.has("torch", version, modules=wheels.torch_modules(version, cuda))
+
+    def find(self, *names, **more):
+        return find(*names, progress=self.told.append, **more)
+
+    def said(self):
+        return [at.text for at in self.told]
+
+    def uv(self, script):
+        """An installer that is asked before pip; ``$T`` is the folder that is to be filled."""
+        path = self.bin / "uv"
+        start = '#!/bin/bash\nwhile [ "$1" != --target ]; do shift || exit 1; done; T=$2\n'
+        path.write_text(start + script)
+        path.chmod(0o755)
+        # pip is asked first where it is told of a folder of wheels.
+        self.monkeypatch.setenv("UV_INDEX", "https://uv.invalid")
+
+    def left(self):
+        """Folders under a name of their own that should be gone."""
+        return [entry.name for entry, layer in layers.existing() if layer is None]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    return World(tmp_path, monkeypatch)
+
+
+def unreachable(*_, **__):
+    raise AssertionError("an installer was started")
+
+
+def refused(call, kind=EstimateError):
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.endswith(".")
+    return text
+
+
+def test_the_installed_cuda_build_is_used_as_it_is(world):
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.monkeypatch.setattr(subprocess, "Popen", unreachable)
+    for named in (None, "2.14", "2.14.1", "2.14.1+cu130"):
+        found = world.find(named)
+        assert (found.kind, found.torch, found.cuda) == ("running", "2.14.1", "13.0")
+        assert found.root == str(world.site / "torch")
+        assert found.path == ()
+        assert found.variables({"A": "1"}) == {"A": "1"}
+
+
+def test_a_cpu_build_gets_the_cuda_build_of_its_release_once(world):
+    world.has_torch("2.13.0+cpu")
+    wheels.cpu_wheel(world.offered, "2.13.0", "+cpu")
+    wheels.cuda_wheel(world.offered, "2.13.0", "13.0")
+    wheels.cuda_wheel(world.offered, "2.14.0", "13.0")
+    found = world.find()
+    assert (found.kind, found.torch, found.cuda) == ("made", "2.13.0", "13.0")
+    code = "import torch; print(torch.__version__, torch.__file__)"
+    environ = found.variables({**os.environ, "PYTHONPATH": str(world.site)})
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["2.13.0+cu130", f"{found.root}/__init__.py"]
+    shutil.rmtree(world.offered)
+    assert world.find(offline=True) == world.find("2.13") == found
+    assert world.left() == []
+
+
+def test_a_named_release_is_its_newest_patch_and_brings_what_it_lacks(world):
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.has("sympy", "1.14")
+    needs = ("sympy==1.13.1", "nvidia-cublas==12.4", "triton==3.2; extra == 'x'", "triton==3.2")
+    for patch in ("2.6.0", "2.6.2", "2.6.1"):
+        wheels.cuda_wheel(world.offered, patch, requires=needs)
+    wheels.wheel(world.offered, "sympy", "1.13.1", requires=["tiny-math>=1.1"])
+    wheels.wheel(world.offered, "tiny-math", "1.3")
+    wheels.wheel(world.offered, "triton", "3.2")
+    found = world.find("2.6")
+    assert (found.torch, found.cuda) == ("2.6.2", "12.4")
+    names = {package.rsplit("/")[-1].split("-")[0] for package in found.path}
+    assert names == {"packages", "torch"}
+    listed = os.listdir(found.path[0])
+    assert {"sympy", "tiny_math"} <= set(listed)
+    assert "triton" not in listed
+    assert "triton" in os.listdir(world.find("2.6.2", triton=True).path[0])
+
+
+def test_an_index_tells_the_size_before_anything_is_fetched(world):
+    path = wheels.cuda_wheel(world.offered, "2.6.0")
+    index = wheels.Index(world.offered, sizes={path.name: 767_000_000})
+    world.set(PIP_INDEX_URL=index.url, PIP_FIND_LINKS="")
+    world.monkeypatch.delenv("PIP_NO_INDEX")
+    world.find("2.6")
+    said = world.said()
+    size = "PyTorch 2.6.0 with CUDA: 767 MB to fetch, about 1.6 GB on disk, once"
+    assert said.index(size) < next(at for at, text in enumerate(said) if "fetching" in text)
+
+
+def test_an_index_is_asked_for_the_newest_patch_for_this_python(world):
+    wheels.cuda_wheel(world.offered, "2.6.1")
+    newer = wheels.cuda_wheel(world.offered, "2.6.2")
+    newer.rename(world.offered / "torch-2.6.2-cp38-cp38-manylinux1_x86_64.whl")
+    index = wheels.Index(world.offered)
+    world.set(PIP_INDEX_URL=index.url, PIP_FIND_LINKS="")
+    world.monkeypatch.delenv("PIP_NO_INDEX")
+    assert world.find("2.6").torch == "2.6.1"
+    fractions = [at.fraction for at in world.told if at.fraction is not None]
+    assert fractions == sorted(fractions)
+    text = refused(lambda: world.find("2.6.2"))
+    assert "wheels for Python 3.8;" in text
+    assert "There is no PyTorch 2.7:" in refused(lambda: world.find("2.7"))
+
+
+def test_a_constraint_of_the_machine_does_not_keep_a_named_release_away(world, tmp_path):
+    (tmp_path / "constraints.txt").write_text("torch<=2.5\n")
+    wheels.cuda_wheel(world.offered, "2.6.0")
+    index = wheels.Index(world.offered)
+    world.set(PIP_INDEX_URL=index.url, PIP_CONSTRAINT=str(tmp_path / "constraints.txt"))
+    world.monkeypatch.delenv("PIP_NO_INDEX")
+    found = world.find("2.6")
+    assert found.torch == "2.6.0"
+    assert "without the machine's own constraints" in found.notes[0]
+
+
+def test_a_cpu_build_under_the_name_of_the_release_is_refused(world):
+    wheels.cpu_wheel(world.offered, "2.6.0")
+    assert "2.6.0+cpu, a build without CUDA" in refused(lambda: world.find("2.6"))
+    assert layers.existing() == []
+    index = wheels.Index(world.offered.with_name("index"))
+    wheels.cuda_wheel(index.folder, "2.6.0")
+    world.monkeypatch.delenv("PIP_NO_INDEX")
+    world.set(PIP_INDEX_URL=index.url)
+    found = world.find("2.6")
+    assert found.cuda == "12.4"
+
+
+def test_a_nightly_build_without_cuda_asks_for_a_release(world):
+    world.has_torch("2.16.0.dev20261101+cpu")
+    assert "name a release, as in --torch 2.14" in refused(world.find)
+
+
+def test_a_release_that_no_index_has_is_one_sentence(world):
+    text = refused(lambda: world.find("2.6"))
+    assert "has no PyTorch 2.6 for Python" in text
+    assert layers.existing() == []
+
+
+def test_damage_is_seen_and_the_folder_made_anew(world):
+    wheels.cuda_wheel(world.offered, "2.6.0")
+    found = world.find("2.6")
+    library = f"{found.root}/lib/libtorch_cuda.so"
+    os.truncate(library, 7)
+    assert "not in" in refused(lambda: world.find("2.6", offline=True))
+    (layers.folder() / ".making-1-ab" / "content").mkdir(parents=True)
+    assert len(world.left()) == 2
+    assert world.find("2.6") == found
+    assert os.stat(library).st_size == len(wheels.LARGE)
+    assert world.left() == []
+    os.unlink(library)
+    assert world.find("2.6") == found
+
+
+def test_a_killed_memcalc_leaves_nothing_that_is_taken_for_whole(world):
+    wheels.cuda_wheel(world.offered, "2.6.0")
+    world.uv("mkdir -p $T/torch; echo \"cuda = '12.4'\" > $T/torch/version.py; sleep 20\n")
+    child = start("2.6")
+    wait_for(lambda: list(layers.folder().glob(".making-*/content/torch/version.py")))
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert world.left() != []
+    (world.bin / "uv").unlink()
+    assert world.find("2.6").torch == "2.6.0"
+    assert world.left() == []
+
+
+def test_a_killed_installer_is_a_sentence(world):
+    world.uv("kill -9 $$\n")
+    assert "uv was ended by signal 9" in refused(lambda: world.find("2.6"))
+    assert layers.existing() == []
+
+
+def test_two_at_once_make_one(world):
+    wheels.cuda_wheel(world.offered, "2.6.0")
+    log = world.bin / "log"
+    pip = f"{sys.executable} -m pip install -q --no-deps --target $T torch==2.6.0"
+    world.uv(f"echo one >> {log}; sleep 1; {pip}\n")
+    children = [start("2.6"), start("2.6")]
+    told = [child.communicate(timeout=60)[0].splitlines() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    assert told[0][-1] == told[1][-1]
+    assert log.read_text() == "one\n"
+    waited = [line for lines in told for line in lines if "another memcalc" in line]
+    assert len(waited) == 1
+
+
+def test_a_disk_without_room_is_told_before_anything_is_fetched(world):
+    real = os.statvfs
+    world.monkeypatch.setattr(subprocess, "Popen", unreachable)
+
+    def small(path):
+        values = list(real(path))
+        values[4] = (300 << 20) // values[1]
+        return os.statvfs_result(values)
+
+    world.monkeypatch.setattr(os, "statvfs", small)
+    world.monkeypatch.setattr(installer, "pip_settings", lambda: {"no-index": "1"})
+    text = refused(lambda: world.find("2.6"))
+    assert re.search(r"needs about 2\.8 GB in .* 315 MB are free", text)
+
+
+def test_a_disk_that_fills_up_is_a_sentence(world):
+    world.uv("echo 'error: write: No space left on device (os error 28)' >&2; exit 2\n")
+    assert "is full: make room" in refused(lambda: world.find("2.6"))
+    assert layers.existing() == []
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "UV_OFFLINE"])
+def test_offline_starts_no_installer(world, name):
+    world.monkeypatch.setattr(subprocess, "Popen", unreachable)
+    assert "--offline forbids" in refused(lambda: world.find("2.6", offline=True))
+    world.set(**{name: "1"})
+    assert f"{name}=1 forbids" in refused(lambda: world.find(None, "4.48"))
+
+
+def test_a_cache_that_cannot_be_written_is_a_sentence(world, tmp_path):
+    (tmp_path / "file").touch()
+    world.set(MEMCALC_CACHE=str(tmp_path / "file"))
+    assert "set MEMCALC_CACHE" in refused(lambda: world.find("2.6"))
+    world.set(MEMCALC_CACHE=str(tmp_path / "a:b"))
+    assert "without colons" in refused(lambda: world.find("2.6"))
+
+
+def test_another_transformers_brings_its_own_packages_and_hides_what_does_not_fit(world):
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.has("transformers", "5.23.0", requires=["tokenizers>=0.23"])
+    world.has("tokenizers", "0.23.3")
+    world.has("numpy", "2.4")
+    world.has("peft", "0.21", requires=["transformers>=5"], modules={"peftlike/__init__.py": b""})
+    world.has("trainers", "1.0", requires=["peft"], modules={"trainerlike/__init__.py": b""})
+    world.has("datasets", "4.0", requires=["numpy"])
+    needs = ["tokenizers<0.22,>=0.21", "numpy>=1.17", "requests"]
+    wheels.wheel(world.offered, "transformers", "4.48.3", requires=needs)
+    wheels.wheel(world.offered, "transformers", "4.49.0", requires=needs)
+    wheels.wheel(world.offered, "tokenizers", "0.21.4")
+    wheels.wheel(world.offered, "requests", "2.32")
+    found = world.find(None, "4.48")
+    assert (found.kind, found.transformers, found.torch) == ("running", "4.48.3", "2.14.1")
+    assert [package.package for package in found.hidden] == ["peft", "trainers"]
+    assert "needs transformers>=5, and 4.48.3 runs" in found.why_hidden("peftlike.tuners")
+    assert found.why_hidden("trainerlike") == "trainers 1.0 needs peft, which is hidden"
+    assert found.why_hidden("datasets") is None
+    for module in ("peftlike", "trainerlike"):
+        assert importlib.util.find_spec(module) is not None
+        world.monkeypatch.setitem(sys.modules, module, sys)
+    hide(found)
+    assert importlib.util.find_spec("peftlike") is None
+    assert world.find(None, "5.23").path == ()
+
+
+def test_transformers_that_refuses_an_older_pytorch_is_hidden(world):
+    world.has("transformers", "5.23.0", requires=["torch>=2.6; extra == 'torch'"])
+    wheels.cuda_wheel(world.offered, "2.4.1")
+    found = world.find("2.4")
+    assert found.transformers is None
+    assert "needs torch>=2.6, and 2.4.1+cu124 runs" in found.why_hidden("transformers")
+
+
+def test_torchvision_of_another_pytorch_is_replaced_or_hidden(world):
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.has("torchvision", "0.29.0", requires=["torch==2.14.1"])
+    wheels.cuda_wheel(world.offered, "2.6.0")
+    wheels.cuda_wheel(world.offered, "2.7.0")
+    wheels.wheel(world.offered, "torchvision", "0.21.0", requires=["torch==2.6.0"])
+    found = world.find("2.6")
+    assert found.hidden == ()
+    assert [re.split(r"-(?=\d)", p.rsplit("/", 1)[1])[0] for p in found.path] == [
+        "torchvision",
+        "torch",
+    ]
+    for _ in range(2):
+        other = world.find("2.7")
+        assert [package.package for package in other.hidden] == ["torchvision"]
+    # What no index has is not looked for in every run.
+    assert world.said().count("fetching torchvision 0.22, once") == 1
+    assert world.find("2.14").path == ()
+
+
+def test_what_is_compiled_for_another_pytorch_is_hidden(world):
+    real = pytest.importorskip("torch").__file__
+    library = os.path.join(os.path.dirname(real), "lib", "libtorch_python.so")
+    assert any(name.startswith("libc10") for name in linked.needed(library))
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.has("attention", "2.8", requires=["torch"], modules={"attention/_C.so": b""})
+    world.has("plain", "1.0", requires=["torch"])
+    (world.site / "attention" / "_C.so").unlink()
+    (world.site / "attention" / "_C.so").symlink_to(library)
+    wheels.cuda_wheel(world.offered, "2.6.0")
+    found = world.find("2.6")
+    assert found.why_hidden("attention") == "attention 2.8 is compiled for another PyTorch"
+    assert found.why_hidden("plain") is None
+
+
+def test_packages_that_a_question_needs_are_added_where_they_lack(world):
+    world.has_torch("2.14.1+cu130", "13.0")
+    world.has("accelerate", "1.15")
+    wheels.wheel(world.offered, "tiny-peft", "0.21", requires=["torch>=1", "accelerate>=1"])
+    assert world.find(packages=["accelerate>=1"]).path == ()
+    found = world.find(packages=["accelerate>=1", "tiny_peft"])
+    assert "tiny_peft" in os.listdir(found.path[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "", "2", "2.6.0.1", "2.x", "3.0-rc1", "2.6.0+cpu", "2.6+cu124"]
+)
+def test_what_is_no_release_is_refused(world, text):
+    assert "--torch" in refused(lambda: world.find(text), UsageError)
+
+
+def test_releases_before_2_4_are_refused_and_newer_ones_are_not():
+    assert "PyTorch 2.4 and newer" in refused(lambda: parse_torch("2.3.1"), UsageError)
+    assert "PyTorch 2.4 and newer" in refused(lambda: parse_torch("1.13"), UsageError)
+    assert parse_torch("2.16") == Release(2, 16)
+    assert parse_torch("3.1.4") == Release(3, 1, 4)
+    assert parse_torch(" v2.12.1+cu126 ") == Release(2, 12, 1, "cu126")
+    assert Release(2, 1).matches("2.1.2")
+    assert not Release(2, 1).matches("2.10.0")
+    assert not Release(2, 12, 1, "cu126").matches("2.12.1+cu130", "13.0")
+    assert of_version("2.16.0.dev20261101+cpu") is None
+
+
+def test_elsewhere_than_on_linux_it_says_what_to_type(world):
+    world.monkeypatch.setattr(sys, "platform", "darwin")
+    text = refused(lambda: world.find("2.6"))
+    assert "--method analytic" in text
+    assert "docker" in text
+    assert [fact.name for fact in describe()] == ["engine"]
+
+
+def test_doctor_tells_which_pytorch_runs_and_what_is_kept(world):
+    world.has_torch("2.13.0+cpu")
+    assert "the first exact estimate fetches" in describe()[0].value
+    wheels.cuda_wheel(world.offered, "2.13.0", "13.0")
+    found = world.find()
+    os.unlink(f"{world.find().root}/version.py")
+    facts = {fact.name: fact for fact in describe()}
+    assert "unfinished or damaged" in facts["environment"].value
+    assert world.find() == found
+    facts = {fact.name: fact for fact in describe()}
+    assert "exact estimates run torch-2.13.0" in facts["engine"].value
+    assert "torch-2.13.0" in facts["environment"].value
+    assert f"rm -r {layers.folder()}" in facts["environments"].advice
+    world.has_torch("2.13.0+cu130", "13.0")
+    assert "the installed PyTorch 2.13.0, built for CUDA 13.0" in describe()[0].value
+
+
+def start(release):
+    return subprocess.Popen(
+        [sys.executable, "-c", FIND, release], stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(condition):
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)

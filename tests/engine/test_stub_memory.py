@@ -1,0 +1,273 @@
+"""Memory of the simulated GPU: how much is taken, and what can be read back."""
+
+GPT = """
+import torch.nn.functional as F
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.first, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.qkv(self.first(x)).view(batch, length, 3, self.heads, -1)
+        mixed = F.scaled_dot_product_attention(*parts.permute(2, 0, 3, 1, 4), is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+def model(width=256, layers=2):
+    blocks = [Block(width, 4) for _ in range(layers)]
+    return nn.Sequential(nn.Embedding(999, width), *blocks, nn.Linear(width, 999)).cuda()
+
+def train(model, optimizer, steps=2, batch=4):
+    for _ in range(steps):
+        ids = torch.randint(0, 999, (batch, 64)).cuda()
+        loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+"""
+
+
+def test_a_transformer_trains_and_the_allocator_tells_its_peaks(over_stub):
+    peaks = over_stub(
+        GPT
+        + """
+net = model()
+weights = 4 * sum(p.numel() for p in net.parameters())
+train(net, torch.optim.AdamW(net.parameters()))
+stats = torch.cuda.memory_stats()
+answer.update({k: stats[f"{k}_bytes.all.peak"] for k in ("requested", "allocated", "reserved")})
+answer["weights"] = weights
+"""
+    )
+    # Weights, gradients and the two states of AdamW, and what else is alive with them.
+    assert 4 * peaks["weights"] < peaks["requested"] < 8 * peaks["weights"]
+    assert peaks["requested"] <= peaks["allocated"] <= peaks["reserved"]
+
+
+def test_the_room_is_the_limit_and_running_out_of_it_is_pytorchs_own_error(over_stub):
+    found = over_stub(
+        GPT
+        + """
+net = model()
+answer["before"] = torch.cuda.memory_reserved()
+try:
+    train(net, torch.optim.AdamW(net.parameters()), batch=4096)
+except torch.OutOfMemoryError as error:
+    answer["said"] = str(error)
+answer["most"] = torch.cuda.max_memory_reserved()
+answer["ooms"] = torch.cuda.memory_stats()["num_ooms"]
+torch.cuda.empty_cache()
+torch.empty(50 << 20, dtype=torch.uint8, device="cuda")
+""",
+        ROOM=200 << 20,
+        MEMORY=300 << 20,
+        OUTSIDE=100 << 20,
+    )
+    assert "Tried to allocate" in found["said"]
+    assert "GPU 0 has a total capacity of 300.00 MiB" in found["said"]
+    assert found["before"] < found["most"] <= 200 << 20
+    assert found["ooms"] == 1
+
+
+def test_free_memory_is_what_allocations_and_the_context_leave(over_stub):
+    found = over_stub(
+        """
+free, total = torch.cuda.mem_get_info()
+held = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+answer.update(total=total, first=total - free, then=free - torch.cuda.mem_get_info()[0])
+""",
+        MEMORY=16 << 30,
+        OUTSIDE=400 << 20,
+    )
+    assert found == {"total": 16 << 30, "first": 400 << 20, "then": 64 << 20}
+
+
+def test_expandable_segments_take_what_they_map_and_give_it_back(over_stub):
+    found = over_stub(
+        """
+torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+free, _ = torch.cuda.mem_get_info()
+held = [torch.empty(30 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+answer["segments"] = [s["is_expandable"] for s in torch.cuda.memory_snapshot()]
+answer["taken"] = free - torch.cuda.mem_get_info()[0]
+answer["reserved"] = torch.cuda.memory_reserved()
+one = torch.arange(100).cuda()
+answer["read"] = one.cpu().sum().item()
+del held, one
+torch.cuda.empty_cache()
+answer["left"] = free - torch.cuda.mem_get_info()[0]
+"""
+    )
+    assert found["segments"] == [True]
+    assert found["taken"] == found["reserved"] == 120 << 20
+    assert found["read"] == 4950
+    assert found["left"] == 0
+
+
+def test_what_is_copied_in_is_read_back(over_stub):
+    found = over_stub(
+        """
+numbers = torch.arange(100_000, dtype=torch.int64)
+there = numbers.cuda()
+answer["whole"] = torch.equal(there.cpu(), numbers)
+answer["item"] = there[777].item()
+answer["moved"] = torch.equal(there.clone().cpu(), numbers)
+answer["part"] = there[5:9].tolist()
+pinned = torch.empty(100_000, dtype=torch.int64, pin_memory=True)
+pinned.copy_(there, non_blocking=True)
+answer["pinned"] = torch.equal(pinned, numbers) and pinned.is_pinned()
+other = torch.empty_like(there)
+other.copy_(there)
+answer["copied"] = torch.equal(other.cpu(), numbers)
+"""
+    )
+    assert [found[way] for way in ("whole", "moved", "pinned", "copied")] == [True] * 4
+    assert (found["item"], found["part"]) == (777, [5, 6, 7, 8])
+
+
+def test_a_block_that_is_used_again_reads_as_zeros(over_stub):
+    found = over_stub(
+        """
+first = torch.full((5000,), 7).cuda()
+place = first.data_ptr()
+answer["before"] = first.cpu().sum().item()
+del first
+again = torch.empty(5000, dtype=torch.int64, device="cuda")
+answer["same"] = again.data_ptr() == place
+answer["after"] = again.cpu().abs().sum().item()
+"""
+    )
+    assert found == {"before": 35_000, "same": True, "after": 0}
+
+
+def test_the_profiler_still_hears_of_each_block(over_stub):
+    found = over_stub(
+        """
+from torch.profiler import ProfilerActivity, profile
+with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as told:
+    torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+answer["bytes"] = [e.device_memory_usage for e in told.events() if e.name == "aten::empty"]
+answer["counts"] = len([e for e in told.events() if e.name == "[memory]"])
+"""
+    )
+    assert found["bytes"] == [3 << 20]
+
+
+def test_a_large_tensor_is_zeros_on_the_host_and_takes_no_memory_there(over_stub):
+    found = over_stub(
+        """
+import resource
+large = torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+here = large.cpu()
+answer["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+answer["ends"] = [here[0].item(), here[1 << 30].item(), here[-1].item()]
+"""
+    )
+    assert found["grown"] < 200
+    assert found["ends"] == [0, 0, 0]
+
+
+def test_large_copies_to_the_host_clear_it_and_keep_shared_memory_shared(over_stub):
+    found = over_stub(
+        """
+import os
+torch.set_num_threads(1)
+zeros = torch.empty(16 << 20, dtype=torch.uint8, device="cuda")
+private = torch.full((16 << 20,), 3, dtype=torch.uint8)
+private.copy_(zeros)
+answer["private"] = private.sum().item()
+shared = torch.full((16 << 20,), 3, dtype=torch.uint8).share_memory_()
+pid = os.fork()
+if not pid:
+    shared.copy_(torch.zeros(16 << 20, dtype=torch.uint8))
+    shared[5 << 20] = 9
+    os._exit(0)
+os.waitpid(pid, 0)
+answer["of_child"] = shared.sum().item()
+shared.fill_(3)
+shared.copy_(zeros)
+answer["shared"] = shared.sum().item()
+pid = os.fork()
+if not pid:
+    shared[6 << 20] = 8
+    os._exit(0)
+os.waitpid(pid, 0)
+answer["still"] = shared.sum().item()
+"""
+    )
+    assert found == {"private": 0, "of_child": 9, "shared": 0, "still": 8}
+
+
+def test_memory_of_a_large_copy_that_holds_something_small_reads_so(over_stub):
+    found = over_stub(
+        """
+large = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+large[1000:1010].copy_(torch.arange(10, dtype=torch.uint8))
+large[40 << 20 : (40 << 20) + 4].copy_(torch.full((4,), 5, dtype=torch.uint8))
+here = large.cpu()
+answer["sum"] = here.sum().item()
+answer["at"] = here.nonzero().flatten()[[0, -1]].tolist()
+"""
+    )
+    assert found == {"sum": 45 + 20, "at": [1001, (40 << 20) + 3]}
+
+
+def test_allocations_are_never_at_an_address_again(over_stub):
+    found = over_stub(
+        """
+seen = set()
+for _ in range(2000):
+    one = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    seen.add(one.data_ptr())
+    del one
+    torch.cuda.empty_cache()
+answer["addresses"] = len(seen)
+answer["left"] = torch.cuda.memory_reserved()
+"""
+    )
+    assert found == {"addresses": 2000, "left": 0}
+
+
+def test_addresses_begin_again_when_all_have_been_used(over_stub):
+    found = over_stub(
+        """
+import ctypes
+driver = ctypes.CDLL(None)
+at = ctypes.c_void_p()
+torch.zeros(1, device="cuda")
+kept = torch.arange(5).cuda()
+for _ in range(60):
+    # A terabyte at a time, of which there are fewer than 60.
+    assert driver.cudaMalloc(ctypes.byref(at), ctypes.c_size_t(1 << 40)) == 0
+    assert at.value < 0x500000000000
+    assert driver.cudaFree(at) == 0
+answer["kept"] = kept.tolist()
+""",
+        ROOM=2 << 40,
+        MEMORY=2 << 40,
+    )
+    assert found["kept"] == [0, 1, 2, 3, 4]
+
+
+def test_pinned_memory_is_told_from_other_memory(over_stub):
+    found = over_stub(
+        """
+plain = torch.ones(1000)
+answer["plain"] = plain.is_pinned()
+pinned = plain.pin_memory()
+answer["pinned"] = pinned.is_pinned()
+answer["sum"] = pinned.sum().item()
+loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, pin_memory=True)
+answer["loader"] = [(batch.is_pinned(), batch.cuda().tolist()) for batch in loader]
+"""
+    )
+    assert (found["plain"], found["pinned"], found["sum"]) == (False, True, 1000)
+    assert found["loader"] == [[True, [0, 1, 2, 3]], [True, [4, 5, 6, 7]]]
