@@ -132,9 +132,8 @@ class Desk:
     ) -> Trace:
         if len(numbers) == 1:
             return self._trace(question, program, numbers[0], keep)
-        return ranks.largest(
-            {number: self._trace(question, program, number, keep) for number in numbers}
-        )
+        traces = {number: self._trace(question, program, number, keep) for number in numbers}
+        return ranks.largest(traces, layouts.spread(question.plan).world)
 
     def _answered_here(
         self, question: Asked, program: Program, rank: int, keep: bool, room: int
