@@ -12,7 +12,8 @@ import torch
 
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import RUNGS, Interval, Notes
+from memcalc.engine.recorder import Interval, Notes
+from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.trace import Component, Phase
 
 _C: Any = torch._C
@@ -70,7 +71,7 @@ class Counters:
             stats = self._stats(notes.device)
             self._reset(notes.device)
             interval = notes.intervals[-1]
-            for rung in RUNGS:
+            for rung in ALLOCATOR_RUNGS:
                 peak = stats[f"{rung}_bytes"]["all"]["peak"]
                 setattr(interval, rung, max(getattr(interval, rung), peak))
             interval.end = notes.now()
@@ -101,7 +102,7 @@ class Counters:
         """The program resets its peaks; those of the phase so far are kept."""
         if self.notes:
             stats, interval = self._stats(device), self.notes[device].intervals[-1]
-            for rung in RUNGS:
+            for rung in ALLOCATOR_RUNGS:
                 peak = stats[f"{rung}_bytes"]["all"]["peak"]
                 setattr(interval, rung, max(getattr(interval, rung), peak))
             self._unread[device].clear()
