@@ -28,6 +28,8 @@ _aten: Any = torch.ops.aten
 _C: Any = torch._C
 _FLOATS, _WHOLES = 1 << 8, 1 << 20
 """Elements of the largest tensors that are worked out: of fractions, and of whole numbers."""
+_HELD = 1 << 16
+"""Elements of the largest tensor of fractions that is worked out where some of its are known."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 CARRIED = 8 << 20
@@ -41,6 +43,8 @@ _SHOWN = 6
 """Lines of a script that are named."""
 
 _COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
+_PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill".split())
+"""Operators that put numbers into tensors of which nothing else need be known."""
 _RESULTS = """
 eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
 bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__ any all
@@ -136,7 +140,7 @@ class Values:
     def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
         """An operator whose small results are worked out."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
-        compares = base in _COMPARES
+        compares, puts = base in _COMPARES, base in _PUTS
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else _FLOATS
         writes = [
             (place, one.name)
@@ -156,11 +160,15 @@ class Values:
                     and first.is_floating_point()
                     and first.numel() > most
                 ):
-                    return op(*args, **kwargs)  # Most calls of a training.
+                    limit = _WHOLES if puts else _HELD
+                    if first.numel() > limit or not (puts or self._knows(first)):
+                        return op(*args, **kwargs)  # Most calls of a training.
+                else:
+                    limit = most
                 out = op(*args, **kwargs)
                 if transfers and self._transferred(args, out):
                     return out
-                self._work_out(op, args, kwargs, out, writes, most, draws)
+                self._work_out(op, args, kwargs, out, writes, limit, draws)
                 return out
 
         return called
@@ -187,7 +195,8 @@ class Values:
                 if made is not None:
                     self._put(out, made)
                 else:
-                    self._work_out(op, args, kwargs, out, writes, _FLOATS, None)
+                    limit = _WHOLES if "put" in base else _HELD
+                    self._work_out(op, args, kwargs, out, writes, limit, None)
                 return out
 
         return called
@@ -313,6 +322,14 @@ class Values:
             if max(one.numel(), other.numel()) > _COMPARED:
                 return True
             return bool(torch.equal(over(one.detach()), over(other.detach())))
+
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        """Something was put there."""
+        if not tensor.is_cuda or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return False
+        if tensor.layout is not torch.strided:
+            return False
+        return bool(self._holds(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
 
     def _note(self, source: torch.Tensor) -> None:
         """Something is read that may not be known."""
