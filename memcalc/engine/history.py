@@ -314,7 +314,9 @@ def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     changed = [a for a in before if a not in living or living[a]["size"] != before[a]["size"]]
     bridge: list[dict[str, Any]] = []
     for address in changed:
-        bridge += [{"action": name, "addr": address} for name in ("free_requested", "free_completed")]
+        bridge += [
+            {"action": name, "addr": address} for name in ("free_requested", "free_completed")
+        ]
     bridge += [entry for a, entry in living.items() if a not in before or a in changed]
     return [*gap.entries, *bridge, {"action": "gap"}, *after]
 

@@ -93,4 +93,3 @@ class CpuRecorder(Recorder):
             levels.append(level)
         for interval in self.intervals:
             interval.requested = max(levels[interval.begin : interval.end + 1])
-

@@ -58,7 +58,9 @@ def trace(program: Program, *, detailed: bool = False) -> Trace:
 
 def _one_more_step(program: Program, optimizer: Any) -> None:
     """The loop's step once more, with nobody watching."""
-    job = replace(programs.job(program, optimizer, program.plan.target), restore=None, eval_batches=0)
+    job = replace(
+        programs.job(program, optimizer, program.plan.target), restore=None, eval_batches=0
+    )
     job = replace(job, batch=lambda: program.batch(program.plan.target))
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, _Nobody(), 1)
@@ -95,7 +97,9 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    job = replace(programs.job(program, optimizer, program.plan.target), batch=batch, eval_batches=0)
+    job = replace(
+        programs.job(program, optimizer, program.plan.target), batch=batch, eval_batches=0
+    )
     with layerdrop.off(program.model):
         loops.of(plan).run(job, recorder, len(lengths))
     return replace(_read(program, recorder, len(lengths)), whole=True)
@@ -148,7 +152,9 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     recorder.wrapped = layouts.spread(plan).world > 1
     optimizer = None
     with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(program, program.plan.target, simulated=program.plan.target != "cpu")
+        program = programs.place(
+            program, program.plan.target, simulated=program.plan.target != "cpu"
+        )
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
@@ -160,7 +166,9 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
-            program = programs.wrap(program, program.plan.target, simulated=program.plan.target != "cpu")
+            program = programs.wrap(
+                program, program.plan.target, simulated=program.plan.target != "cpu"
+            )
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
     return program, optimizer
@@ -168,7 +176,9 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
 
 def _train(program: Program, optimizer: Any, recorder: Recorder, steps: int) -> None:
     job = programs.job(program, optimizer, program.plan.target)
-    job = replace(job, batch=lambda: _batch(program, recorder), simulated=program.plan.target != "cpu")
+    job = replace(
+        job, batch=lambda: _batch(program, recorder), simulated=program.plan.target != "cpu"
+    )
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, recorder, steps)
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -100,6 +101,9 @@ def _failed(error: BaseException) -> Ending:
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
     _show(error)
+    helps = _help(error)
+    if helps:
+        print(f"memcalc: {helps}", file=sys.stderr)
     lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
     return Ending(code=1, out_of_memory=lacked)
 
@@ -167,6 +171,33 @@ def _show(error: BaseException) -> None:
     ]
     shown.stack[:] = kept or shown.stack[:]
     print("".join(shown.format()), end="", file=sys.stderr)
+
+
+_HELPS = (
+    (
+        re.compile("Failed to find C compiler|No suitable C compiler", re.IGNORECASE),
+        "Triton compiles its launcher with a C compiler, and there is none: install gcc or clang, "
+        "or set CC.",
+    ),
+    (
+        re.compile(r"Python\.h: No such file"),
+        "Triton compiles against Python's headers, and they are not here: install python3-dev.",
+    ),
+    (
+        re.compile(r"No module named 'flash_attn'|flash_attn.* doesn't seem to be installed"),
+        "flash-attn runs here as it does on a GPU, and it is not installed.",
+    ),
+)
+
+
+def _help(error: BaseException | None) -> str:
+    """What a user can do about an error, in one sentence; empty: nobody knows."""
+    while error is not None:
+        for pattern, sentence in _HELPS:
+            if pattern.search(str(error)):
+                return sentence
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _is_ours(file: str) -> bool:

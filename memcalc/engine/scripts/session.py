@@ -10,6 +10,7 @@ import torch
 
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.answer import Recorded, recorded
+from memcalc.engine.scripts.compiling import Compiling
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
@@ -38,6 +39,7 @@ class Session:
         self.phases = Phases(self.counters, self.models, self.steps)
         self.groups = Groups()
         self.values = Values(self.say)
+        self.compiling = Compiling(self.say)
         self._one_of_many = one_of_many
 
     def say(self, assumed: str) -> None:
@@ -50,6 +52,7 @@ class Session:
         self.models.install(self.patches)
         self.steps.install(self.patches)
         self.phases.install(self.patches)
+        self.compiling.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
             self.values.install(self.patches)
         if self._one_of_many:
