@@ -45,6 +45,8 @@ _SHOWN = 6
 _COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
 _PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill".split())
 """Operators that put numbers into tensors of which nothing else need be known."""
+_CALLED_WITH_OUT = frozenset("arange eye linspace randperm".split())
+"""Operators that PyTorch's own C++ calls by the overloads that are given their result."""
 _RESULTS = """
 eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
 bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__ any all
@@ -127,7 +129,8 @@ class Values:
                 packet = getattr(_aten, name, None)
                 for overload in packet.overloads() if packet is not None else ():
                     op = getattr(packet, overload)
-                    if op.name() not in known or "out" in overload.split("_") or _composed(op):
+                    writes_out = "out" in overload.split("_") and base not in _CALLED_WITH_OUT
+                    if op.name() not in known or writes_out or _composed(op):
                         continue
                     made = self._counted if key == _COUNTS else self._worked_out
                     library.impl(op.name().split("::")[1], made(op, base), key)

@@ -37,7 +37,7 @@ class Session:
         self.models = Models(self.counters)
         self.steps = Steps(steps)
         self.phases = Phases(self.counters, self.models, self.steps)
-        self.groups = Groups()
+        self.groups = Groups(self.counters)
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
         self._one_of_many = one_of_many
