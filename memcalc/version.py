@@ -1,4 +1,4 @@
-"""Versions: memcalc's own, the newest PyTorch it was held against, and those of packages here."""
+"""Versions: memcalc's own, and those of packages here."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ import sys
 
 __version__ = "0.1.0"
 
-OLDEST_TORCH, NEWEST_TORCH = (2, 11), (2, 15)
-"""Operators, runs and ranks were recorded with these, and are equal to what is estimated."""
+NEWEST_TORCH = (2, 15)
+"""The release that the allocator model was last held against."""
 PACKAGES = (
     *("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao"),
     "liger-kernel",
 )
 """Those whose code an answer depends on."""
 _FOLDER = re.compile(r"(?P<name>.+?)-(?P<version>\d[^-]*)(-py[\d.]+)?\.(dist|egg)-info")
-
-
-def not_held_against(torch: tuple[int, int]) -> tuple[str, ...]:
-    """What an answer for a version of PyTorch has to say: a sentence, or nothing."""
-    if OLDEST_TORCH <= torch <= NEWEST_TORCH:
-        return ()
-    known, than = (NEWEST_TORCH, "newer") if torch > NEWEST_TORCH else (OLDEST_TORCH, "older")
-    given, nearest = (".".join(map(str, version)) for version in (torch, known))
-    return (f"PyTorch {given} is {than} than any that memcalc was held against ({nearest})",)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 from filelock import FileLock
@@ -130,10 +131,10 @@ class _Lent:
 @pytest.fixture(scope="session")
 def _idle():
     """Tracing children of this worker that nobody asks at the moment, and who forks more."""
-    from memcalc.estimation.client import tracing_parent
+    from memcalc.estimation.client import Engines
 
-    with tracing_parent() as parent:
-        yield [], parent
+    with Engines() as engines:
+        yield [], engines
 
 
 @pytest.fixture
@@ -144,15 +145,22 @@ def same_children(_idle, monkeypatch):
     """
     from memcalc.estimation import pool
 
-    idle, parent = _idle
+    idle, engines = _idle
 
     class Lender:
         def __init__(self):
             self._lent = []
 
-        def child(self, *what, **how):
-            self._lent.append(_Lent(idle.pop() if idle else parent.child(*what, **how)))
-            return self._lent[-1]
+        def of(self, torch=None, transformers=None):
+            parent = engines.of(torch, transformers)
+            plain = (torch, transformers) == (None, None)
+
+            def child(*what, **how):
+                one = idle.pop() if plain and idle else parent.child(*what, **how)
+                self._lent.append(_Lent(one))
+                return self._lent[-1]
+
+            return types.SimpleNamespace(child=child)
 
         def close(self):
             for one in self._lent:
@@ -162,7 +170,7 @@ def same_children(_idle, monkeypatch):
                     idle.append(one.child)
             self._lent.clear()
 
-    monkeypatch.setattr(pool, "tracing_parent", Lender)
+    monkeypatch.setattr(pool, "Engines", Lender)
 
 
 @pytest.fixture
@@ -214,11 +222,11 @@ def forked():
 
     Arguments and what it returns are plain JSON values; without a GPU, as traces run.
     """
-    from memcalc.estimation.client import tracing_parent
+    from memcalc.estimation.client import Engines
 
     def call(function, *arguments):
-        with tracing_parent() as parent:
-            child = parent.child("tests.forked", "test")
+        with Engines() as engines:
+            child = engines.of().child("tests.forked", "test")
             request = {"module": function.__module__, "name": function.__name__}
             said = child.ask({**request, "arguments": arguments})
         if "failed" in said:

@@ -59,9 +59,7 @@ _A100 = Architecture(
     tf32=True,
 )
 _AMPERE = replace(_A100, threads=1536, shared_memory=100 * KIB, shared_memory_of_block=99 * KIB)
-_HOPPER = replace(
-    _A100, name="Hopper", shared_memory=228 * KIB, shared_memory_of_block=227 * KIB
-)
+_HOPPER = replace(_A100, name="Hopper", shared_memory=228 * KIB, shared_memory_of_block=227 * KIB)
 _BLACKWELL = replace(_HOPPER, name="Blackwell")
 _BLACKWELL_RTX = replace(_AMPERE, name="Blackwell RTX")
 ARCHITECTURES = {

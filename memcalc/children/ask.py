@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memcalc.children.channel import Channel
@@ -31,7 +31,12 @@ class Parent:
     """A process that forks children; started when the first is asked for. Threads may share it."""
 
     def __init__(
-        self, failure: type[MemcalcError], environment: Mapping[str, str], *, kind: str = ""
+        self,
+        failure: type[MemcalcError],
+        environment: Mapping[str, str],
+        *,
+        kind: str = "",
+        first: Sequence[str] = (),
     ) -> None:
         """Ask nothing yet.
 
@@ -39,7 +44,9 @@ class Parent:
             failure: raised where a job fails.
             environment: of the process and its children.
             kind: of the process: what its children need to have been loaded first.
+            first: folders that are searched before all others for what is imported.
         """
+        self.first = tuple(first)
         self._kind = kind
         self.failure = failure
         self.environment = dict(environment)
@@ -127,7 +134,7 @@ class Parent:
         return True
 
     def _start(self) -> None:
-        known = self.environment.get(WARM)
+        known = "" if self.first else self.environment.get(WARM)
         try:
             if known:
                 self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -137,7 +144,7 @@ class Parent:
             # A file, because a pipe that nobody reads would block a process that prints a lot.
             self._noise = os.memfd_create("noise")
             with theirs:
-                self._process = launch(theirs, self.environment, self._noise)
+                self._process = launch(theirs, self.environment, self._noise, self.first)
         except OSError as error:
             self._stop()
             raise self.failure(f"No process can be started: {error.strerror}.") from None
@@ -169,7 +176,10 @@ def _piped() -> bool:
 
 
 def launch(
-    control: socket.socket, environment: Mapping[str, str], noise: int
+    control: socket.socket,
+    environment: Mapping[str, str],
+    noise: int,
+    first: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a parent, which dies with this process.
 
@@ -177,6 +187,7 @@ def launch(
         control: where it shall be asked, or listen for those who ask.
         environment: of the process.
         noise: descriptor for what it prints.
+        first: folders that are searched before all others.
     """
     return subprocess.Popen(
         # Not the folder it is started in comes first, but what this process imports from.
@@ -188,7 +199,7 @@ def launch(
         stdout=subprocess.DEVNULL,
         stderr=None if os.environ.get("MEMCALC_DEBUG") else noise,
         pass_fds=[control.fileno()],
-        env={**environment, "PYTHONPATH": os.pathsep.join(_path())},
+        env={**environment, "PYTHONPATH": os.pathsep.join([*first, *_path()])},
         # Ctrl-C at a terminal reaches the asker alone.
         start_new_session=True,
     )
@@ -205,7 +216,13 @@ class Child:
         self._name = name
         self._job = 0
         self._garbled = False
-        self._send({"environment": parent.environment, "folder": _folder(), "path": _path()})
+        self._send(
+            {
+                "environment": parent.environment,
+                "folder": _folder(),
+                "path": [*parent.first, *_path()],
+            }
+        )
 
     def ask(
         self,

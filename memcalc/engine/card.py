@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.stub import load as stub
+from memcalc.engine.target import Target
 from memcalc.errors import EstimateError
-from memcalc.kernels.target import Target
 from memcalc.units import GIB
 
 _A100 = ("NVIDIA A100-SXM4-80GB", 80 * GIB)

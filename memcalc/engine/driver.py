@@ -1,4 +1,4 @@
-"""Opens the stub driver in this process, before PyTorch is imported."""
+"""Opens the stub driver in this process, before PyTorch is imported, and settles it for a run."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import msgspec
+
+from memcalc.engine import environment
+from memcalc.engine.cudnn import library, loading
+from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 
-_environment: dict[str, str] = {}
-"""What this process and those that it starts find the stub driver by."""
+if TYPE_CHECKING:
+    from memcalc.engine.cudnn.library import Library, Missing
+
+ENVIRONMENT = "MEMCALC_ENGINE"
+"""Variable that tells a process which environment it runs in, as JSON."""
+_ANY = (8, 0)
+"""Compute capability of the GPU that is looked for while none is named."""
 _FIELD = r"^{name}[^=]*= *'([^']*)'"
+_variables: dict[str, str] = {}
+"""What this process and those that it starts find the stub driver by."""
 
 
 def open_here() -> None:
@@ -24,17 +38,36 @@ def open_here() -> None:
         EstimateError: there is no PyTorch with CUDA here, or it is already imported.
     """
     if not stub.is_open():
+        told = os.environ.get(ENVIRONMENT)
+        if told:
+            environment.hide(msgspec.json.decode(told, type=Environment))
         # To look for a GPU by NVML alone does not begin CUDA, which PyTorch refuses in a fork then.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        root, cuda = _installed()
+        root, cuda = installed()
         opened = stub.prepare(root, cuda)
+        os.environ.update(loading.environment(cudnn(_ANY)))
+        loading.open_here()
         stub.open_here(opened)
-        _environment.update(stub.environment(opened))
+        _variables.update(loading.preload(stub.environment(opened)))
     # A child of the process that opened it was given the environment of who asks.
-    os.environ.update(_environment)
+    os.environ.update(_variables)
 
 
-def installed(python: str) -> tuple[Path, str]:
+def cudnn(
+    capability: tuple[int, int], paths: Sequence[Path] | None = None
+) -> Library | Missing:
+    """The cuDNN that plans for a GPU of this capability.
+
+    Args:
+        capability: compute capability.
+        paths: where the PyTorch that runs is looked for; ``None``: where this process looks.
+    """
+    if paths is None:
+        paths = [Path(entry) for entry in sys.path if entry]
+    return library.find(paths, capability, offline=environment.offline())
+
+
+def installed(python: str = sys.executable) -> tuple[Path, str]:
     """The PyTorch that a Python would import, and the CUDA it was built for.
 
     Raises:
@@ -54,7 +87,6 @@ def installed(python: str) -> tuple[Path, str]:
 
 
 def _installed() -> tuple[Path, str]:
-    """The PyTorch that this process would import, and the CUDA it was built for."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         raise EstimateError("There is no PyTorch here: type pip install torch.")
@@ -62,11 +94,7 @@ def _installed() -> tuple[Path, str]:
 
 
 def _read(root: Path) -> tuple[Path, str]:
-    """A PyTorch, and the CUDA it was built for.
-
-    Raises:
-        EstimateError: it is built without CUDA.
-    """
+    """A PyTorch, and the CUDA it was built for."""
     text = (root / "version.py").read_text(encoding="utf-8")
     cuda = re.findall(_FIELD.format(name="cuda"), text, re.MULTILINE)
     if not cuda:

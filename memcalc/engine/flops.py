@@ -22,7 +22,7 @@ _FORWARD = (
 
 def of_step(step: Callable[[], None]) -> int | str:
     """How many operations a step makes; why that is not known, where PyTorch cannot count them."""
-    counter: Any = FlopCounterMode(display=False, custom_mapping=_mapping())  # type: ignore[no-untyped-call]
+    counter: Any = FlopCounterMode(display=False, custom_mapping=_mapping())
     try:
         with counter:
             step()
@@ -59,7 +59,7 @@ def _spread(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:
 def _recurrent(data: Any, params: Sequence[Any], *_: Any, **__: Any) -> int:
     """Every weight of a matrix is used once in a step of a sequence."""
     rows = data.numel() // data.shape[-1]
-    return 2 * rows * sum(param.numel() for param in params if param.dim() == 2)
+    return 2 * int(rows) * sum(int(p.numel()) for p in params if p.dim() == 2)
 
 
 @_raw
@@ -72,13 +72,13 @@ def _recurrent_backward(data: Any, params: Any, *args: Any, **__: Any) -> int:
 @_raw
 def _four_bit(left: Any, packed: Any, shape: Any, *_: Any, **__: Any) -> int:
     """Shapes: ``left`` [..., K], ``shape`` of the weights as they were, [N, K]."""
-    return 2 * left.numel() * int(shape[0])
+    return 2 * int(left.numel()) * int(shape[0])
 
 
 @_raw
 def _eight_bit(left: Any, right: Any, *_: Any, **__: Any) -> int:
     """Shapes: [..., K] and [N, K]."""
-    return 2 * left.numel() * right.shape[0]
+    return 2 * int(left.numel()) * int(right.shape[0])
 
 
 @_raw

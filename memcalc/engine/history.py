@@ -384,4 +384,4 @@ def _told(recorder: Notes) -> list[tuple[int, int, Any]]:
     told += [(moment, 1, (component, which)) for moment, component, which in recorder.names]
     told += [(moment, 2, (component, since)) for moment, component, since in recorder.born_since]
     told += [(moment, 3, address) for moment, address in recorder.arrived]
-    return sorted(told, key=lambda one: one[:2], reverse=True)
+    return sorted(told, key=lambda one: one[:2])[::-1]

@@ -20,6 +20,7 @@ from memcalc.records.trace import Component, Phase
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
+RUNGS = ("requested", "allocated", "reserved")
 Owner = tuple[str, str, str]
 """Of a block: the module it belongs to, its name there, and its dtype."""
 
@@ -111,6 +112,8 @@ class Recorder(Notes):
         super().__init__(device)
         self.model: torch.nn.Module | None = None
         self.optimizer: Any = None
+        self.paths: dict[int, str] = {}
+        """Of modules, by their ids, where a wrapper changes them."""
         self._watched, self._detailed = frozenset(watched), detailed
         self._modules: _Modules | None = None
         self.start()
@@ -147,7 +150,10 @@ class Recorder(Notes):
         if self.wrapped and self.KIND == "cuda":
             interval.given = traffic.so_far()
         phase = interval.phase
-        if phase is Phase.LOAD and self.wrapped:
+        if phase is Phase.LOAD and self.model is not None:
+            # A loop's library has taken model and optimizer over.
+            self.meet(self.model, self.optimizer)
+        if phase in (Phase.LOAD, Phase.PREPARE) and self.wrapped:
             # What a wrapper makes before the model's own code begins are its buckets.
             self.born_since.append((self.now(), Component.COMMUNICATION, interval.begin))
         if phase is Phase.FORWARD:
@@ -175,14 +181,37 @@ class Recorder(Notes):
         self.model, self.optimizer = model, optimizer
         if model is None:
             return
-        self.name(Component.WEIGHTS, model.parameters())
-        self.name(Component.BUFFERS, model.buffers())
+        tensors = list(self._named(model))
+        # Of a parameter that DeepSpeed divides, ``ds_tensor`` is what this rank keeps.
+        kept = (getattr(tensor, "ds_tensor", tensor) for *_, tensor in tensors)
+        weights: list[Any] = []
+        buffers: list[Any] = []
+        for (*_, tensor), shard in zip(tensors, kept, strict=True):
+            (weights if isinstance(tensor, torch.nn.Parameter) else buffers).append(shard)
+        self.name(Component.WEIGHTS, weights)
+        self.name(Component.BUFFERS, buffers)
+        if optimizer is not None and self.wrapped:
+            groups = optimizer.param_groups
+            self.name(Component.MASTER_WEIGHTS, (p for one in groups for p in one["params"]))
         owners: dict[int, Owner] = {}
-        for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-            home, _, name = path.rpartition(".")
-            for address in self.addresses(tensor):
-                owners[address] = (home, name, str(tensor.dtype).removeprefix("torch."))
+        for home, name, tensor in tensors:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            for address in self.addresses(getattr(tensor, "ds_tensor", tensor)):
+                owners.setdefault(address, (home, name, dtype))
         self.owners.append((self.now(), owners))
+
+    def know(self, model: torch.nn.Module) -> None:
+        """Learn the paths of modules before a wrapper puts its own names before them."""
+        self.paths = {id(module): path for path, module in model.named_modules()}
+
+    def _named(self, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Parameters and buffers: the path of their module, their name there, and themselves."""
+        for path, module in model.named_modules():
+            home = self.paths.get(id(module), path) if self.paths else path
+            for held in (module._parameters, module._buffers):
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        yield home, name, tensor
 
     def belong(self, module: str, tensors: dict[str, torch.Tensor]) -> None:
         """Say which module these tensors are of, by their names there."""
@@ -196,7 +225,7 @@ class Recorder(Notes):
         """What the optimizer keeps, and for which parameter."""
         if self.model is None or self.optimizer is None:
             return
-        homes = {parameter: path.rpartition(".")[0] for path, parameter in _named(self.model)}
+        homes: dict[Any, str] = {tensor: home for home, _, tensor in self._named(self.model)}
         owners: dict[int, Owner] = {}
         # ZeroRedundancyOptimizer holds another that has this rank's share.
         for parameter, state in getattr(self.optimizer, "optim", self.optimizer).state.items():
@@ -273,7 +302,8 @@ class _Modules:
 
     def __init__(self, recorder: Recorder, model: torch.nn.Module) -> None:
         self._recorder = recorder
-        self._paths = {id(module): path for path, module in model.named_modules()}
+        known = recorder.paths
+        self._paths = known or {id(module): path for path, module in model.named_modules()}
         self._stack = [""]
         self._begun = 0
         hooks = torch.nn.modules.module
@@ -313,8 +343,10 @@ class _Modules:
         """
         if isinstance(value, torch.Tensor):
             node = value.grad_fn
-            if node is not None and "memcalc" not in node.metadata:
-                node.metadata["memcalc"] = path
+            # The stubs of PyTorch take the dictionary for a method.
+            metadata: Any = node.metadata if node is not None else {"memcalc": ""}
+            if node is not None and "memcalc" not in metadata:
+                metadata["memcalc"] = path
                 node.register_prehook(lambda _: self._mark(path))
             return
         values = value.values() if isinstance(value, dict) else value
@@ -335,10 +367,6 @@ def addresses(tensor: Any, device: str = "cuda") -> list[int]:
         for part in internals.tensors_in(tensor)
         if part.device.type == device
     ]
-
-
-def _named(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    return model.named_parameters()
 
 
 def _flat(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine import flops
+from memcalc.engine import flops, wrappers
 from memcalc.engine import program as programs
 from memcalc.engine.history import Timeline
 from memcalc.engine.on_cpu import CpuRecorder
@@ -30,25 +30,27 @@ STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 
 
-def trace(program: Program, *, detailed: bool = False) -> Trace:
+def trace(program: Program, *, detailed: bool = False, counted: bool = False) -> Trace:
     """Run a program and read the birth and death of every block.
 
     Args:
         program: its model has no memory yet; it is on the GPU afterwards.
         detailed: name the operator and the dtype of every block of the last step, whatever time
-            that takes, and count its floating-point operations.
+            that takes.
+        counted: run one step more, and count its floating-point operations.
     """
     plan = program.plan
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
-    program, optimizer = _load(program, recorder)
-    if plan.infers:
-        _infer(program, recorder)
-    else:
-        _train(program, optimizer, recorder, steps)
+    with wrappers.followed(recorder, plan):
+        program, optimizer = _load(program, recorder)
+        if plan.infers:
+            _infer(program, recorder)
+        else:
+            _train(program, optimizer, recorder, steps)
     traced = _read(program, recorder, steps)
-    if plan.infers or not detailed:
+    if plan.infers or not counted:
         return traced
     operations = flops.of_step(lambda: _one_more_step(program, optimizer))
     if isinstance(operations, int):
@@ -89,7 +91,6 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     if program.seq is None:
         raise UsageError(f"{plan.name} takes no tokens: leave out --lengths.")
     recorder = _recorder(plan, (), detailed=False)
-    program, optimizer = _load(program, recorder)
     coming = iter([length for length in lengths for _ in range(plan.grad_accum)])
 
     def batch() -> Batch:
@@ -97,11 +98,12 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    job = replace(
-        programs.job(program, optimizer, program.plan.target), batch=batch, eval_batches=0
-    )
-    with layerdrop.off(program.model):
-        loops.of(plan).run(job, recorder, len(lengths))
+    with wrappers.followed(recorder, plan):
+        program, optimizer = _load(program, recorder)
+        job = replace(programs.job(program, optimizer, plan.target), batch=batch)
+        job = replace(job, eval_batches=0)
+        with layerdrop.off(program.model):
+            loops.of(plan).run(job, recorder, len(lengths))
     return replace(_read(program, recorder, len(lengths)), whole=True)
 
 
@@ -135,8 +137,9 @@ def _passes(program: Program) -> tuple[int, ...]:
 def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     """The program with its model on the GPU, under its layout, and the optimizer over it."""
     plan = program.plan
-    recorder.wrapped = layouts.spread(plan).world > 1
+    recorder.wrapped = layouts.spread(plan).layout != layouts.SINGLE
     optimizer = None
+    recorder.know(program.model)
     with recorder.phase(Phase.LOAD, 0):
         program = programs.place(
             program, program.plan.target, simulated=program.plan.target != "cpu"
@@ -152,6 +155,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
+            recorder.know(program.model)
             program = programs.wrap(
                 program, program.plan.target, simulated=program.plan.target != "cpu"
             )

@@ -135,6 +135,11 @@ def set_allocator(settings: str) -> None:
     _memory._set_allocator_settings(settings)
 
 
+def prepare_to_fork() -> None:
+    """Work in one thread on the host: OpenMP's do not live on in a fork, which waits for them."""
+    torch.set_num_threads(1)
+
+
 def allow_cuda_after_fork() -> None:
     """Let a forked process use CUDA over the stub driver, which keeps nothing that a fork breaks.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -12,6 +14,8 @@ import msgspec
 from memcalc.catalog import models
 from memcalc.children import inductor
 from memcalc.children.ask import Child, Parent
+from memcalc.engine import driver, environment
+from memcalc.engine.environment.records import Report
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.fits import Device
 from memcalc.files.artifact import decode, encode
@@ -51,53 +55,100 @@ _ENVIRONMENT = {
 }
 
 
-def tracing_parent() -> Parent:
-    """A parent for clients to share; its process starts when the first child is asked for."""
-    environment = {**os.environ, **_ENVIRONMENT, **inductor.elsewhere()}
-    return Parent(EstimateError, environment, kind=ENGINE)
+PROGRESS: ContextVar[Report | None] = ContextVar("PROGRESS", default=None)
+"""Who is told what is fetched for an environment, and how far it is."""
+
+
+class Engines:
+    """Processes that have opened the stub driver, one for each PyTorch; threads may share them.
+
+    A process starts when a child is first asked for.
+    """
+
+    def __init__(self) -> None:
+        self._parents: dict[tuple[str | None, str | None], Parent] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def of(self, torch: str | None = None, transformers: str | None = None) -> Parent:
+        """The process that runs these releases; ``None``: the installed ones.
+
+        Raises:
+            SettingError: a release is not understood, or is too old.
+            EstimateError: it cannot be had for this machine.
+        """
+        key = torch, transformers
+        with self._lock:
+            if key not in self._parents:
+                self._parents[key] = _parent(torch, transformers)
+                if self._closed:
+                    self._parents[key].close()
+            return self._parents[key]
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        with self._lock:
+            self._closed = True
+            for parent in self._parents.values():
+                parent.close()
+
+
+def _parent(torch: str | None, transformers: str | None) -> Parent:
+    found = environment.find(torch, transformers, progress=PROGRESS.get())
+    told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
+    variables = {**os.environ, **_ENVIRONMENT, **inductor.elsewhere(), **told}
+    return Parent(EstimateError, variables, kind=ENGINE, first=found.path)
 
 
 def trace_all(
-    plans: Iterable[Plan], parent: Parent | None = None
+    plans: Iterable[Plan], engines: Engines | None = None
 ) -> Iterator[Prediction | MemcalcError]:
-    """Trace plans in one child process, in order; yields each answer as it comes."""
-    with Client(parent) as client:
+    """Run plans in one child process, in order; yields each answer as it comes."""
+    with Client(engines) as client:
         for plan in plans:
             yield client.ask(plan)
 
 
 class Client:
-    """A child process that traces one plan after the other; started when it is first asked.
+    """A child process that runs one plan after the other; started when it is first asked.
 
     A crash takes one plan with it: the next one is asked of a fresh child.
     """
 
-    def __init__(self, parent: Parent | None = None) -> None:
+    def __init__(self, engines: Engines | None = None) -> None:
         """Ask nothing yet.
 
         Args:
-            parent: forks the child; ``None``: one of the client's own.
+            engines: fork the child; ``None``: engines of the client's own.
         """
-        self._own = parent is None
-        self._parent = parent or tracing_parent()
+        self._own = engines is None
+        self._engines = engines or Engines()
         self._child: Child | None = None
+        self._runs: tuple[str | None, str | None] = (None, None)
+        """Releases that the child runs."""
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._own:
-            self._parent.close()
+            self._engines.close()
         elif self._child is not None:
             self._child.end()
 
     def abandon(self) -> None:
         """End it for good: a thread that waits for its answer hears of it."""
-        self._parent.close()
+        self._engines.close()
 
-    def ask(self, plan: Plan) -> Prediction | MemcalcError:
-        """Trace one plan."""
-        answer = self._answer(plan)
+    def ask(self, plan: Plan, *, counted: bool = False) -> Prediction | MemcalcError:
+        """Run one plan; ``counted``: and one step more, for its floating-point operations."""
+        answer = self._answer(plan, counted=counted)
         if isinstance(answer, MemcalcError):
             return answer
         prediction: Prediction = decode(Prediction, answer["prediction"])
@@ -141,8 +192,12 @@ class Client:
 
     def _answer(self, plan: Plan, **more: Any) -> dict[str, Any] | MemcalcError:
         try:
+            runs = plan.torch, plan.transformers
+            if self._child is not None and self._runs != runs:
+                self._child.end()
             if self._child is None or not self._child.alive:
-                self._child = self._parent.child(
+                self._runs = runs
+                self._child = self._engines.of(*runs).child(
                     "memcalc.estimation.child",
                     "simulated run",
                     hint=models.find(plan.model).model_type,

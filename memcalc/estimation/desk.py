@@ -10,17 +10,21 @@ import base64
 import contextlib
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
+from memcalc.allocator.settings import without_fraction
 from memcalc.catalog import models
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.fork import CodeError, forked
-from memcalc.engine import card, ranks, run
+from memcalc.engine import card, driver, ranks, run
 from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
+from memcalc.engine.cudnn import loading
+from memcalc.engine.cudnn.library import Missing
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged, Reached
 from memcalc.estimation.fits import Device
@@ -45,6 +49,8 @@ from memcalc.workload.program import Program
 NAME = "simulated run"
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """PyTorch's own, by its name."""
+_OF_CUDNN = ("convolution", "_convolution", "_thnn", "lstm", "gru", "rnn")
+"""How the names of such operators begin where PyTorch's own kernels run."""
 _ROOMY = 80 * GIB
 """Bytes of the card that a generation runs on where no GPU is named."""
 _OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
@@ -64,7 +70,9 @@ class Desk:
     """Answers requests, and keeps the last program for the next one that differs in size only."""
 
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
+        internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
+        self._counted = False
         self._program: tuple[Plan, Program] | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +83,7 @@ class Desk:
         """
         plan = decode(Plan, request["plan"])
         keep = bool(request.get("keep") or request.get("bare"))
+        self._counted = bool(keep or request.get("counted"))
         if plan.engine is not None:
             if keep:
                 raise UsageError(
@@ -149,7 +158,7 @@ class Desk:
         fit = None
         if device is not None:
             state = state_for(question, traced)
-            fit = judged(question, traced, device.holding(state, traced.inventory))
+            fit = judged(question, traced, device.holding(state))
         reached = Reached(
             requested=peaks.requested, allocated=peaks.allocated, reserved=peaks.reserved, fit=fit
         )
@@ -171,9 +180,14 @@ class Desk:
         self._settle(question, rank, room)
         where = self._breadcrumbs.where if self._breadcrumbs is not None else str
         with in_its_words(plan.model, where):
-            traced = run.trace(program, detailed=keep)
-        notes = (*question.notes, *traced.assumptions, *_said_of_room(question, room))
-        return replace(traced, assumptions=tuple(dict.fromkeys(notes)))
+            traced = run.trace(program, detailed=keep, counted=self._counted)
+        notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
+        missed = traced.uncounted
+        if plan.target != "cpu":
+            notes += loading.assumptions(self._cudnn)
+            if isinstance(self._cudnn, Missing) and _convolves(traced):
+                missed = (*missed, *self._cudnn.uncounted)
+        return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
     def _settle(self, question: Asked, rank: int, room: int = UNLIMITED) -> None:
         """Let this process be one that has the plan's GPU and settings."""
@@ -183,13 +197,17 @@ class Desk:
                 ranks.join(rank, layouts.spread(plan).world, "fake")
             return
         card.insert(question.gpu, question.target, room=room)
+        self._cudnn = driver.cudnn(question.target.capability)
+        os.environ.update(loading.environment(self._cudnn))
+        loading.adapt(self._cudnn)
         internals.allow_cuda_after_fork()
-        if plan.alloc_conf:
-            internals.set_allocator(plan.alloc_conf)
+        own = without_fraction(plan.alloc_conf)
+        if own:
+            internals.set_allocator(own)
         programs.configure(plan)
-        world = layouts.spread(plan).world
-        if world > 1:
-            ranks.join(rank, world)
+        spread = layouts.spread(plan)
+        if spread.layout != layouts.SINGLE:
+            ranks.join(rank, spread.world)
         card.check(question.target)
 
     def served(self, plan: Plan) -> Prediction:
@@ -228,9 +246,12 @@ class Desk:
         return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
 
 
-def _in_enough_room(
-    question: Asked, work: Callable[[int], dict[str, Any]]
-) -> dict[str, Any]:
+def _convolves(traced: Trace) -> bool:
+    """Whether operators that cuDNN has kernels for were run."""
+    return any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
+
+
+def _in_enough_room(question: Asked, work: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
     """Run where nothing is ever full; a generation on its GPU, which makes the cache be given back.
 
     A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
@@ -254,7 +275,9 @@ def _room(question: Asked) -> int:
     device = room_of(question)
     if device is None:
         return _ROOMY
-    return min(device.room(device.context.high), question.settings.allowed(device.capacity) or UNLIMITED)
+    return min(
+        device.room(device.context.high), question.settings.allowed(device.capacity) or UNLIMITED
+    )
 
 
 def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
@@ -262,7 +285,9 @@ def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
     if question.plan.generate is None:
         return ()
     if question.gpu is None:
-        return (f"reserved is from a run on a card of {format_bytes(room)} (name yours with --gpu)",)
+        return (
+            f"reserved is from a run on a card of {format_bytes(room)} (name yours with --gpu)",
+        )
     if room > _room(question):
         return (f"does not fit; reserved is from a run on an imaginary {format_bytes(room)} card",)
     return ()
@@ -278,9 +303,7 @@ def _judged(question: Asked, traced: Trace, devices: list[Device]) -> dict[str, 
     """Whether a run fits each of these devices."""
     state = state_for(question, traced)
     found = Judged(
-        fits=tuple(
-            judged(question, traced, device.holding(state, traced.inventory)) for device in devices
-        ),
+        fits=tuple(judged(question, traced, device.holding(state)) for device in devices),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,

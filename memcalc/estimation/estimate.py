@@ -106,14 +106,13 @@ class Tracer:
         Args:
             use_cache: keep and reuse answers on disk.
             workers: the most processes that trace at once.
-            counted: answers say how many operations a step takes, which runs on symbols do not.
+            counted: answers say how many operations a step takes, which costs one step more.
         """
         self._use_cache = use_cache
         self._counted = counted
         self.workers = workers
         self._stack = contextlib.ExitStack()
         self._pool: Pool | None = None
-        self._last: Traced | None = None
 
     def __enter__(self) -> Tracer:
         return self
@@ -129,10 +128,6 @@ class Tracer:
         missed: dict[int, tuple[str, ...]] = {}
         for index, plan in enumerate(plans):
             try:
-                replayed = self._replayed(plan)
-                if replayed is not None:
-                    known[index] = replayed
-                    continue
                 source = check(plan)
                 name = self._name(plan, source)
             except MemcalcError as error:
@@ -143,10 +138,12 @@ class Tracer:
             if name is not None and source.config is not None:
                 names[index] = name
                 found = _from_cache(name, plan)
-                if found is not None:
+                if found is not None and not (self._counted and found.flops is None):
                     known[index] = found
         missing = [plan for index, plan in enumerate(plans) if index not in known]
-        traced = self._children().predictions(missing) if missing else iter(())
+        traced: Iterator[Answer] = iter(())
+        if missing:
+            traced = self._children().predictions(missing, counted=self._counted)
         for index in range(len(plans)):
             answer = known[index] if index in known else next(traced)
             if index not in known and isinstance(answer, Prediction) and index in names:
@@ -155,10 +152,7 @@ class Tracer:
 
     def trace(self, plan: Plan) -> Traced | MemcalcError:
         """Trace one plan and keep its events, or find them in the cache."""
-        found = next(self.traces([plan]))
-        if isinstance(found, Traced):
-            self._last = found
-        return found
+        return next(self.traces([plan]))
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
         """The same of several plans, in order, and side by side."""
@@ -218,16 +212,6 @@ class Tracer:
             self._pool = self._stack.enter_context(Pool(self.workers))
         return self._pool
 
-    def _replayed(self, plan: Plan) -> Prediction | None:
-        """The answer where the last trace is of this very run, but for the allocator's settings."""
-        known = self._last
-        if known is None or _as_run(known.prediction.plan) != _as_run(plan):
-            return None
-        from memcalc.estimation.predict import predict
-        from memcalc.estimation.question import asked
-
-        return predict(asked(plan), known.trace, known.prediction.optimizer_state)
-
 
 def _noted(answer: Answer, notes: tuple[str, ...], missed: tuple[str, ...]) -> Answer:
     """The answer with what only this spelling of the question makes worth saying."""
@@ -238,10 +222,6 @@ def _noted(answer: Answer, notes: tuple[str, ...], missed: tuple[str, ...]) -> A
         assumptions=(*notes, *answer.assumptions),
         uncounted=(*missed, *answer.uncounted),
     )
-
-
-def _as_run(plan: Plan) -> Plan:
-    return replace(plan, alloc_conf="")
 
 
 def _simulated(plan: Plan) -> Traced | MemcalcError:

@@ -16,9 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
-from memcalc.catalog.releases import Spread, spread_of
 from memcalc.estimation.outside import outside_span
-from memcalc.records.model import Inventory, OptimizerState, Place
+from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span
 from memcalc.units import format_bytes
@@ -38,23 +37,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Of the process, outside the allocator."""
     others: int = 0
     """What the process holds beside, such as managed memory."""
-    other_code: Spread | None = None
-    """How far the code of another release may be from the one that was traced."""
-    fixed: int = 0
-    """Weights, gradients and states, which that code leaves alone."""
 
     def room(self, context: int) -> int:
         """What is left for the allocator."""
         return max(self.capacity - context - self.others, 0)
 
-    def holding(self, state: OptimizerState, inventory: Inventory) -> Device:
+    def holding(self, state: OptimizerState) -> Device:
         """The same for a process that holds this optimizer's managed memory beside."""
-        fixed = state.total(Place.DEVICE) + inventory.held
-        return replace(self, others=state.total(Place.MANAGED), fixed=fixed)
-
-    def apart(self, reserved: int) -> tuple[int, int]:
-        """Bytes that the allocator may hold beside these, at the least and at the most."""
-        return (0, 0) if self.other_code is None else self.other_code.ends(reserved, self.fixed)
+        return replace(self, others=state.total(Place.MANAGED))
 
 
 def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = None) -> Device:
@@ -66,7 +56,6 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
         name=f"{name}{size}",
         capacity=capacity,
         context=outside_span(gpu, plan),
-        other_code=spread_of(plan) if plan is not None else None,
     )
 
 
@@ -110,9 +99,8 @@ def judge(
         device: where.
         unlimited: peaks of the same run on a device without a limit.
     """
-    fewer, more = device.apart(unlimited.reserved)
-    low = max(device.room(device.context.high) - more, 0)
-    high = device.room(device.context.low) - fewer
+    low = device.room(device.context.high)
+    high = device.room(device.context.low)
     fit = functools.partial(_fit, device, settings.allowed(device.capacity))
     if unlimited.reserved <= low and not _depends_on_size(settings):
         return fit(FitVerdict.FITS, unlimited.reserved)
@@ -164,7 +152,7 @@ def _fit(
         gpu=device.name,
         capacity=device.capacity,
         needed=reserved + outside,
-        needed_high=reserved + device.others + device.context.high + device.apart(reserved)[1],
+        needed_high=reserved + device.others + device.context.high,
         metric="process_used",
         verdict=verdict,
         retries=retries,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import Client, tracing_parent
+from memcalc.estimation.client import Client, Engines
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -35,24 +36,26 @@ class Pool:
             workers: at most so many processes; ``None``: what cores and free memory allow.
         """
         self.workers = workers if workers is not None else room()
-        self._parent = tracing_parent()
+        self._engines = Engines()
         self._clients: list[Client] = []
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._parent.close()
+        self._engines.close()
 
     def clients(self, count: int) -> list[Client]:
         """So many of its children, the same ones each time."""
         while len(self._clients) < count:
-            self._clients.append(Client(self._parent))
+            self._clients.append(Client(self._engines))
         return self._clients[:count]
 
-    def predictions(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
-        """Trace plans; answers come in their order, each as soon as it and all before are known."""
-        return self.each(plans, Client.ask)
+    def predictions(
+        self, plans: Sequence[Plan], *, counted: bool = False
+    ) -> Iterator[Prediction | MemcalcError]:
+        """Run plans; answers come in their order, each as soon as it and all before are known."""
+        return self.each(plans, functools.partial(Client.ask, counted=counted))
 
     def each(
         self, plans: Sequence[Plan], ask: Callable[[Client, Plan], T]

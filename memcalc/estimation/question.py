@@ -11,14 +11,14 @@ from memcalc import registry
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.catalog import gpus, models
 from memcalc.catalog.gpus import Gpu
+from memcalc.engine.target import Target
 from memcalc.errors import UsageError
-from memcalc.kernels.target import Target, cudnn_enabled
 from memcalc.records.plan import Plan
 from memcalc.registry import Choice
-from memcalc.version import NEWEST_TORCH, installed, not_held_against
+from memcalc.version import installed
 
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
-ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=NEWEST_TORCH)
+ASSUMED = Target(capability=(8, 0), multiprocessors=108, torch=(2, 14))
 """NVIDIA A100: what a run without a named GPU stands for."""
 
 
@@ -88,19 +88,12 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     Raises:
         UsageError: the PyTorch version is not of the form 2.13.
     """
-    version = version_of(plan.torch)
-    notes = not_held_against(version)
-    target = replace(
-        ASSUMED,
-        torch=version,
-        cudnn_attention=plan.cudnn_attention,
-        cudnn=cudnn_enabled(),
-        cudnn_benchmark=plan.cudnn_benchmark,
-    )
+    target = replace(ASSUMED, torch=version_of(plan.torch))
+    notes: tuple[str, ...] = ()
     if plan.target == "cpu":
         return target, notes
     if gpu is None:
-        return target, (*notes, "kernels are those of an NVIDIA A100 (name yours with --gpu)")
+        return target, ("assumes an NVIDIA A100 (name yours with --gpu)",)
     target = replace(target, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
     if plan.precision in ("bf16", "amp-bf16") and not target.architecture.bf16:
         notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from memcalc.allocator.counter import Levels
 from memcalc.allocator.replay import Replay, replay
-from memcalc.estimation import within
 from memcalc.estimation.fits import Device, device_of, judge
 from memcalc.estimation.operations import as_it_ran
 from memcalc.estimation.question import Asked, asked
@@ -99,7 +98,7 @@ def when_crowded(
     room = room_of(question)
     if room is None:
         return None
-    device = room.holding(state, trace.inventory)
+    device = room.holding(state)
     if unlimited.reserved <= device.room(device.context.high):
         return None
     for context in (device.context.high, device.context.low):
@@ -113,15 +112,11 @@ def when_crowded(
 
 def on_device(prediction: Prediction, trace: Trace, device: Device) -> Prediction:
     """The same prediction, judged by a device that need not be the plan's GPU."""
-    there = device.holding(prediction.optimizer_state, trace.inventory)
+    there = device.holding(prediction.optimizer_state)
     return replace(prediction, fit=judged(asked(prediction.plan), trace, there))
 
 
 def judged(question: Asked, trace: Trace, device: Device) -> Fit:
-    """Whether a run fits a device, with whatever is known of it within limits only."""
-
-    def fit(variant: Trace) -> Fit:
-        events = functools.partial(as_it_ran, variant)
-        return judge(events, question.settings, device, outcome(question, variant).peaks)
-
-    return within.together(fit(trace), [fit(variant) for variant in within.variants(trace)])
+    """Whether a run fits a device."""
+    events = functools.partial(as_it_ran, trace)
+    return judge(events, question.settings, device, outcome(question, trace).peaks)

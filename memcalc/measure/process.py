@@ -20,6 +20,7 @@ _SETTINGS = (
     "TORCH_CUDNN_SDPA_DEPRIORITIZED",
 )
 
+
 def facts() -> dict[str, Any]:
     """What CUDA and PyTorch's allocator hold now; empty before there is a context."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):

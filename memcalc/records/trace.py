@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from memcalc.records.decoding import Curve
 from memcalc.records.model import Inventory
 from memcalc.records.storage import ONCE, Component, Phase, Storage
 
-__all__ = ["ONCE", "Aside", "Bound", "Component", "Mark", "Phase", "Reading", "Storage", "Trace"]
+__all__ = ["ONCE", "Aside", "Component", "Mark", "Phase", "Reading", "Storage", "Trace"]
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,15 +40,6 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
     stream: int = 0
     bytes: int = 0
     """Of the segment that is given back."""
-
-
-class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """A workspace that is known only within limits."""
-
-    bytes: int
-    """What it is taken as: storages of this size and this kind are meant."""
-    least: int
-    most: int
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,10 +81,6 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     asides: tuple[Aside, ...] = ()
     groups: tuple[int, ...] = ()
     """Of a script: processes in each group that sent something."""
-    bounds: tuple[Bound, ...] = ()
-    """Workspaces of convolutions whose size nobody recorded."""
-    curve: Curve | None = None
-    """Of a long decode: the passes between those that ``events`` hold."""
     readings: tuple[Reading, ...] = ()
     """What PyTorch's counters said, phase by phase in order; empty: no allocator ran."""
     versions: dict[str, str] = msgspec.field(default_factory=dict)

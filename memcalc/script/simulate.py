@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.engine import card, driver
+from memcalc.engine.cudnn import loading
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.estimation.estimate import Traced, keep
@@ -199,11 +200,14 @@ class _Run:
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.
         devices = plan.devices if local is None or plan.devices > local else 1
-        prepared = stub.prepare(*driver.installed(self._python))
+        root, cuda = driver.installed(self._python)
+        prepared = stub.prepare(root, cuda)
+        planning = driver.cudnn(question.target.capability, [root.parent])
         found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
         found |= {
             **dict(self._program.environment),
             **stub.environment(prepared, scratch / "processes"),
+            **loading.environment(planning),
             **card.settings(question.gpu, question.target, room=room),
             "MEMCALC_STUB_KEPT": str(told.kept),
             "MEMCALC_STUB_OUTSIDE": str(told.outside),
@@ -216,7 +220,7 @@ class _Run:
         major, minor = question.target.capability
         compiled = cache.folder().absolute() / "compiled" / f"sm{major}{minor}"
         found |= {name: str(compiled / folder) for name, folder in _CACHES.items()}
-        return found
+        return loading.preload(found)
 
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])

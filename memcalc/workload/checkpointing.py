@@ -26,7 +26,7 @@ def switch(model: torch.nn.Module) -> Callable[[], None]:
     return enable  # type: ignore[no-any-return]
 
 
-def checkpoint(model: torch.nn.Module, plan: Plan, *, reentrant: bool) -> None:
+def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
     """Recompute every layer, or every n-th, as the plan says.
 
     Raises:
@@ -34,12 +34,6 @@ def checkpoint(model: torch.nn.Module, plan: Plan, *, reentrant: bool) -> None:
     """
     enable: Any = switch(model)
     every = plan.checkpoint_every
-    if every == 1 and reentrant:
-        enable(gradient_checkpointing_kwargs={"use_reentrant": True})
-        if plan.adapters is not None:
-            # Such layers have no gradient unless their input has one, so that loops ask for it.
-            model.enable_input_require_grads()  # type: ignore[operator]
-        return
     if every == 1:
         enable()
         return

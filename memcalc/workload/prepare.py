@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from typing import Any
 
@@ -16,12 +15,10 @@ from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.registry import Choice
 from memcalc.workload import (
     checkpointing,
-    flash_attn,
     inference,
     layerdrop,
     loops,
     lora,
-    past,
     quantised,
     sound,
     tasks,
@@ -51,16 +48,11 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     source = models.find(plan.model)
     head = tasks.choose(source, plan.task)
     precision = PRECISIONS[plan.precision]
-    model_type = source.config.get("model_type") if source.config is not None else None
-    traced = device == "meta"
-    with (
-        torch.device(device if plan.scheme is None else "meta"),
-        flash_attn.stood_for(plan) if traced else contextlib.nullcontext(),
-    ):
+    with torch.device(device if plan.scheme is None else "meta"):
         model = build(
             source,
             head,
-            attention=_attention(plan, model_type),
+            attention=_attention(plan),
             dtype=precision.weights if plan.scheme is None else compute_dtype(plan),
             as_loaded=plan.scheme is not None,
         )
@@ -68,12 +60,9 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
     return replace(program, inventory=replace(program.inventory, config=source.digest))
 
 
-def _attention(plan: Plan, model_type: str | None) -> str | None:
+def _attention(plan: Plan) -> str | None:
     """The implementation that transformers is told; ``None``: its own choice."""
-    if plan.attention in ("eager", FLASH_ATTN):
-        return plan.attention
-    by_release = plan.attention == "auto" and past.release(plan, model_type).eager
-    return "eager" if model_type and by_release else None
+    return plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
 
 
 def program_of(
@@ -108,7 +97,6 @@ def program_of(
         precision=PRECISIONS[plan.precision],
         assumptions=(
             *notes,
-            *past.of(model, plan).notes,
             *said(plan, choice, loop, cached=cached),
             *(layerdrop.said(model) if not plan.infers else ()),
         ),
@@ -120,16 +108,13 @@ def _finished(
     model: torch.nn.Module, plan: Plan, name: str, task: str
 ) -> tuple[torch.nn.Module, Inventory]:
     """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
-    then = past.of(model, plan)
-    past.give_loss(model, then)
-    past.keep_past(model, then)
     if plan.adapters is not None:
         model = lora.attach(model, plan.adapters)
     inventory = take(model, name, task, plan.freeze)
     if not inventory.trainable and not plan.infers:
         raise UsageError(_nothing_left(plan))
     if plan.checkpointing:
-        checkpointing.checkpoint(model, plan, reentrant=then.reentrant)
+        checkpointing.checkpoint(model, plan)
     return model, inventory
 
 

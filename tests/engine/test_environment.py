@@ -189,6 +189,11 @@ def test_a_cpu_build_under_the_name_of_the_release_is_refused(world):
     assert found.cuda == "12.4"
 
 
+def test_a_nightly_build_without_cuda_asks_for_a_release(world):
+    world.has_torch("2.16.0.dev20261101+cpu")
+    assert "name a release, as in --torch 2.14" in refused(world.find)
+
+
 def test_a_release_that_no_index_has_is_one_sentence(world):
     text = refused(lambda: world.find("2.6"))
     assert "has no PyTorch 2.6 for Python" in text
@@ -276,6 +281,8 @@ def test_a_cache_that_cannot_be_written_is_a_sentence(world, tmp_path):
     (tmp_path / "file").touch()
     world.set(MEMCALC_CACHE=str(tmp_path / "file"))
     assert "set MEMCALC_CACHE" in refused(lambda: world.find("2.6"))
+    world.set(MEMCALC_CACHE=str(tmp_path / "a:b"))
+    assert "without colons" in refused(lambda: world.find("2.6"))
 
 
 def test_another_transformers_brings_its_own_packages_and_hides_what_does_not_fit(world):

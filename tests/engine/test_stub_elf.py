@@ -1,3 +1,4 @@
+import contextlib
 import ctypes
 import platform
 
@@ -22,7 +23,7 @@ def test_what_is_written_is_read_again(tmp_path_factory, soname, symbols, needed
     data = shells.shared_object(soname, symbols, needed=needed, runpath="$ORIGIN", machine=machine)
     path.write_bytes(data)
     assert elf.read(path) == elf.SharedObject(
-        soname, tuple(needed), frozenset(), frozenset(symbols)
+        machine, soname, tuple(needed), frozenset(), frozenset(symbols)
     )
 
 
@@ -66,7 +67,5 @@ def test_a_damaged_file_is_an_error_of_values(tmp_path_factory, cut, changed, va
     data[changed % len(data)] = value
     path = tmp_path_factory.mktemp("elf") / "libx.so.1"
     path.write_bytes(data)
-    try:
+    with contextlib.suppress(ValueError):
         elf.read(path)
-    except ValueError:
-        pass

@@ -251,20 +251,3 @@ def test_without_a_compiler_a_checkout_says_what_to_install(tmp_path, monkeypatc
     monkeypatch.setattr(build, "NAME", "libnot_there.so")
     with pytest.raises(EstimateError, match="install gcc or clang"):
         load.prepare(fake_torch(tmp_path, "libcudart.so.13"), "13.0")
-
-
-def test_sources_that_do_not_compile_are_an_error_that_quotes_the_compiler(tmp_path):
-    needs_the_machine()
-    noops = tmp_path / "noops.txt"
-    noops.write_text("not a name!")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "NOOPS", noops)
-        patch.setattr(build, "sources", list)
-        with pytest.raises(build.CompileError, match=r"cannot compile the stub driver: .*error"):
-            build.build(tmp_path / build.NAME, build.system_compiler())
-    assert not (tmp_path / build.NAME).exists()
-
-
-def test_names_that_do_nothing_are_in_order_and_once():
-    names = build.NOOPS.read_text().split()
-    assert names == sorted(set(names))

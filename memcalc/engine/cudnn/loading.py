@@ -7,6 +7,7 @@ The shim's symbols must be found before the stub driver's: it is opened first, o
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -132,9 +133,15 @@ def adapt(found: Library | Missing) -> None:
         backends.cudnn.version = lambda: version
 
 
+def is_planned() -> bool:
+    """Whether this process was told of a library that plans, there or to be fetched."""
+    return bool(os.environ.get("MEMCALC_CUDNN") or os.environ.get("MEMCALC_CUDNN_COMMAND"))
+
+
 def is_used() -> bool:
     """Whether the program of this process needed cuDNN, and the library was loaded."""
-    return bool(ctypes.CDLL(None).memcalc_cudnn_loaded())
+    loaded = getattr(ctypes.CDLL(None), "memcalc_cudnn_loaded", None)
+    return loaded is not None and bool(loaded())
 
 
 def failure() -> str:

@@ -67,7 +67,7 @@ class Built(msgspec.Struct, frozen=True):
 
 def folder() -> Path:
     """Where all of them are."""
-    return cache.folder() / "environments"
+    return cache.folder().absolute() / "environments"
 
 
 def suffix() -> str:
@@ -157,6 +157,11 @@ def make(
 @contextlib.contextmanager
 def _alone(report: Report) -> Iterator[None]:
     place = folder()
+    if os.pathsep in str(place):
+        raise EstimateError(
+            f"PYTHONPATH cannot hold {place}: set MEMCALC_CACHE to a folder without colons in its "
+            "name."
+        )
     try:
         place.mkdir(parents=True, exist_ok=True)
         writable = os.access(place, os.W_OK)

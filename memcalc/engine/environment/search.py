@@ -66,19 +66,27 @@ def find(
         return _Search(_maker(progress, offline), here, packages, triton).over(
             here, of_transformers
         )
-    if of_torch is None and here is not None:
-        of_torch = release.of_version(here.version)
-        if of_torch is None:
-            raise EstimateError(
-                f"PyTorch {here.version} is a build without CUDA, and no index has that version "
-                "for CUDA: name a release, as in --torch 2.14."
-            )
     maker = _maker(progress, offline)
-    layer = maker.torch(of_torch)
+    layer = maker.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
         raise EstimateError(f"{layer.path} is damaged: delete that folder.")
     return _Search(maker, made, packages, triton, layer).over(here, of_transformers)
+
+
+def _release_of(here: installed.Torch | None) -> Release | None:
+    """The release of a build without CUDA; ``None``: there is no PyTorch.
+
+    Raises:
+        EstimateError: it is of no release.
+    """
+    found = None if here is None else release.of_version(here.version)
+    if here is not None and found is None:
+        raise EstimateError(
+            f"PyTorch {here.version} is a build without CUDA, and no index has that version "
+            "for CUDA: name a release, as in --torch 2.14."
+        )
+    return found
 
 
 def hide(environment: Environment) -> None:
@@ -100,6 +108,11 @@ def _maker(progress: Report | None, offline: bool) -> Maker:
 
 def _unheard(progress: Progress) -> None:
     del progress
+
+
+def offline() -> bool:
+    """Whether the user's settings forbid to fetch anything."""
+    return _forbidden(False) is not None
 
 
 def _forbidden(offline: bool) -> str | None:

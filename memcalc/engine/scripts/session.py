@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memcalc.engine.cudnn import loading
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.answer import Recorded, recorded
 from memcalc.engine.scripts.compiling import Compiling
@@ -47,7 +48,8 @@ class Session:
         self.said[assumed] = None
 
     def __enter__(self) -> Session:
-        self._without_cudnn()
+        if os.environ.get("MEMCALC_NO_CUDNN") or not loading.is_planned():
+            self._without_cudnn()
         self.counters.install(self.patches)
         self.models.install(self.patches)
         self.steps.install(self.patches)
@@ -61,6 +63,8 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.groups.settle()
+        if loading.is_used() and torch.backends.cudnn.benchmark:
+            self.say(loading.BENCHMARK)
         self.models.sweep()
         self.counters.end()
         self.patches.undo()

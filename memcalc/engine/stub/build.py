@@ -40,6 +40,21 @@ def system_compiler() -> list[str] | None:
     return [found, *named[1:]] if found else None
 
 
+def works(compiler: Sequence[str]) -> bool:
+    """Whether a compiler makes shared libraries here, with the headers of the system."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, "tried.c")
+        source.write_text("#include <dlfcn.h>\n#include <pthread.h>\n#include <stdio.h>\n")
+        command = [*compiler, "-shared", "-fPIC", "-o", str(Path(scratch, "tried.so")), str(source)]
+        try:
+            done = subprocess.run(
+                [*command, "-ldl", "-lpthread"], capture_output=True, timeout=_PATIENCE, check=False
+            )
+        except (OSError, subprocess.SubprocessError):
+            return False
+        return done.returncode == 0
+
+
 def zig(machine: str) -> list[str] | None:
     """The command of Zig's C compiler for a machine; ``None``: this Python has no ziglang."""
     if importlib.util.find_spec("ziglang") is None or machine not in ZIG_TARGETS:

@@ -37,6 +37,8 @@ class Wanted(msgspec.Struct, frozen=True):
 class SharedObject(msgspec.Struct, frozen=True):
     """What a shared object says of itself."""
 
+    machine: int
+    """``e_machine``: 62 is x86-64, 183 aarch64."""
     soname: str
     needed: tuple[str, ...]
     """Sonames of the libraries that it is linked to."""
@@ -109,7 +111,10 @@ class _File:
                 (number,) = struct.unpack_from("<H", self._data, numbers + 2 * index)
             library, version = versions.get(number & ~_HIDDEN_VERSION, ("", ""))
             wanted.add(Wanted(text, version, library))
-        return SharedObject(soname, needed, frozenset(wanted), frozenset(own if defined else ()))
+        (machine,) = struct.unpack_from("<H", self._data, 18)
+        return SharedObject(
+            machine, soname, needed, frozenset(wanted), frozenset(own if defined else ())
+        )
 
     def _dynamic(self, at: int) -> Iterator[tuple[int, int]]:
         while True:

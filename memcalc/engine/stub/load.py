@@ -223,8 +223,10 @@ def _library() -> Path:
     """
     shipped = Path(__file__).with_name(build.NAME)
     mark = build.mark()
-    if shipped.exists() and mark in elf.read(shipped).defined:
-        return shipped
+    if shipped.exists():
+        found = elf.read(shipped)
+        if found.machine == shells.machine() and mark in found.defined:
+            return shipped
     kept = _kept() / f"{mark}-{shells.machine()}.so"
     if kept.exists():
         return kept

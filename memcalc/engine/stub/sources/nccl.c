@@ -177,6 +177,10 @@ EXPORT int ncclBroadcast(const void *from, void *to, size_t many, int type, int 
   count(BROADCAST, group->ranks, many * size_of(type));
   return arrive(to, from, many * size_of(type));
 }
+EXPORT int ncclBcast(void *at, size_t many, int type, int root, struct communicator *group, void *stream) {
+  count(BROADCAST, group->ranks, many * size_of(type));
+  return 0;
+}
 EXPORT int ncclReduceScatter(const void *from, void *to, size_t many, int type, int operation,
                              struct communicator *group, void *stream) {
   count(REDUCE_SCATTER, group->ranks, many * size_of(type));

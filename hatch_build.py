@@ -1,0 +1,90 @@
+"""Compiles the stub driver into wheels for Linux, and for editable installs.
+
+``MEMCALC_WHEEL_MACHINE`` (``x86_64`` or ``aarch64``) builds by Zig for that machine, as published
+wheels are: those run wherever PyTorch's do. Without it the C compiler of the system builds for this
+machine, and where there is none that works, Zig does.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_FOLDER = "memcalc/engine/stub"
+
+
+class StubDriverHook(BuildHookInterface):
+    """Builds ``libmemcalc_stub.so`` where it can run; elsewhere the wheel is pure Python."""
+
+    PLUGIN_NAME = "custom"
+    _scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def dependencies(self) -> list[str]:
+        """Zig's compiler, where the system has no C compiler that works."""
+        machine = _machine()
+        by_zig = machine is not None and self._compiler(machine) is None
+        return ["ziglang>=0.13"] if by_zig and self.target_name == "wheel" else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and name the platform in the wheel's tag."""
+        machine = _machine()
+        if self.target_name != "wheel" or machine is None:
+            return
+        build = self._build()
+        compiler, tag = self._compiler(machine), f"linux_{machine}"
+        if compiler is None:
+            compiler = build.zig(machine)
+            tag = f"manylinux_2_17_{machine}.manylinux2014_{machine}"
+        if compiler is None:
+            raise RuntimeError(
+                "memcalc's stub driver needs a C compiler: install gcc or clang, or ziglang by pip"
+            )
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{tag}"
+        if version == "editable":
+            build.build(Path(self.root, _FOLDER, build.NAME), compiler)
+            return
+        # Not among the sources: a checkout may be built for another machine than its own.
+        self._scratch = tempfile.TemporaryDirectory()
+        made = Path(self._scratch.name, build.NAME)
+        build.build(made, compiler)
+        build_data["force_include"][str(made)] = f"{_FOLDER}/{build.NAME}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was compiled for the wheel."""
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _compiler(self, machine: str) -> list[str] | None:
+        """The system's, if it works and the wheel is for this machine."""
+        if os.environ.get("MEMCALC_WHEEL_MACHINE"):
+            return None
+        build = self._build()
+        found: list[str] | None = build.system_compiler()
+        return found if found is not None and build.works(found) else None
+
+    def _build(self) -> ModuleType:
+        """Import memcalc's module by its path: what memcalc needs is not installed here."""
+        path = Path(self.root, _FOLDER, "build.py")
+        spec = importlib.util.spec_from_file_location("memcalc_stub_build", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+def _machine() -> str | None:
+    """The machine for which to compile; ``None``: PyTorch's CUDA build runs on no such system."""
+    named = os.environ.get("MEMCALC_WHEEL_MACHINE")
+    machine = named or platform.machine()
+    here = sys.platform == "linux" or bool(named)
+    return machine if here and machine in ("x86_64", "aarch64") else None

@@ -1,0 +1,84 @@
+"""Names what wrappers over several GPUs take for themselves: buckets, and gathered weights.
+
+What a wrapper allocates on streams of its own is communication; here is the rest, which only the
+wrapper's own functions tell apart. Read in PyTorch 2.4 to 2.14.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from memcalc.engine.packages import deepspeed
+from memcalc.engine.recorder import Recorder
+from memcalc.records.plan import Plan
+from memcalc.records.trace import Component
+from memcalc.workload import layouts
+
+
+@contextlib.contextmanager
+def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
+    """Have the wrapper of a plan tell the recorder what it makes."""
+    layout = layouts.of(plan)
+    if layout.name == layouts.SINGLE:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        # DDP makes its buckets as it is made, and anew before the second forward.
+        for name in ("__init__", "_pre_forward"):
+            stack.enter_context(
+                replaced(DistributedDataParallel, name, functools.partial(_buckets, recorder))
+            )
+        stack.enter_context(
+            replaced(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
+        )
+        if layout.package == "deepspeed":
+            stack.enter_context(deepspeed.followed(recorder))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Put a function in another's place; there is nothing to do where PyTorch has no such one."""
+    found = getattr(owner, name, None)
+    if found is None:
+        yield
+        return
+    own = name in vars(owner)
+    setattr(owner, name, wrap(found))
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, found)
+        else:
+            delattr(owner, name)
+
+
+def _buckets(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        since = recorder.now()
+        result = function(*args, **kwargs)
+        recorder.born_since.append((recorder.now(), Component.COMMUNICATION, since))
+        return result
+
+    return run
+
+
+def _gathered(recorder: Recorder, resize: Callable[..., Any]) -> Callable[..., Any]:
+    """FSDP frees and takes the memory of whole parameters by resizing their storages."""
+
+    def run(storage: Any, size: int) -> Any:
+        result = resize(storage, size)
+        if size and storage.device.type == "cuda":
+            moment = recorder.now()
+            recorder.names.append((moment, Component.UNSHARDED, [storage.data_ptr()]))
+        return result
+
+    return run

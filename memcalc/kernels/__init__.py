@@ -1,1 +1,0 @@
-"""What CUDA kernels and libraries take beside the tensors of the program. No torch in here."""

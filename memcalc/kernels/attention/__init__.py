@@ -1,1 +1,0 @@
-"""Attention kernels: which one runs, and what it takes beside its outputs."""

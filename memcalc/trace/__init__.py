@@ -1,1 +1,0 @@
-"""The simulated GPU: real training code runs on it and every storage is recorded."""

@@ -1,1 +1,0 @@
-"""Deep models traced through a few of their layers, and continued."""

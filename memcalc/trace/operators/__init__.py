@@ -1,1 +1,0 @@
-"""Operators as CUDA runs them, where fake tensors alone would show something else."""

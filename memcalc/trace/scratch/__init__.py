@@ -1,1 +1,0 @@
-"""What kernels take beside their outputs, read off each call."""

@@ -1,1 +1,0 @@
-"""What a run on symbols is made of."""

@@ -1,0 +1,87 @@
+"""The library is compiled by whatever compiler there is, and by itself."""
+
+import importlib.util
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from memcalc.engine.stub import build, elf, shells
+
+
+def needs_a_compiler():
+    if platform.machine() not in shells.MACHINES or build.system_compiler() is None:
+        pytest.skip("needs a C compiler, and x86-64 or aarch64")
+
+
+def test_the_library_has_what_is_written_and_what_does_nothing(tmp_path):
+    needs_a_compiler()
+    library = tmp_path / build.NAME
+    build.build(library, build.system_compiler())
+    found = elf.read(library)
+    assert found.soname == build.NAME
+    assert found.machine == shells.machine()
+    names = set(build.NOOPS.read_text().split())
+    assert names < found.defined
+    assert {"cudaMalloc", "ncclAllReduce", "nvmlInit_v2", build.mark()} < found.defined
+    # What its files share is theirs alone.
+    assert not {name for name in found.defined if name.startswith("memcalc_")} - {
+        *("memcalc_stub_answer", "memcalc_stub_holds", "memcalc_stub_maps", "memcalc_stub_mark"),
+        *("memcalc_stub_reload", "memcalc_stub_zero", build.mark()),
+    }
+
+
+def test_it_is_compiled_without_memcalc_and_what_it_needs(tmp_path):
+    needs_a_compiler()
+    code = f"""
+import importlib.util
+from pathlib import Path
+spec = importlib.util.spec_from_file_location("build", {build.__file__!r})
+build = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(build)
+compiler = build.system_compiler()
+assert build.works(compiler)
+build.build(Path({str(tmp_path)!r}, build.NAME), compiler)
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+    assert build.mark() in elf.read(tmp_path / build.NAME).defined
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="ziglang is not here")
+@pytest.mark.parametrize("machine", sorted(build.ZIG_TARGETS))
+def test_zig_compiles_it_for_either_machine(tmp_path, machine):
+    build.build(tmp_path / build.NAME, build.zig(machine))
+    found = elf.read(tmp_path / build.NAME)
+    assert found.machine == shells.MACHINES[machine]
+    assert {"cudaMalloc", build.mark()} < found.defined
+
+
+def test_what_is_no_compiler_does_not_work():
+    assert not build.works(["no-such-compiler"])
+    assert not build.works(["false"])
+
+
+def test_other_sources_have_another_mark(tmp_path, monkeypatch):
+    before = build.mark()
+    changed = tmp_path / "changed.c"
+    changed.write_text("int changed;")
+    monkeypatch.setattr(build, "sources", lambda: [changed])
+    assert build.mark() != before
+
+
+def test_sources_that_do_not_compile_are_an_error_that_quotes_the_compiler(tmp_path):
+    needs_a_compiler()
+    noops = tmp_path / "noops.txt"
+    noops.write_text("not a name!")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "NOOPS", noops)
+        patch.setattr(build, "sources", list)
+        with pytest.raises(build.CompileError, match=r"cannot compile the stub driver: .*error"):
+            build.build(tmp_path / build.NAME, build.system_compiler())
+    assert not (tmp_path / build.NAME).exists()
+
+
+def test_names_that_do_nothing_are_in_order_and_once():
+    names = build.NOOPS.read_text().split()
+    assert names == sorted(set(names))
