@@ -53,9 +53,7 @@ def open_here() -> None:
     os.environ.update(_variables)
 
 
-def cudnn(
-    capability: tuple[int, int], paths: Sequence[Path] | None = None
-) -> Library | Missing:
+def cudnn(capability: tuple[int, int], paths: Sequence[Path] | None = None) -> Library | Missing:
     """The cuDNN that plans for a GPU of this capability.
 
     Args:

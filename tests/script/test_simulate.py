@@ -1,7 +1,7 @@
 import pytest
 
 from memcalc.errors import EstimateError
-from memcalc.kernels import cudnn
+
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 
