@@ -92,6 +92,8 @@ class Session:
         """C++ goes on without the library; Python knows the version that PyTorch was built for."""
         cudnn: Any = torch.backends.cudnn
         cudnn.enabled = False
+        # Of releases that have it, its attention too, which does not ask whether cuDNN is on.
+        getattr(torch.backends.cuda, "enable_cudnn_sdp", bool)(False)
         major, minor, patch = torch._C._cudnn.getCompileVersion()
         version = 10_000 * major + 100 * minor + patch
         self.patches.set(cudnn, "_init", lambda: True)
