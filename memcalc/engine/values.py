@@ -66,7 +66,8 @@ class Values:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._libraries: list[Any] = []
-        self._unknown: dict[str, None] = {}
+        self.unknown: dict[str, None] = {}
+        """Lines that read what nobody knows."""
         self._nothing_equal = False
         self._generators: dict[int, torch.Generator] = {}
         driver = ctypes.CDLL(None)
@@ -102,9 +103,9 @@ class Values:
         _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), False)
         self._libraries.clear()
         self._say(RULE)
-        if self._unknown:
-            shown = [*self._unknown][:_SHOWN]
-            more = len(self._unknown) - len(shown)
+        if self.unknown:
+            shown = [*self.unknown][:_SHOWN]
+            more = len(self.unknown) - len(shown)
             self._say(ZEROS.format(", ".join([*shown, *([f"{more} more"] if more else [])])))
 
     def _implement(self, key: str, names: Sequence[str]) -> None:
@@ -231,7 +232,7 @@ class Values:
         draws: bool | None,
     ) -> None:
         given = list(tensors_in((args, kwargs)))
-        outs = [one for one in tensors_in((out,)) if one.is_cuda] if out is not None else given
+        outs = [one for one in (given if out is None else tensors_in((out,))) if one.is_cuda]
         if not outs or not is_plain(given) or not is_plain(outs):
             return
         if not all(fits(one, most) for one in given) or not all(fits(one, most) for one in outs):
@@ -324,7 +325,7 @@ class Values:
     def _note(self, source: torch.Tensor) -> None:
         """Something is read that may not be known."""
         if source.numel() and not self._holds(source.data_ptr(), source.element_size()):
-            self._unknown[lines.line() or "PyTorch's own code"] = None
+            self.unknown[lines.line() or "PyTorch's own code"] = None
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
         """Every element of a tensor on the GPU is this."""

@@ -67,10 +67,37 @@ def main(asked: str, answered: str) -> None:
 def _followed(request: Request, session: Session) -> Ending:
     with as_main(request.program), session, around.program(request, session) as others:
         ending = _ended(request)
-        if not ending.stopped:
-            with contextlib.suppress(EnoughStepsError, _Left):
-                atexit._run_exitfuncs()
+        if not ending.stopped and not _raised:
+            with contextlib.suppress(EnoughStepsError):
+                ending = _at_exit(ending)
+        if ending.code == 1 and session.values.unknown and _by_zero:
+            print(
+                f"memcalc: {_OF_ZEROS.format(', '.join(session.values.unknown))}", file=sys.stderr
+            )
     return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
+
+
+def _at_exit(ending: Ending) -> Ending:
+    """Call what the program registered for its end; ``os._exit`` leaves that out."""
+    if _left:
+        return ending
+    try:
+        atexit._run_exitfuncs()
+    except _Left as left:
+        return msgspec.structs.replace(ending, code=left.code)
+    return ending
+
+
+_left: list[int] = []
+"""The code that the program called ``os._exit`` with."""
+_by_zero: list[str] = []
+"""The error that ended it, where that may come of numbers that are zeros here."""
+_NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative|NaN|infinity")
+"""In Python's words, to 3.14, of numbers that a function does not take."""
+_OF_ZEROS = (
+    "the script read numbers from the GPU (at {}), which are 0 here: leave out what takes no zero "
+    "where the environment has MEMCALC_SIMULATED."
+)
 
 
 def _ended(request: Request) -> Ending:
@@ -83,6 +110,7 @@ def _ended(request: Request) -> Ending:
         run(request.program)
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left as left:
+        _left.append(left.code)
         return Ending(code=left.code)
     except EnoughStepsError:
         return Ending(code=0, stopped=True)
@@ -101,6 +129,9 @@ def _failed(error: BaseException) -> Ending:
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
     _show(error)
+    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
+    if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
+        _by_zero.append(str(error))
     helps = _help(error)
     if helps:
         print(f"memcalc: {helps}", file=sys.stderr)

@@ -304,3 +304,22 @@ def test_a_compiled_step_runs_the_compiler(run):
     )
     assert found.ending.code == 0
     assert any("torch.compile took" in one for one in found.traced.prediction.assumptions)
+
+
+LARGE = """
+    import resource, torch
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192) for _ in range(60)]).cuda()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
+    step = torch.tensor(0.0)
+    torch._foreach_add_([step], torch.tensor(1.0))
+    assert step.item() == 1
+"""
+
+
+@pytest.mark.nightly
+def test_a_large_model_takes_little_memory_of_the_host(run):
+    found = run(LARGE)
+    assert found.ending.code == 0
+    held = 60 * 4 * (8192 * 8192 + 8192)
+    assert found.traced.prediction.components[Component.WEIGHTS] == held
