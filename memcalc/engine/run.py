@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine import flops, traffic, wrappers
+from memcalc.engine import flops, wrappers
 from memcalc.engine import program as programs
 from memcalc.engine.history import Timeline
 from memcalc.engine.on_cpu import CpuRecorder
@@ -17,7 +17,7 @@ from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.records.trace import ONCE, UNCOUNTED_FLOPS, Component, Phase, Sent, Trace
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -153,25 +153,11 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
         inventory=program.inventory,
         steps=steps,
         seq=program.seq,
-        sent=_sent(recorder, steps - 1),
+        sent=timeline.sent(steps - 1),
         whole=plan.infers,
         assumptions=(*_said_of_host(plan, recorder), *_said(program)),
         versions={"torch": str(torch.__version__)},
     )
-
-
-def _sent(recorder: Recorder, step: int) -> tuple[Sent, ...]:
-    """What was sent in a step, without what loading and resuming sent."""
-    intervals = recorder.intervals
-    inside = [
-        at
-        for at, one in enumerate(intervals)
-        if one.step == step and one.phase not in (*ONCE, Phase.EVAL)
-    ]
-    if not inside or not recorder.wrapped:
-        return ()
-    before = intervals[inside[0] - 1].given if inside[0] else {}
-    return traffic.between(before, intervals[inside[-1]].given)
 
 
 def _passes(program: Program) -> tuple[int, ...]:
