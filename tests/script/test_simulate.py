@@ -1,5 +1,4 @@
 import pytest
-from memcalc.kernels import cudnn
 
 from memcalc.errors import EstimateError
 from memcalc.records.prediction import FitVerdict
