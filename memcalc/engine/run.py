@@ -255,8 +255,8 @@ def _said_of_host(plan: Plan, recorder: Recorder) -> tuple[str, ...]:
     if not plan.cache.startswith("offloaded"):
         return ()
     return (
-        f"{recorder.kept_on_host:,} bytes of the cache are in pinned host memory at the end (PyTorch "
-        "rounds each block up to a power of two); the GPU holds one layer and the next",
+        f"{recorder.kept_on_host:,} bytes of the cache are in pinned host memory at the end "
+        "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next",
     )
 
 

@@ -236,11 +236,11 @@ class Desk:
     def _in_enough_room(
         self, question: Asked, work: Callable[[int], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Run where nothing is ever full; a generation on its GPU, which makes the cache be given back.
+        """Run where nothing is ever full; a generation on its GPU, which has the cache given back.
 
-        A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
-        is full makes the allocator give them back. Where a generation does not fit, the answer is that
-        of the first device of 2, 4, 8 times the size on which it does.
+        A cache that grows leaves blocks behind that are too small for it, and nothing but a device
+        that is full makes the allocator give them back. Where a generation does not fit, the answer
+        is that of the first device of 2, 4, 8 times the size on which it does.
         """
         if question.plan.generate is None:
             return forked(functools.partial(work, UNLIMITED), NAME, self._where)
@@ -274,7 +274,7 @@ def _convolves(traced: Trace) -> bool:
 
 
 def _room(question: Asked) -> int:
-    """Bytes that the allocator has on the plan's GPU, beside the largest context; 80 GiB if none."""
+    """Bytes that the allocator has on the plan's GPU beside the largest context; 80 GiB if none."""
     device = room_of(question)
     if device is None:
         return _ROOMY
