@@ -19,6 +19,7 @@ from typing import Any
 
 from memcalc.estimation.tracing import Desk
 from memcalc.kernels import convolution, cudnn
+
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 

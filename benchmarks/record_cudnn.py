@@ -46,8 +46,9 @@ def problems(models: list[str]) -> list:
 def _bundled(name: str) -> list[str]:
     from memcalc.estimation.tracing import Desk
     from memcalc.kernels import convolution
-    from memcalc.records.plan import Plan
     from memcalc.trace.scratch.kernels import TargetKernelMemory
+
+    from memcalc.records.plan import Plan
 
     seen, transient = [], TargetKernelMemory.transient
 
@@ -68,10 +69,9 @@ def _bundled(name: str) -> list[str]:
 
 def _of_pictures(package: str, named: str) -> list[str]:
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     from memcalc.kernels import convolution
     from memcalc.trace.operators.convolution import _layout as layout
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     seen = []
 
@@ -215,7 +215,6 @@ def environment() -> dict:
 def convolution(problem: list, batch: int) -> list[int]:
     """The workspaces of output, gradient of the input and gradient of the weight."""
     import torch
-
     from memcalc.kernels.convolution import DTYPES
 
     image, weight, moves, groups, dtype = problem

@@ -20,8 +20,9 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from memcalc.catalog import gpus
 from memcalc.script.driver.run import HARNESS
+
+from memcalc.catalog import gpus
 
 SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "H100 SXM"

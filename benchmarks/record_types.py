@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from memcalc.trace.operators.refused_types import key_of
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-
-from memcalc.trace.operators.refused_types import key_of
 
 SAMPLES = 8
 LEFT_OUT = {"histogram", "histogramdd"}

@@ -184,7 +184,7 @@ class Timeline:
         for interval in self._recorder.intervals:
             if not interval.kept:
                 continue
-            least, most = self._requested.peak(interval.begin, interval.end)
+            least, most = self._requested.peak(max(interval.begin, interval.counted), interval.end)
             if not least <= interval.requested <= most:
                 raise EstimateError(
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "

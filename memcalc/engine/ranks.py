@@ -106,7 +106,7 @@ def asked(program: Program) -> tuple[int, ...]:
     return (0,) if even else (0, spread.world - 1)
 
 
-def largest(traces: dict[int, Trace]) -> Trace:
+def largest(traces: dict[int, Trace], world: int) -> Trace:
     """Of the ranks that were run the one that needs most; it says which."""
     needed = {
         rank: max(accumulate(changes(trace.events, [one.bytes for one in trace.storages])))
@@ -118,5 +118,5 @@ def largest(traces: dict[int, Trace]) -> Trace:
         for other in needed
         if other != rank
     ]
-    said = "; ".join([f"this is rank {rank}", *others])
+    said = "; ".join([f"this is rank {rank} of {world}", *others])
     return replace(traces[rank], assumptions=(said, *traces[rank].assumptions))

@@ -35,6 +35,8 @@ class Interval(msgspec.Struct, kw_only=True):
     requested: int = 0
     allocated: int = 0
     reserved: int = 0
+    counted: int = 0
+    """Where the program resets the counters of peaks: they count from this moment on."""
     kept: bool = True
     """The allocator's history of it was kept."""
     given: traffic.Counts = msgspec.field(default_factory=dict)
@@ -112,6 +114,8 @@ class Recorder(Notes):
         super().__init__(device)
         self.model: torch.nn.Module | None = None
         self.optimizer: Any = None
+        self.kept_on_host = 0
+        """Bytes of a cache in host memory, when the last pass ended."""
         self.paths: dict[int, str] = {}
         """Of modules, by their ids, where a wrapper changes them."""
         self._watched, self._detailed = frozenset(watched), detailed
@@ -138,7 +142,8 @@ class Recorder(Notes):
     def phase(self, phase: Phase, step: int) -> Iterator[None]:
         """Everything inside belongs to this phase of this step."""
         self._follow(phase, step)
-        interval = Interval(phase=phase, step=step, begin=self.begin_phase())
+        begin = self.begin_phase()
+        interval = Interval(phase=phase, step=step, begin=begin)
         self.intervals.append(interval)
         self.marks.append((interval.begin, ""))
         yield

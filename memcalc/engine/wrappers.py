@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from memcalc.engine.packages import deepspeed
+from memcalc.engine.packages import deepspeed, dtensor
+from memcalc.engine.patch import replaced
 from memcalc.engine.recorder import Recorder
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component
@@ -37,27 +38,14 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
         stack.enter_context(
             replaced(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
         )
+        # DeepSpeed does as it sets itself up.
+        stack.enter_context(
+            replaced(torch.cuda, "reset_peak_memory_stats", functools.partial(_reset, recorder))
+        )
+        stack.enter_context(dtensor.alike_planned_once())
         if layout.package == "deepspeed":
             stack.enter_context(deepspeed.followed(recorder))
         yield
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Put a function in another's place; there is nothing to do where PyTorch has no such one."""
-    found = getattr(owner, name, None)
-    if found is None:
-        yield
-        return
-    own = name in vars(owner)
-    setattr(owner, name, wrap(found))
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, found)
-        else:
-            delattr(owner, name)
 
 
 def _buckets(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,6 +55,15 @@ def _buckets(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., 
         result = function(*args, **kwargs)
         recorder.born_since.append((recorder.now(), Component.COMMUNICATION, since))
         return result
+
+    return run
+
+
+def _reset(recorder: Recorder, reset: Callable[..., None]) -> Callable[..., None]:
+    def run(*args: Any, **kwargs: Any) -> None:
+        reset(*args, **kwargs)
+        if recorder.intervals:
+            recorder.intervals[-1].counted = recorder.now()
 
     return run
 

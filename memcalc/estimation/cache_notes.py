@@ -28,11 +28,6 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     # What comes back is made on a stream of its own; of a static cache, that is all that is made.
     made = max(by_stream.values(), key=lambda sizes: sum(sizes.values()), default={})
     steps = sorted(made)[-3:-1]
-    if offloaded:
-        yield (
-            f"{max(made.values()):,} bytes of the cache lie in pinned host memory at the end, "
-            "which PyTorch takes in powers of two; on the GPU are those of a layer and the next"
-        )
     if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
         return
     # A beam search makes its cache once more as it orders its beams.

@@ -1,28 +1,25 @@
 """Recorded single ranks of the Trainer and of accelerate over several GPUs, against estimates."""
 
-import json
-
 import pytest
 
 import memcalc
 from memcalc.errors import UsageError
 from memcalc.files.artifact import decode
 from memcalc.records.plan import Plan
-from tests.evidence.test_standin import STANDIN, accuracy
+from tests.evidence.judged import STANDIN, all_of, runs, sample
 
 (RECORDING,) = STANDIN.glob("ranks-of-loops-*.json")
-PLANS = [decode(Plan, run["plan"]) for run in json.loads(RECORDING.read_text())["runs"]]
+PLANS = [decode(Plan, run["plan"]) for run in runs(RECORDING)]
 FIRST = next(i for i, p in enumerate(PLANS) if (p.loop, p.parallel) == ("trainer", "fsdp2"))
-CASES = [
-    pytest.param(i, marks=() if i == FIRST else pytest.mark.nightly) for i in range(len(PLANS))
-]
 
 
-@pytest.mark.pinned
-@pytest.mark.parametrize("index", CASES)
-def test_a_rank_is_equal_in_every_phase_as_accelerate_wraps_it(index):
-    (row,) = accuracy["compare"](RECORDING, first=index, every=1 << 20)
-    assert all(row.exact.values()), (accuracy["label"](row.plan), row.off)
+def test_a_rank_is_met_as_accelerate_wraps_it():
+    sample(RECORDING, [FIRST])
+
+
+@pytest.mark.nightly
+def test_all_ranks_are_equal_in_every_phase_as_accelerate_wraps_them():
+    all_of(RECORDING)
 
 
 def test_recordings_of_loops_cover_what_they_claim():
@@ -49,6 +46,7 @@ def test_recordings_of_loops_cover_what_they_claim():
         ({"loop": "trainer", "parallel_args": {"gradient_as_bucket_view": True}}, "leave it out"),
     ],
 )  # fmt: skip
-def test_what_a_loop_is_not_answered_with_is_refused(settings, words):
+def test_what_a_loop_is_not_answered_with_is_refused(settings, words, monkeypatch):
+    monkeypatch.setenv("MEMCALC_WARM", "")  # its PyTorch is imported without the stub driver
     with pytest.raises(UsageError, match=words):
         memcalc.estimate("gpt2", devices=2, **settings)

@@ -23,7 +23,7 @@ _ZERO = "deepspeed.runtime.zero"
 def followed(recorder: Recorder) -> Iterator[None]:
     """Say what the engine makes, and keep it from compiling anything."""
     # It would compile collectives over shared memory, in a folder of the user's.
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
+    _replace(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
     second = importlib.import_module(f"{_ZERO}.stage_1_and_2").DeepSpeedZeroOptimizer
     third = importlib.import_module(f"{_ZERO}.stage3").DeepSpeedZeroOptimizer_Stage3
 
@@ -39,11 +39,12 @@ def followed(recorder: Recorder) -> Iterator[None]:
         (second, "setup_buckets", buckets),
         (third, "_setup_for_real_optimizer", partitions),
     ):
-        setattr(owner, name, _told(getattr(owner, name), tell))
+        _replace(owner, name, _told(getattr(owner, name), tell))
     for owner in (second, third):
         # Gradients have no values here, and a step that is skipped makes no state.
         owner.has_overflow = _none_overflows(owner.has_overflow)
-        importlib.import_module(owner.__module__).is_invalid_grad_norm = lambda norm: False
+        module = importlib.import_module(owner.__module__)
+        _replace(module, "is_invalid_grad_norm", lambda norm: False)
     _agree()
     plain: Any = torch.Tensor.data
 
@@ -66,7 +67,12 @@ def _agree() -> None:
         importlib.import_module(f"{_ZERO}.{name}")
     for name, module in list(sys.modules.items()):
         if name.startswith("deepspeed.") and check in vars(module):
-            setattr(module, check, lambda ints: None)
+            _replace(module, check, lambda ints: None)
+
+
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """For the life of this process, which runs one program."""
+    setattr(owner, name, function)
 
 
 def _told(function: Callable[[Any], None], tell: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -1,0 +1,85 @@
+"""Recordings held against runs over the stub driver, in a process that has the PyTorch for it."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+STANDIN = ROOT / "evidence" / "standin"
+UNPACKED = "MEMCALC_TORCH_ROOTS"
+"""Where releases of PyTorch lie unpacked, each in a folder named like 2.13: for nightly tests."""
+DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+ENGINES = ("deepspeed_zero1", "zero2", "zero3")
+NEAR = 0.02
+"""Peaks of another release of PyTorch are as near as this."""
+
+
+def runs(recording):
+    return json.loads(recording.read_text(encoding="utf-8"))["runs"]
+
+
+def release(recording):
+    """Of PyTorch, such as 2.13."""
+    version = json.loads(recording.read_text(encoding="utf-8"))["environment"]["torch"]
+    return ".".join(version.split(".")[:2])
+
+
+def torch_root(recording):
+    """A folder with the recording's own PyTorch; None: there is none here."""
+    roots = os.environ.get(UNPACKED)
+    found = pathlib.Path(roots, release(recording)) if roots else None
+    return found if found is not None and found.is_dir() else None
+
+
+def installed(recording):
+    """Whether the PyTorch here is of the recording's release."""
+    return importlib.metadata.version("torch").startswith(f"{release(recording)}.")
+
+
+def judge(recording, indices, *, root=None, within=0.0):
+    """(all are equal or near enough, what was printed)."""
+    command = [
+        *(sys.executable, str(ROOT / "benchmarks" / "judge_recordings.py"), str(recording)),
+        *("--runs", ",".join(map(str, indices)), "--within", str(within)),
+        *(("--torch-root", str(root)) if root is not None else ()),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def sample(recording, indices):
+    """A few runs under the PyTorch that is installed: equal if it is the recording's."""
+    met, said = judge(recording, indices, within=0.0 if installed(recording) else NEAR)
+    assert met, said
+
+
+def all_of(recording):
+    """All runs under the recording's own PyTorch; skipped where it is not here."""
+    import pytest
+
+    root = torch_root(recording)
+    if root is None and not installed(recording):
+        pytest.skip(f"{UNPACKED} names no folder with a PyTorch {release(recording)}")
+    indices = [
+        index
+        for index, run in enumerate(runs(recording))
+        if DEEPSPEED or run["plan"].get("parallel") not in ENGINES
+    ]
+    _, said = judge(recording, indices, root=root)
+    unequal = [
+        line
+        for line in said.splitlines()
+        if ("ERROR" in line or "different" in line) and not only_in_loading(line)
+    ]
+    assert not unequal, "\n".join(unequal)
+
+
+def only_in_loading(line):
+    """Recordings give random values to weights on the host, for which DTensor takes 48 bytes."""
+    phases = line.partition("different in ")[2].partition(": ")[2].split("; ")
+    return "ERROR" not in line and all(phase.startswith("load 0:") for phase in phases)
