@@ -47,8 +47,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     in_backward = death is not None and death.phase is Phase.BACKWARD
     if component is Component.ACTIVATIONS and trace.whole and not in_backward:
         return "held by the script itself after backward has let go of it", ""
-    saved = component is Component.ACTIVATIONS and death is not None and in_backward
-    if saved and death is not None and not storage.until:
+    in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
+    if in_whose_backward and death is not None:
         return "saved for backward in {}", death.module
     if component is Component.ACTIVATIONS and death is not None and death.phase is Phase.FORWARD:
         return "outputs of the forward before: the loop holds them until this one has its own", ""
