@@ -7,7 +7,7 @@ test's own body above where it began, and what fixtures made before is not count
 cannot be enforced is an error, never green.
 """
 
-from __future__ import annotations
+from __future__ import functools
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -119,7 +119,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     given = {name: pyfuncitem.funcargs[name] for name in names}
-    peak = _simulated(lambda: pyfuncitem.obj(**given), budget)
+    peak = _simulated(functools.partial(pyfuncitem.obj, **given), budget)
     pyfuncitem.user_properties.append(("memcalc_peak_bytes", peak))
     failure = verdict(budget, peak)
     if failure is not None:
