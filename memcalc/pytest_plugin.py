@@ -7,8 +7,9 @@ test's own body above where it began, and what fixtures made before is not count
 cannot be enforced is an error, never green.
 """
 
-from __future__ import functools
+from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
