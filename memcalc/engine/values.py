@@ -86,6 +86,7 @@ class Values:
         for key, names in ((_VALUES, RESULTS), (_COUNTS, WITH_COUNTS)):
             through = torch.library.Library("_", "IMPL")
             # Library.fallback is there since PyTorch 2.5.
+            assert through.m is not None
             through.m.fallback_fallthrough(key)
             self._libraries.append(through)
             self._implement(key, names)
