@@ -86,7 +86,8 @@ class Values:
         for key, names in ((_VALUES, RESULTS), (_COUNTS, WITH_COUNTS)):
             through = torch.library.Library("_", "IMPL")
             # Library.fallback is there since PyTorch 2.5.
-            through.m.fallback_fallthrough(key)
+            module: Any = through.m
+            module.fallback_fallthrough(key)
             self._libraries.append(through)
             self._implement(key, names)
         follow(True)
