@@ -192,6 +192,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
             program = programs.wrap(
                 program, program.plan.target, simulated=program.plan.target != "cpu"
             )
+            _name_quantised_shards(program.model, recorder)
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
     return program, optimizer
@@ -258,6 +259,17 @@ def _said_of_host(plan: Plan, recorder: Recorder) -> tuple[str, ...]:
         f"{recorder.kept_on_host:,} bytes of the cache are in pinned host memory at the end "
         "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next",
     )
+
+
+def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
+    """The same where a wrapper divided weights in 4 bit: each layer still knows its constants."""
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        weight = getattr(module, "weight", None)
+        if state is not None and isinstance(weight, torch.Tensor):
+            constants = quantised.constants_in(state).values()
+            recorder.name(Component.QUANTISATION_CONSTANTS, constants)
+            recorder.name(Component.QUANTISED_WEIGHTS, [weight])
 
 
 def _said(program: Program) -> tuple[str, ...]:

@@ -86,8 +86,8 @@ class Values:
         for key, names in ((_VALUES, RESULTS), (_COUNTS, WITH_COUNTS)):
             through = torch.library.Library("_", "IMPL")
             # Library.fallback is there since PyTorch 2.5.
-            module: Any = through.m
-            module.fallback_fallthrough(key)
+            assert through.m is not None
+            through.m.fallback_fallthrough(key)
             self._libraries.append(through)
             self._implement(key, names)
         follow(True)

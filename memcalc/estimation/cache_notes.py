@@ -42,8 +42,8 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     if offloaded:
         return
     yield (
-        f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
-        f"{-(-weights // (each * sequences)):,} tokens each"
+        f"the KV cache of {sequences} {'sequence' if sequences == 1 else 'sequences'} exceeds the "
+        f"weights ({weights:,} bytes) beyond {-(-weights // (each * sequences)):,} tokens each"
     )
 
 

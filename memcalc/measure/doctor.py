@@ -195,9 +195,9 @@ def _verdict(torch: dict[str, Any]) -> Iterator[Fact]:
     works = "error" not in torch
     gpu = works and torch["available"]
     yield Fact(
-        name="so",
+        name="measure",
         value="memcalc measure works here "
-        + ("with --device cuda and --device cpu" if gpu else "with --device cpu only")
+        + ("with --device cuda and --device cpu" if gpu else "only with --device cpu")
         if works
         else "memcalc measure does not work here; memcalc estimate --method analytic does",
         well=works,

@@ -133,7 +133,8 @@ def test_an_offloaded_cache_is_a_layer_and_the_next_on_the_gpu_and_the_rest_on_t
     most = {one.phase: one.requested for one in there.phases}
     assert most[Phase.DECODE] < {one.phase: one.requested for one in here.phases}[Phase.DECODE]
     (said,) = (note for note in there.assumptions if "pinned host memory" in note)
-    assert said.startswith(f"{A_TOKEN * 4 * (100 + 20 - 1):,} bytes")
+    # The pass leaves one of the three layers on the GPU.
+    assert said.startswith(f"{A_TOKEN * 4 * (100 + 20 - 1) * 2 // 3:,} bytes")
 
 
 def test_more_tokens_than_a_model_has_positions_for_are_refused():
@@ -206,7 +207,7 @@ def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, tracer
     assert not any("lora" in tensor.name for tensor in inventory.tensors)
     size = sum(tensor.bytes for tensor in inventory.tensors if not tensor.buffer)
     said = " ".join(found.prediction.assumptions)
-    assert f"outgrows the weights ({size:,} bytes)" in said
+    assert f"exceeds the weights ({size:,} bytes)" in said
     assert "linear layers are quantised" in said
 
 

@@ -33,6 +33,11 @@ def alike_planned_once() -> Iterator[None]:
             except ImportError:
                 continue
             stack.enter_context(replaced(found, name, wrap))
+            propagator = getattr(found, "ShardingPropagator", None)
+            if propagator is not None:
+                stack.enter_context(
+                    replaced(propagator, "_propagate_tensor_meta_non_cached", _of_results)
+                )
         yield
 
 
@@ -46,6 +51,15 @@ def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
             # What is kept here keeps its id.
             known[key] = (function(*args, **kwargs), args, kwargs)
         return known[key][0]
+
+    return run
+
+
+def _of_results(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which runs an operator to learn its results, where the operator has some."""
+
+    def run(propagator: Any, schema: Any) -> Any:
+        return function(propagator, schema) if schema.op._schema.returns else None
 
     return run
 
