@@ -83,9 +83,10 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
     for row in missed:
         largest.setdefault(row["source"], row)
     worst = [
-        (*described(row), sources[name].get("cause", "not known yet"))
+        (*described(row), sources[name].get("cause", "nothing yet"))
         for name, row in [*largest.items()][:MISSES]
     ]
+    shown = "source | card | plan | read | =published | =said | =error"
     head = "=readings | =median error | =90 % within | =worst | =range holds | =refused"
     return "\n".join(
         [
@@ -100,7 +101,7 @@ def published(rows: list[dict], sources: dict[str, dict]) -> str:
             "set is a blind trial of the engine.\n",
             table(f"set | {head} | =not judged", sets),
             f"The {len(worst)} sources with the largest misses, by their worst reading, in MiB:\n",
-            table("source | card | plan | read | =published | =said | =error | cause", worst),
+            table(f"{shown} | what its file says of misses", worst),
             "`python scripts/make_accuracy.py --all` prints every reading.\n",
         ]
     )
