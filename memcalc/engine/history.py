@@ -328,7 +328,8 @@ def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     bridge: list[dict[str, Any]] = []
     for address in changed:
         bridge += [
-            {"action": name, "addr": address} for name in ("free_requested", "free_completed")
+            {"action": name, "addr": address, "size": before[address]["size"]}
+            for name in ("free_requested", "free_completed")
         ]
     bridge += [entry for a, entry in living.items() if a not in before or a in changed]
     return [*gap.entries, *bridge, {"action": "gap"}, *after]

@@ -121,7 +121,7 @@ def _on_cpu(answer: Prediction) -> Prediction:
     reason = "a CPU run has no CUDA allocator"
     return replace(
         answer,
-        uncounted=(*answer.plan.unread, "scratch of CPU kernels", "the Python process itself"),
+        uncounted=(*answer.plan.unread, "CPU kernel scratch space", "the Python process itself"),
         unknown={
             **dict.fromkeys(("allocated", "reserved", "process_used"), reason),
             **answer.unknown,
