@@ -125,6 +125,13 @@ def test_a_cache_that_transformers_does_not_have_for_a_model_is_refused_in_a_sen
         estimate(str(path), use_cache=False, generate=4, cache="offloaded-static")
 
 
+def test_a_long_generation_holds_the_cache_of_all_its_tokens_but_the_last(llama, tracer):
+    plan = make({"model": llama, "batch": 2, "seq": 100, "generate": 300, **BF16})
+    found = tracer.trace(plan)
+    assert max(held(found.trace, Component.KV_CACHE)) >= 2 * A_TOKEN * (100 + 300 - 2)
+    assert found.prediction.phases[-1].phase is Phase.DECODE
+
+
 def test_an_offloaded_cache_is_a_layer_and_the_next_on_the_gpu_and_the_rest_on_the_host(llama):
     plan = {"model": llama, "seq": 100, "generate": 20, "batch": 4, **BF16}
     here, there = (
