@@ -67,6 +67,7 @@ def attempt(model_type: str, task: str) -> tuple[str, str]:
 def _trace(model_type: str, task: str) -> tuple[str, str]:
     import real_run
     import torch
+    from memcalc.trace.run import trace
     from msgspec.structs import replace
 
     from memcalc import registry
@@ -74,7 +75,6 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
     from memcalc.errors import MemcalcError
     from memcalc.estimation.question import ASSUMED
     from memcalc.records.plan import Plan
-    from memcalc.trace.run import trace
     from memcalc.workload.model import build
     from memcalc.workload.prepare import program_of
     from memcalc.workload.tasks import choose

@@ -44,12 +44,11 @@ def compare(path: pathlib.Path, runs: Sequence[dict]) -> Iterator[dict[tuple[str
         MemcalcError: one could not be estimated.
     """
     gpu = GPU[path.stem.rpartition("-")[2]]
-    torch = path.stem.partition("torch")[2].partition("-")[0]
     with tempfile.TemporaryDirectory() as folder:
         for number, run in enumerate(runs):
             config = pathlib.Path(folder) / f"{run['config']['model_type']}-{number}.json"
             config.write_text(json.dumps(run["config"]))
-            settings = {"model": str(config), "gpu": gpu, "torch": torch, **run["plan"]}
+            settings = {"model": str(config), "gpu": gpu, **run["plan"]}
             if run["loop"] == "forward":
                 settings["inference"] = True
             # The stand-in driver has a cuDNN that attention does not run with.

@@ -36,14 +36,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from memcalc.catalog.releases import Apart
+from memcalc.kernels import cudnn
 from msgspec.structs import replace
 
 from memcalc.accuracy.compare import Difference
-from memcalc.catalog.releases import Apart
 from memcalc.children.ask import Parent
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import trace_all
-from memcalc.kernels import cudnn
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component, Phase

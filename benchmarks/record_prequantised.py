@@ -23,8 +23,8 @@ from record_parallel import OnlyMetered, Patient, write
 from record_standin import STEPS, compact, settings
 
 from memcalc.catalog.suite import load
-from memcalc.files.artifact import encode
 from memcalc.engine import program as build
+from memcalc.files.artifact import encode
 from memcalc.measure.runs import run as runs
 from memcalc.measure.runs.run import Options, measure
 from memcalc.workload import loops

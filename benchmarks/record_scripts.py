@@ -20,8 +20,9 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from memcalc.catalog import gpus
 from memcalc.script.driver.run import HARNESS
+
+from memcalc.catalog import gpus
 
 SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "H100 SXM"
@@ -75,7 +76,7 @@ def _ways(script: Path, python: str) -> tuple[str, ...]:
 
 def _recorded(script: Path, python: str, reads: str) -> dict[str, object] | None:
     command = [
-        *(sys.executable, "-m", "memcalc", "simulate", "--backend", "driver", "--python", python),
+        *(sys.executable, "-m", "memcalc", "simulate", "--python", python),
         *("--gpu", GPU, "--steps", "0", "--format", "json", "--", "python", str(script)),
     ]
     if python == ON_GPU:

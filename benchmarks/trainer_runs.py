@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from memcalc import registry
+from memcalc.engine import program as build
 from memcalc.files.artifact import encode
 from memcalc.measure.meters import CudaMeter
-from memcalc.engine import program as build
 from memcalc.measure.state import read_state
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase

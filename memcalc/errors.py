@@ -53,7 +53,7 @@ class MeasureError(MemcalcError):
     exit_code = 3
 
 
-NO_GPU = "PyTorch sees no CUDA GPU here: memcalc doctor says why."
+NO_GPU = "No CUDA GPU here: run memcalc doctor to see why, or add --device cpu."
 """What a run on a GPU ends with where there is none."""
 
 

@@ -9,6 +9,7 @@ cannot be enforced is an error, never green.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -119,12 +120,24 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     given = {name: pyfuncitem.funcargs[name] for name in names}
-    peak = _simulated(lambda: pyfuncitem.obj(**given), budget)
+    peak = _simulated(functools.partial(_body, pyfuncitem.obj, given), budget)
     pyfuncitem.user_properties.append(("memcalc_peak_bytes", peak))
     failure = verdict(budget, peak)
     if failure is not None:
         pytest.fail(failure, pytrace=False)
     return True
+
+
+class _SkippedThereError(Exception):
+    """A test skipped itself: pytest's own exception of that cannot be pickled."""
+
+
+def _body(test: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """What runs in the process of the simulation."""
+    try:
+        test(**given)
+    except pytest.skip.Exception as error:
+        raise _SkippedThereError(str(error)) from None
 
 
 def _simulated(body: Callable[[], Any], budget: TestBudget) -> int:
@@ -133,8 +146,8 @@ def _simulated(body: Callable[[], Any], budget: TestBudget) -> int:
 
     try:
         found = run_apart(body, {"gpu": budget.gpu, "steps": 0}, "test")
-    except pytest.skip.Exception:
-        raise
+    except _SkippedThereError as error:
+        pytest.skip(str(error))
     except MemcalcError as error:
         _refuse(str(error))
     except Exception as error:

@@ -138,22 +138,22 @@ ERRORS = {
 }  # fmt: skip
 
 
-def run_pytest(folder):
-    os.chdir(folder)
+@pytest.fixture(scope="module")
+def run(shared, once):
+    """Result, text and properties of every test above, of a pytest of their own."""
+    folder = shared / "plugin"
     plugins = ["-p", "no:memcalc", "-p", "memcalc.pytest_plugin", "-p", "no:cacheprovider"]
     options = ["--strict-markers", "--junit-xml=out.xml", "-p", "no:xdist", "test_it.py"]
-    return int(pytest.main([*plugins, *options]))
-
-
-@pytest.fixture(scope="module")
-def run(shared, once, forked):
-    """Result, text and properties of every test above."""
-    folder = shared / "plugin"
     with once("plugin"):
         if not folder.exists():
             folder.mkdir()
             (folder / "test_it.py").write_text(TESTS)
-            assert forked(run_pytest, str(folder)) == 1
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *plugins, *options],
+                cwd=folder, capture_output=True, text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            assert done.returncode == 1, done.stdout + done.stderr
     return {case.get("name"): case for case in ET.parse(folder / "out.xml").iter("testcase")}
 
 

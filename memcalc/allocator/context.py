@@ -180,7 +180,7 @@ def _next(own: Sequence[Reading], every: Sequence[Reading]) -> Span:
         span,
         low=min(span.low, int(middle * least)),
         high=max(span.high, -int(-middle * most // 1)),
-        source=f"{span.source}, spread as {count} readings of all kinds",
+        source=f"{span.source}, widened by the spread of {count} readings on all GPUs",
     )
 
 

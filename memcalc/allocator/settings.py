@@ -20,12 +20,13 @@ from memcalc.allocator.constants import (
     MIN_OWN_SEGMENT,
     UNLIMITED,
 )
-from memcalc.allocator.tokens import Value, boolean, fraction, pairs, power_of_two, whole
+from memcalc.allocator.tokens import Value, boolean, each, fraction, pairs, power_of_two, whole
 from memcalc.errors import UsageError
 from memcalc.units import MIB
 from memcalc.version import NEWEST_TORCH
 
 Version = tuple[int, int]
+_FRACTION: Final = "per_process_memory_fraction"
 _DIVISIONS_FROM_NEXT: Final[Version] = (2, 10)
 """``>`` overwrote the last interval named in 2.4, 2.6 and 2.9; it does not in 2.11 and 2.13."""
 
@@ -76,6 +77,15 @@ def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSe
         if key in given:
             settings = read(settings, given[key])
     return settings
+
+
+def without_fraction(text: str) -> str:
+    """The same settings without the part of the device that may be reserved.
+
+    A run that shall tell what it needs must not be refused memory.
+    """
+    kept = (one for one in each(text) if not one.startswith(_FRACTION))
+    return ",".join(kept)
 
 
 def round_size(size: int, divisions: tuple[int, ...]) -> int:

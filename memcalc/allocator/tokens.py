@@ -31,6 +31,12 @@ def pairs(text: str) -> Iterator[tuple[str, Value]]:
         at = match.end()
 
 
+def each(text: str) -> Iterator[str]:
+    """The ``key:value`` pairs of a configuration that was read, as they are written."""
+    for match in _PAIR.finditer("".join(text.split())):
+        yield match[0].rstrip(",")
+
+
 def _listed(key: str, text: str) -> tuple[tuple[str, str], ...]:
     entries = [entry.split(":") for entry in text.split(",")] if text else []
     if any(len(entry) != 2 or not all(entry) for entry in entries):

@@ -39,6 +39,8 @@ def _one(run: BudgetedRun) -> Evidence:
         return Evidence(error="the script made no optimizer step")
     doubt = ""
     if ending.out_of_memory:
-        doubt = f"{run.name}: GPU memory ran out; its figures are those until then"
+        where = ending.refusal
+        at = f" in {where.phase.value} at {where.line}" if where is not None else ""
+        doubt = f"{run.name}: GPU memory ran out{at}"
     prediction = replace(found.traced.prediction, plan=run.plan)
     return Evidence(prediction=prediction, doubt=doubt)

@@ -12,9 +12,8 @@ from typing import Any
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.channel import Channel
+from memcalc.children.ending import stopped
 from memcalc.errors import MemcalcError
-
-_LONGEST = 300
 
 
 class Speaker:
@@ -100,10 +99,4 @@ def _settle(place: dict[str, Any]) -> None:
 def _failure(error: BaseException, name: str, where: str) -> dict[str, Any]:
     if isinstance(error, MemcalcError):
         return {"error": str(error), "exit_code": error.exit_code}
-    reason = " ".join(str(error).split())[:_LONGEST] or "no reason given"
-    said = f"{type(error).__name__}: {reason}"
-    if isinstance(error, SystemExit):
-        said = f"its code called sys.exit({error.code!r})"
-    elif isinstance(error, RecursionError):
-        said = "its code recursed too deeply"
-    return {"error": f"The {name} stopped{where}: {said}", "exit_code": MemcalcError.exit_code}
+    return {"error": stopped(name, error, where), "exit_code": MemcalcError.exit_code}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 _LONGEST = 200
+_LONGEST_REASON = 300
 
 
 def oom_kills() -> int | None:
@@ -42,6 +43,23 @@ def ending(
         code = os.WEXITSTATUS(status) if status is not None else "unknown"
         how = f"ended without an answer (exit code {code})"
     return f"The {name} {how}{where}{f': {last}' if last else ''}."
+
+
+def stopped(name: str, error: BaseException, where: str = "") -> str:
+    """Say what code of somebody's raised.
+
+    Args:
+        name: what it did: ``simulated run``.
+        error: what it raised.
+        where: its last place, as breadcrumbs say it.
+    """
+    reason = " ".join(str(error).split())[:_LONGEST_REASON] or "no reason given"
+    said = f"{type(error).__name__}: {reason}"
+    if isinstance(error, SystemExit):
+        said = f"its code called sys.exit({error.code!r})"
+    elif isinstance(error, RecursionError):
+        said = "its code recursed too deeply"
+    return f"The {name} stopped{where}: {said}"
 
 
 def noise_of(descriptor: int) -> str:

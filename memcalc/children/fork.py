@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from memcalc.children.channel import Channel
-from memcalc.children.ending import ending, oom_kills
+from memcalc.children.ending import ending, oom_kills, stopped
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 
 _PR_SET_PDEATHSIG = 1
@@ -36,19 +36,22 @@ def can_go_beside() -> bool:
     return sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1
 
 
-def forked(work: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
+def forked(
+    work: Callable[[], dict[str, Any]], name: str, where: Callable[[], str] = str
+) -> dict[str, Any]:
     """Run code in a copy of this process; what it changes is gone with the copy.
 
     Args:
         work: its result goes through JSON; bytes become base64.
         name: what it is called in sentences.
+        where: says where the code is, as breadcrumbs do; this process has them too.
 
     Raises:
         MemcalcError: as the code raised it.
         CodeError: the code raised something else.
         EstimateError: the copy died.
     """
-    with Copy(work, name) as copy:
+    with Copy(work, name, where) as copy:
         return copy.answer()
 
 
@@ -58,11 +61,15 @@ class Copy:
     Args:
         work: what it does, once the context begins; see ``forked``.
         name: what it is called in sentences.
+        where: see ``forked``.
     """
 
-    def __init__(self, work: Callable[[], dict[str, Any]], name: str) -> None:
+    def __init__(
+        self, work: Callable[[], dict[str, Any]], name: str, where: Callable[[], str] = str
+    ) -> None:
         self._work = work
         self._name = name
+        self._where = where
         self._process: int | None = None
 
     def __enter__(self) -> Copy:
@@ -79,7 +86,7 @@ class Copy:
         if self._process == 0:
             ours.close()
             die_with(here, signal.SIGKILL)
-            _work(self._work, theirs)
+            _work(self._work, theirs, self._name, self._where)
         theirs.close()
         return self
 
@@ -107,7 +114,8 @@ class Copy:
         _, status = os.waitpid(self._process, 0)
         self._process = None
         if answer is None:
-            raise EstimateError(ending(self._name, status, kills=self._kills))
+            said = ending(self._name, status, kills=self._kills, where=self._where())
+            raise EstimateError(said)
         if "error" not in answer:
             return answer
         if answer["kind"] == UsageError.__name__:
@@ -125,7 +133,9 @@ def die_with(parent: int, number: int) -> None:
         os._exit(1)
 
 
-def _work(work: Callable[[], dict[str, Any]], end: socket.socket) -> NoReturn:
+def _work(
+    work: Callable[[], dict[str, Any]], end: socket.socket, name: str, where: Callable[[], str]
+) -> NoReturn:
     try:
         try:
             answer = work()
@@ -134,7 +144,7 @@ def _work(work: Callable[[], dict[str, Any]], end: socket.socket) -> NoReturn:
             answer = {"error": str(error), "kind": kind.__name__}
         except BaseException as error:
             answer = {
-                "error": f"{type(error).__name__}: {error}",
+                "error": stopped(name, error, where()),
                 "kind": type(error).__name__,
                 "trace": traceback.format_exc(),
             }

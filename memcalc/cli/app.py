@@ -59,7 +59,7 @@ VERBS = {
     ),
     "simulate": Verb(
         "simulate",
-        "Run your own training script, unchanged, on a GPU that is not there; nothing is computed.",
+        "Run your own training script, unchanged, on a simulated GPU.",
     ),
     "compare": Verb(
         "measure",

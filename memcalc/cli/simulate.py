@@ -12,7 +12,6 @@ from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_opti
 from memcalc.cli.values import counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
-from memcalc.records.plan import FLASH_ATTN
 from memcalc.script.prefixes import to_type
 from memcalc.script.records import Ending
 
@@ -31,11 +30,6 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     is_flag=True,
     help="Fetch and read weights: for a script that decides by their numbers on the host.",
 )
-@option(
-    "--flash-attn",
-    is_flag=True,
-    help="Let the script import flash-attn, which need not be installed here.",
-)
 @option("--python", help="The Python that runs it, with PyTorch. Default: this one.")
 @format_option("predictions")
 @OUTPUT
@@ -47,7 +41,6 @@ def command(
     torch: str | None,
     alloc_conf: str | None,
     weights: bool,
-    flash_attn: bool,
     python: str | None,
     format: str | None,
     output: Path | None,
@@ -65,7 +58,6 @@ def command(
         steps=steps,
         torch=torch,
         alloc_conf=alloc_conf,
-        attention=FLASH_ATTN if flash_attn else None,
     )
     found = simulate(plan, weights=weights, python=python)
     if found.traced is None:

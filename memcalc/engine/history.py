@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from memcalc.engine import operators
+from memcalc.engine import operators, traffic
 from memcalc.engine.recorder import Gap, Interval, Notes, Owner
 from memcalc.errors import EstimateError
-from memcalc.records.trace import Aside, Component, Mark, Reading, Storage
+from memcalc.records.trace import ONCE, Aside, Component, Mark, Phase, Reading, Sent, Storage
 
 _NEVER = 1 << 62
 
@@ -242,6 +242,19 @@ class Timeline:
             Mark(index=one.begin, phase=one.phase, step=one.step)
             for one in self._recorder.intervals
         )
+
+    def sent(self, step: int) -> tuple[Sent, ...]:
+        """What was sent in a step, without what loading and resuming sent."""
+        intervals = self._recorder.intervals
+        inside = [
+            at
+            for at, one in enumerate(intervals)
+            if one.step == step and one.phase not in (*ONCE, Phase.EVAL)
+        ]
+        if not inside or not self._recorder.wrapped:
+            return ()
+        before = intervals[inside[0] - 1].given if inside[0] else {}
+        return traffic.between(before, intervals[inside[-1]].given)
 
     def readings(self) -> tuple[Reading, ...]:
         """What PyTorch's counters said of each phase of each step."""

@@ -114,6 +114,8 @@ class Recorder(Notes):
         super().__init__(device)
         self.model: torch.nn.Module | None = None
         self.optimizer: Any = None
+        self.kept_on_host = 0
+        """Bytes of a cache in host memory, when the last pass ended."""
         self.paths: dict[int, str] = {}
         """Of modules, by their ids, where a wrapper changes them."""
         self._watched, self._detailed = frozenset(watched), detailed

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine import flops, traffic, wrappers
+from memcalc.engine import flops, wrappers
 from memcalc.engine import program as programs
 from memcalc.engine.history import Timeline
 from memcalc.engine.on_cpu import CpuRecorder
@@ -17,7 +17,7 @@ from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.records.trace import ONCE, UNCOUNTED_FLOPS, Component, Phase, Sent, Trace
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -30,7 +30,17 @@ STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 
 
-def trace(program: Program, *, detailed: bool = False, counted: bool = False) -> Trace:
+Drop = Callable[[str, str], None]
+"""Is told which module runs, and an operator's name or nothing."""
+
+
+def trace(
+    program: Program,
+    *,
+    detailed: bool = False,
+    counted: bool = False,
+    drop: Drop | None = None,
+) -> Trace:
     """Run a program and read the birth and death of every block.
 
     Args:
@@ -38,6 +48,7 @@ def trace(program: Program, *, detailed: bool = False, counted: bool = False) ->
         detailed: name the operator and the dtype of every block of the last step, whatever time
             that takes.
         counted: run one step more, and count its floating-point operations.
+        drop: shall always know where the program is.
     """
     plan = program.plan
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
@@ -45,10 +56,11 @@ def trace(program: Program, *, detailed: bool = False, counted: bool = False) ->
     recorder = _recorder(plan, watched, detailed)
     with wrappers.followed(recorder, plan):
         program, optimizer = _load(program, recorder)
-        if plan.infers:
-            _infer(program, recorder)
-        else:
-            _train(program, optimizer, recorder, steps)
+        with _place_told(program.model, drop):
+            if plan.infers:
+                _infer(program, recorder)
+            else:
+                _train(program, optimizer, recorder, steps)
     traced = _read(program, recorder, steps)
     if plan.infers or not counted:
         return traced
@@ -56,6 +68,26 @@ def trace(program: Program, *, detailed: bool = False, counted: bool = False) ->
     if isinstance(operations, int):
         return replace(traced, flops=operations)
     return replace(traced, assumptions=(*traced.assumptions, f"{UNCOUNTED_FLOPS}: {operations}"))
+
+
+@contextlib.contextmanager
+def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
+    """Say which module of a model runs, as it begins."""
+    if drop is None:
+        yield
+        return
+    paths = {id(module): path for path, module in model.named_modules()}
+
+    def begins(module: torch.nn.Module, _: Any) -> None:
+        path = paths.get(id(module))
+        if path:
+            drop(path, "")
+
+    hook = torch.nn.modules.module.register_module_forward_pre_hook(begins)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _one_more_step(program: Program, optimizer: Any) -> None:
@@ -121,25 +153,11 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
         inventory=program.inventory,
         steps=steps,
         seq=program.seq,
-        sent=_sent(recorder, steps - 1),
+        sent=timeline.sent(steps - 1),
         whole=plan.infers,
-        assumptions=_said(program),
+        assumptions=(*_said_of_host(plan, recorder), *_said(program)),
         versions={"torch": str(torch.__version__)},
     )
-
-
-def _sent(recorder: Recorder, step: int) -> tuple[Sent, ...]:
-    """What was sent in a step, without what loading and resuming sent."""
-    intervals = recorder.intervals
-    inside = [
-        at
-        for at, one in enumerate(intervals)
-        if one.step == step and one.phase not in (*ONCE, Phase.EVAL)
-    ]
-    if not inside or not recorder.wrapped:
-        return ()
-    before = intervals[inside[0] - 1].given if inside[0] else {}
-    return traffic.between(before, intervals[inside[-1]].given)
 
 
 def _passes(program: Program) -> tuple[int, ...]:
@@ -160,10 +178,11 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
         )
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
+        if plan.scheme is not None:
+            _name_quantised(program.model, recorder)
         recorder.meet(program.model, optimizer)
     if plan.scheme is None:
         return program, optimizer
-    _name_quantised(program.model, recorder)
     if plan.infers and plan.adapters is None:
         return finished(program, program.model), None
     with recorder.phase(Phase.PREPARE, 0):
@@ -206,6 +225,9 @@ def _infer(program: Program, recorder: Recorder) -> None:
 
     def returned(module: Any, args: Any, outputs: Any) -> None:
         if isinstance(outputs, Mapping) and passes - 1 in told:
+            recorder.kept_on_host = sum(
+                one.nbytes for one in caches_of(outputs) if one.device.type == "cpu"
+            )
             recorder.name(Component.KV_CACHE, caches_of(outputs))
 
     job = program.inference(device=program.plan.target, batch=lambda: _batch(program, recorder))
@@ -227,6 +249,16 @@ def _name_quantised(model: torch.nn.Module, recorder: Recorder) -> None:
             constants = quantised.constants(parameter)
             recorder.name(Component.QUANTISATION_CONSTANTS, constants.values())
             recorder.name(Component.QUANTISED_WEIGHTS, [quantised.packed(parameter)])
+
+
+def _said_of_host(plan: Plan, recorder: Recorder) -> tuple[str, ...]:
+    """What an offloaded cache keeps in host memory."""
+    if not plan.cache.startswith("offloaded"):
+        return ()
+    return (
+        f"{recorder.kept_on_host:,} bytes of the cache are in pinned host memory at the end "
+        "(PyTorch rounds each block up to a power of two); the GPU holds one layer and the next",
+    )
 
 
 def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:

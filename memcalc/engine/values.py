@@ -21,13 +21,25 @@ import torch
 from torch.utils._pytree import tree_map
 
 from memcalc.engine import lines
+from memcalc.engine.followed_operators import (
+    CALLED_WITH_OUT,
+    COMPARES,
+    LENGTHS,
+    PUTS,
+    RESULTS,
+    WITH_COUNTS,
+    counted_in,
+    draws,
+    is_composed,
+)
+from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, over, span, tensors_in
 from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 
 _aten: Any = torch.ops.aten
 _C: Any = torch._C
-_FLOATS, _WHOLES = 1 << 8, 1 << 20
-"""Elements of the largest tensors that are worked out: of fractions, and of whole numbers."""
+_HELD = 1 << 16
+"""Elements of the largest tensor of fractions that is worked out where some of its are known."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 CARRIED = 8 << 20
@@ -40,25 +52,6 @@ ZEROS = "values read at {} are taken as 0"
 _SHOWN = 6
 """Lines of a script that are named."""
 
-_COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
-_RESULTS = """
-eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
-bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__ any all
-_is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean
-count_nonzero sort topk where gather scatter scatter_add scatter_reduce index_select index_add
-index_fill index_copy masked_fill masked_scatter histc searchsorted bucketize arange fill_ randint
-randperm random_ multinomial bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div
-floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll tril triu
-eye linspace floor ceil round trunc sqrt exp log pow minimum maximum reciprocal _foreach_add
-""".split()
-"""Operators whose small results are worked out."""
-_WITH_COUNTS = """
-nonzero masked_select index index_put_ index_put _index_put_impl_ masked_scatter_backward _unique2
-unique_dim unique_consecutive repeat_interleave bincount isin
-""".split()
-"""Operators that read from the GPU how large their result is: followed in backward too."""
-_LENGTHS = frozenset(("_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"))
-_MASKS = (torch.bool, torch.uint8)
 _VALUES, _COUNTS = "Fake", "TESTING_ONLY_GenericMode"
 """Dispatch keys: of operators that are followed outside of backward, and always."""
 
@@ -73,7 +66,8 @@ class Values:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._libraries: list[Any] = []
-        self._unknown: dict[str, None] = {}
+        self.unknown: dict[str, None] = {}
+        """Lines that read what nobody knows."""
         self._nothing_equal = False
         self._generators: dict[int, torch.Generator] = {}
         driver = ctypes.CDLL(None)
@@ -89,7 +83,7 @@ class Values:
         if not stub.maps():
             self._say(ZEROS.format("every line"))
             return
-        for key, names in ((_VALUES, _RESULTS), (_COUNTS, _WITH_COUNTS)):
+        for key, names in ((_VALUES, RESULTS), (_COUNTS, WITH_COUNTS)):
             through = torch.library.Library("_", "IMPL")
             through.fallback(torch.library.fallthrough_kernel, key)
             self._libraries.append(through)
@@ -109,9 +103,9 @@ class Values:
         _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), False)
         self._libraries.clear()
         self._say(RULE)
-        if self._unknown:
-            shown = [*self._unknown][:_SHOWN]
-            more = len(self._unknown) - len(shown)
+        if self.unknown:
+            shown = [*self.unknown][:_SHOWN]
+            more = len(self.unknown) - len(shown)
             self._say(ZEROS.format(", ".join([*shown, *([f"{more} more"] if more else [])])))
 
     def _implement(self, key: str, names: Sequence[str]) -> None:
@@ -123,7 +117,8 @@ class Values:
                 packet = getattr(_aten, name, None)
                 for overload in packet.overloads() if packet is not None else ():
                     op = getattr(packet, overload)
-                    if op.name() not in known or "out" in overload.split("_") or _composed(op):
+                    writes_out = "out" in overload.split("_") and base not in CALLED_WITH_OUT
+                    if op.name() not in known or writes_out or is_composed(op):
                         continue
                     made = self._counted if key == _COUNTS else self._worked_out
                     library.impl(op.name().split("::")[1], made(op, base), key)
@@ -136,14 +131,14 @@ class Values:
     def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
         """An operator whose small results are worked out."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
-        compares = base in _COMPARES
-        most = _COMPARED if compares else 1 if base.startswith("_foreach") else _FLOATS
+        compares, puts = base in COMPARES, base in PUTS
+        most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
         writes = [
             (place, one.name)
             for place, one in enumerate(op._schema.arguments)
             if one.alias_info is not None and one.alias_info.is_write
         ]
-        draws = _draws(op)
+        drawn = draws(op)
         transfers = base in ("_to_copy", "copy_")
 
         def called(*args: Any, **kwargs: Any) -> Any:
@@ -156,11 +151,15 @@ class Values:
                     and first.is_floating_point()
                     and first.numel() > most
                 ):
-                    return op(*args, **kwargs)  # Most calls of a training.
+                    limit = WHOLES if puts else _HELD
+                    if first.numel() > limit or not (puts or self._knows(first)):
+                        return op(*args, **kwargs)  # Most calls of a training.
+                else:
+                    limit = most
                 out = op(*args, **kwargs)
                 if transfers and self._transferred(args, out):
                     return out
-                self._work_out(op, args, kwargs, out, writes, most, draws)
+                self._work_out(op, args, kwargs, out, writes, limit, drawn)
                 return out
 
         return called
@@ -176,8 +175,8 @@ class Values:
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
-                tensors = list(_tensors((args, kwargs)))
-                if not any(one.is_cuda for one in tensors) or not _plain(tensors):
+                tensors = list(tensors_in((args, kwargs)))
+                if not any(one.is_cuda for one in tensors) or not is_plain(tensors):
                     return op(*args, **kwargs)
                 made = self._announce(op, base, args, kwargs)
                 try:
@@ -187,14 +186,15 @@ class Values:
                 if made is not None:
                     self._put(out, made)
                 else:
-                    self._work_out(op, args, kwargs, out, writes, _FLOATS, None)
+                    limit = WHOLES if "put" in base else _HELD
+                    self._work_out(op, args, kwargs, out, writes, limit, None)
                 return out
 
         return called
 
     def _announce(self, op: Any, base: str, args: Any, kwargs: Any) -> Any:
         """Tell the driver what the operator's own readings find; returns a result if it is made."""
-        if base in _LENGTHS:
+        if base in LENGTHS:
             with contextlib.suppress(Exception):
                 made = op(*tree_map(self._on_host, args), **tree_map(self._on_host, kwargs))
                 first = made[0] if isinstance(made, tuple | list) else made
@@ -217,7 +217,7 @@ class Values:
                 if isinstance(one, torch.Tensor):
                     self._answer(8, int(self._on_host(one).unique().numel()))
             return None
-        for mask, times in _masks(base, args):
+        for mask, times in counted_in(base, args):
             self._answer(4, int(self._on_host(mask).count_nonzero()) * times)
         return None
 
@@ -231,11 +231,11 @@ class Values:
         most: int,
         draws: bool | None,
     ) -> None:
-        given = list(_tensors((args, kwargs)))
-        outs = [one for one in _tensors((out,)) if one.is_cuda] if out is not None else given
-        if not outs or not _plain(given) or not _plain(outs):
+        given = list(tensors_in((args, kwargs)))
+        outs = [one for one in (given if out is None else tensors_in((out,))) if one.is_cuda]
+        if not outs or not is_plain(given) or not is_plain(outs):
             return
-        if not all(_fits(one, most) for one in given) or not all(_fits(one, most) for one in outs):
+        if not all(fits(one, most) for one in given) or not all(fits(one, most) for one in outs):
             return
         if torch.cuda.is_current_stream_capturing():
             return
@@ -249,7 +249,7 @@ class Values:
             if not writes:
                 self._put(out, made)
             for place, name in writes:
-                for one in _tensors((args[place] if place < len(args) else kwargs.get(name),)):
+                for one in tensors_in((args[place] if place < len(args) else kwargs.get(name),)):
                     self._held(one)
 
     def _draw(
@@ -267,14 +267,14 @@ class Values:
 
     def _put(self, out: Any, made: Any) -> None:
         """Write what was worked out on the host behind the operator's own result."""
-        for one, other in zip(_tensors((out,)), _tensors((made,)), strict=False):
+        for one, other in zip(tensors_in((out,)), tensors_in((made,)), strict=False):
             if one.is_cuda and one.numel() and one.shape == other.shape:
                 over(one.detach()).copy_(other)
                 self._held(one)
 
     def _held(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda and tensor.numel():
-            self._mark(tensor.data_ptr(), _span(tensor) * tensor.element_size())
+            self._mark(tensor.data_ptr(), span(tensor) * tensor.element_size())
 
     def _transferred(self, args: Any, out: torch.Tensor) -> bool:
         """Whether this was a copy between the GPU and the host."""
@@ -283,11 +283,11 @@ class Values:
             return False
         if out.is_cuda:
             # Numbers that were laid anew on the way.
-            if _plain((out, source)) and _fits(out, _FLOATS) and out.dtype is not source.dtype:
+            if is_plain((out, source)) and fits(out, FLOATS) and out.dtype is not source.dtype:
                 over(out.detach()).copy_(source)
                 self._held(out)
             return True
-        if _plain((source,)) and source.numel() <= _WHOLES:
+        if is_plain((source,)) and source.numel() <= WHOLES:
             self._note(source)
             if not source.is_contiguous() or source.dtype is not out.dtype:
                 out.copy_(over(source.detach()))
@@ -308,16 +308,24 @@ class Values:
                 return False
             if not (one.is_cuda and other.is_cuda) or one.shape != other.shape:
                 return found
-            if not _plain((one, other)) or one is other:
+            if not is_plain((one, other)) or one is other:
                 return one is other or found
             if max(one.numel(), other.numel()) > _COMPARED:
                 return True
             return bool(torch.equal(over(one.detach()), over(other.detach())))
 
+    def _knows(self, tensor: torch.Tensor) -> bool:
+        """Something was put there."""
+        if not tensor.is_cuda or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return False
+        if tensor.layout is not torch.strided:
+            return False
+        return bool(self._holds(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+
     def _note(self, source: torch.Tensor) -> None:
         """Something is read that may not be known."""
         if source.numel() and not self._holds(source.data_ptr(), source.element_size()):
-            self._unknown[lines.line() or "PyTorch's own code"] = None
+            self.unknown[lines.line() or "PyTorch's own code"] = None
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
         """Every element of a tensor on the GPU is this."""
@@ -350,16 +358,6 @@ class Values:
         return self._generators[index]
 
 
-def over(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor over the bytes of one on the GPU."""
-    if not tensor.numel():
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    span = _span(tensor)
-    buffer = (ctypes.c_char * (span * tensor.element_size())).from_address(tensor.data_ptr())
-    flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=span)
-    return flat.as_strided(tensor.shape, tensor.stride(), 0)
-
-
 def follow(wanted: bool) -> None:
     """Follow operators in this thread, or only those that read how large their result is."""
     _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), True)
@@ -377,56 +375,3 @@ def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _key(name: str) -> Any:
     return _C._parse_dispatch_key(name)
-
-
-def _composed(op: Any) -> bool:
-    """Made of other operators, which are followed themselves."""
-    key = "CompositeImplicitAutograd"
-    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
-
-
-def _draws(op: Any) -> bool | None:
-    """Whether an operator that draws can be given a generator; ``None``: it draws nothing."""
-    if torch.Tag.nondeterministic_seeded not in op.tags:
-        return None
-    return any(one.name == "generator" for one in op._schema.arguments)
-
-
-def _masks(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
-    """In which tensors an operator counts what is not zero, and how many times over."""
-    if base == "nonzero":
-        yield args[0], 1
-    elif base in ("masked_select", "masked_scatter_backward"):
-        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
-        yield args[1], shape.numel() // max(args[1].numel(), 1)
-    else:
-        yield from ((one, 1) for one in args[1] if one is not None and one.dtype in _MASKS)
-
-
-def _tensors(values: Any) -> Iterator[torch.Tensor]:
-    for one in values.values() if isinstance(values, dict) else values:
-        if isinstance(one, torch.Tensor):
-            yield one
-        elif isinstance(one, list | tuple | dict):
-            yield from _tensors(one)
-
-
-def _plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Each has its numbers in one storage on the GPU or on the host."""
-    return all(
-        type(one) in (torch.Tensor, torch.nn.Parameter)
-        and one.layout is torch.strided
-        and one.device.type in ("cuda", "cpu")
-        for one in tensors
-    )
-
-
-def _fits(tensor: torch.Tensor, most: int) -> bool:
-    count = tensor.numel()
-    return count <= _FLOATS or count <= (most if tensor.is_floating_point() else _WHOLES)
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)

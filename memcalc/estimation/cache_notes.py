@@ -28,11 +28,6 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     # What comes back is made on a stream of its own; of a static cache, that is all that is made.
     made = max(by_stream.values(), key=lambda sizes: sum(sizes.values()), default={})
     steps = sorted(made)[-3:-1]
-    if offloaded:
-        yield (
-            f"{max(made.values()):,} bytes of the cache lie in pinned host memory at the end, "
-            "which PyTorch takes in powers of two; on the GPU are those of a layer and the next"
-        )
     if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
         return
     # A beam search makes its cache once more as it orders its beams.
@@ -47,8 +42,8 @@ def _of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
     if offloaded:
         return
     yield (
-        f"the cache of {sequences} such sequences outgrows the weights ({weights:,} bytes) at "
-        f"{-(-weights // (each * sequences)):,} tokens each"
+        f"the KV cache of {sequences} {'sequence' if sequences == 1 else 'sequences'} exceeds the "
+        f"weights ({weights:,} bytes) beyond {-(-weights // (each * sequences)):,} tokens each"
     )
 
 

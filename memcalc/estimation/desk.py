@@ -98,9 +98,8 @@ class Desk:
         if "lengths" in request:
             device = decode(Device, request["device"]) if request["device"] is not None else None
             lengths = [int(length) for length in request["lengths"]]
-            return forked(
-                functools.partial(self._over_lengths, question, program, lengths, device), NAME
-            )
+            varied = functools.partial(self._over_lengths, question, program, lengths, device)
+            return forked(varied, NAME, self._where)
         numbers = ranks.asked(program)
         if len(numbers) > 1:
             traced = self._largest(question, program, numbers, keep=keep)
@@ -113,7 +112,7 @@ class Desk:
             work = functools.partial(self._judged_here, question, program, numbers[0], devices)
         else:
             work = functools.partial(self._answered_here, question, program, numbers[0], keep)
-        return _in_enough_room(question, work)
+        return self._in_enough_room(question, work)
 
     def trace(self, question: Asked, *, keep: bool = False) -> Trace:
         """The run that a question asks about; of several ranks the one that needs most.
@@ -169,7 +168,7 @@ class Desk:
         def work(room: int) -> dict[str, Any]:
             return {"trace": pack(self._run_here(question, program, rank, keep, room))}
 
-        return unpack(base64.b64decode(_in_enough_room(question, work)["trace"]))
+        return unpack(base64.b64decode(self._in_enough_room(question, work)["trace"]))
 
     def _run_here(
         self, question: Asked, program: Program, rank: int, keep: bool, room: int
@@ -177,9 +176,9 @@ class Desk:
         """Run in this process, which CUDA over the stub driver belongs to from here on."""
         plan = question.plan
         self._settle(question, rank, room)
-        where = self._breadcrumbs.where if self._breadcrumbs is not None else str
-        with in_its_words(plan.model, where):
-            traced = run.trace(program, detailed=keep, counted=self._counted)
+        drop = self._breadcrumbs.drop if self._breadcrumbs is not None else None
+        with in_its_words(plan.model, self._where):
+            traced = run.trace(program, detailed=keep, counted=self._counted, drop=drop)
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
         if plan.target != "cpu":
@@ -234,6 +233,30 @@ class Desk:
         serving = engine.serving(read(traced, probe.plan.batch), length)
         return predicted(prediction, plan, serving, question.gpu)
 
+    def _in_enough_room(
+        self, question: Asked, work: Callable[[int], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Run where nothing is ever full; a generation on its GPU, which has the cache given back.
+
+        A cache that grows leaves blocks behind that are too small for it, and nothing but a device
+        that is full makes the allocator give them back. Where a generation does not fit, the answer
+        is that of the first device of 2, 4, 8 times the size on which it does.
+        """
+        if question.plan.generate is None:
+            return forked(functools.partial(work, UNLIMITED), NAME, self._where)
+        room = _room(question)
+        while True:
+            try:
+                return forked(functools.partial(work, room), NAME, self._where)
+            except CodeError as error:
+                if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
+                    raise
+            room = 2 * max(room, GIB)
+
+    def _where(self) -> str:
+        """Where the program is, or was when it died."""
+        return self._breadcrumbs.where() if self._breadcrumbs is not None else ""
+
     def _prepared(self, question: Asked) -> Program:
         """The plan's program, without memory for its weights."""
         plan, known = question.plan, self._program
@@ -250,27 +273,8 @@ def _convolves(traced: Trace) -> bool:
     return any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
 
 
-def _in_enough_room(question: Asked, work: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
-    """Run where nothing is ever full; a generation on its GPU, which makes the cache be given back.
-
-    A cache that grows leaves blocks behind that are too small for it, and nothing but a device that
-    is full makes the allocator give them back. Where a generation does not fit, the answer is that
-    of the first device of 2, 4, 8 times the size on which it does.
-    """
-    if question.plan.generate is None:
-        return forked(functools.partial(work, UNLIMITED), NAME)
-    room = _room(question)
-    while True:
-        try:
-            return forked(functools.partial(work, room), NAME)
-        except CodeError as error:
-            if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
-                raise
-        room = 2 * max(room, GIB)
-
-
 def _room(question: Asked) -> int:
-    """Bytes that the allocator has on the plan's GPU, beside the largest context; 80 GiB if none."""
+    """Bytes that the allocator has on the plan's GPU beside the largest context; 80 GiB if none."""
     device = room_of(question)
     if device is None:
         return _ROOMY

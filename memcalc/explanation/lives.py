@@ -44,6 +44,12 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     if component is Component.WORKSPACES:
         ends = death is not None and death.step == storage.step and death.phase is storage.phase
         return ("scratch inside the kernel" if ends else "kept by the library for the run"), ""
+    in_backward = death is not None and death.phase is Phase.BACKWARD
+    if component is Component.ACTIVATIONS and trace.whole and not in_backward:
+        return "held by the script itself after backward has let go of it", ""
+    in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
+    if in_whose_backward and death is not None:
+        return "saved for backward in {}", death.module
     if component is Component.ACTIVATIONS and death is not None and death.phase is Phase.FORWARD:
         return "outputs of the forward before: the loop holds them until this one has its own", ""
     if death is None or death.phase is not Phase.BACKWARD or not storage.until:

@@ -44,7 +44,7 @@ def _moment(
         module, indices = names.cut(storage.module, depth)
         other, others = names.cut(where, depth)
         op = "" if storage.phase is Phase.LOAD else storage.op
-        group = groups[storage.component, module, op, storage.dtype, why, other]
+        group = groups[storage.component, module, op, storage.dtype, why, other, storage.line]
         group.add(storage.bytes, indices, others)
     made = [_group(key, growing) for key, growing in groups.items()]
     return PeakContents(
@@ -74,7 +74,7 @@ class _Growing:
 
 
 def _group(key: Any, growing: _Growing) -> Group:
-    component, module, op, dtype, why, other = key
+    component, module, op, dtype, why, other, line = key
     where = names.write(other, growing.others) or "the loss"
     if other and (other, growing.others) == (module, growing.indices):
         where = "the same module"
@@ -86,4 +86,5 @@ def _group(key: Any, growing: _Growing) -> Group:
         count=growing.count,
         bytes=growing.bytes,
         kept=why.replace("{}", where),
+        line=line,
     )

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
 from memcalc.files import cache
 from memcalc.measure.gpu import surroundings
 from memcalc.measure.gpu.nvml import Card, Nvml, NvmlError
 from memcalc.measure.gpu.visible import visible
+from memcalc.records.facts import Fact
 from memcalc.units import format_bytes
 from memcalc.version import installed
 
@@ -31,16 +30,6 @@ _PACKAGES = (
     ("accelerate", "MemoryCallback in transformers' Trainer", False),
 )
 _PATIENCE = 120
-
-
-class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing about this machine."""
-
-    name: str
-    value: str
-    well: bool = True
-    """False: something cannot be measured for it."""
-    advice: str = ""
 
 
 def examine() -> list[Fact]:
@@ -206,9 +195,9 @@ def _verdict(torch: dict[str, Any]) -> Iterator[Fact]:
     works = "error" not in torch
     gpu = works and torch["available"]
     yield Fact(
-        name="so",
+        name="measure",
         value="memcalc measure works here "
-        + ("with --device cuda and --device cpu" if gpu else "with --device cpu only")
+        + ("with --device cuda and --device cpu" if gpu else "only with --device cpu")
         if works
         else "memcalc measure does not work here; memcalc estimate --method analytic does",
         well=works,

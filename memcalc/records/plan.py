@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = "adamw"
     optim_args: Annotated[
         tuple[tuple[str, Scalar], ...],
-        about("Arguments of the optimizer.", option="optim-arg", typed="One is key=value."),
+        about("Arguments of the optimizer.", option="optim-arg", typed="Written as key=value."),
     ] = ()
     preset: Annotated[
         Literal["full", "lora", "qlora"] | None,
@@ -105,7 +105,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     padding: Annotated[
         bool | None,
         about(
-            "Batches hold padding, so an attention mask is passed.", otherwise="yes, but causal-lm"
+            "Batches hold padding, so an attention mask is passed.",
+            otherwise="yes, except for causal LM",
         ),
     ] = None
     cudnn_attention: Annotated[bool, about("Let cuDNN attention run where PyTorch prefers it.")] = (
@@ -138,7 +139,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Lora | None,
         about(
             "Train adapters instead of the model: r=16,target=all-linear, or none.",
-            otherwise="none, and r=16,target=all-linear where quant is trained on",
+            otherwise="none; r=16,target=all-linear when --quant is used for training",
         ),
     ] = None
     loop: Annotated[
@@ -215,7 +216,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         about(
             "Settings of the engine, by its own names.",
             option="engine-arg",
-            typed="One is key=value.",
+            typed="Written as key=value.",
         ),
     ] = ()
     inputs: Annotated[
@@ -234,7 +235,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     parallel_args: Annotated[
         tuple[tuple[str, Scalar], ...],
         about(
-            "Arguments of the layout's wrapper.", option="parallel-arg", typed="One is key=value."
+            "Arguments of the layout's wrapper.",
+            option="parallel-arg",
+            typed="Written as key=value.",
         ),
     ] = ()
     rank: Annotated[

@@ -128,17 +128,19 @@ def _notes(
     notes = []
     eight = choice.row.in_8bit
     if eight is not None and choice.args.get("optim_bits") == 8:
-        driver = "transformers' Trainer" if loop == "trainer" else "the bare optimizer"
         args = {
             **choice.args,
             "_trainer": loop == "trainer" and choice.row.package == "bitsandbytes",
         }
         wide = [p for p in trained if not eight(p, args)]
         small = [p for p in wide if p.numel < bitsandbytes_rows.MIN_8BIT_SIZE]
-        notes.append(
-            f"as {driver} runs it: {len(trained) - len(wide)} tensors in 8 bit, {len(wide)} in "
-            f"32 bit ({len(small)} of them small)"
-        )
+        if not wide:
+            notes.append(f"8-bit state for all {len(trained)} tensors")
+        else:
+            notes.append(
+                f"8-bit state for {len(trained) - len(wide)} tensors, 32-bit state for {len(wide)} "
+                f"({len(small)} of them small)"
+            )
     if any(tensor.place is Place.MANAGED for tensor in tensors):
         notes.append("managed memory is outside PyTorch's allocator and can move to the host")
     return notes

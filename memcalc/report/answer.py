@@ -15,15 +15,15 @@ from memcalc.workload import layouts
 
 _NOTES = {
     Component.ACTIVATIONS: "saved for backward",
-    Component.TEMPORARIES: "results in passing",
+    Component.TEMPORARIES: "short-lived results",
     Component.INPUTS: "the batch",
     Component.BUFFERS: "constants of the model",
     Component.UNSHARDED: "layers gathered while used",
     Component.COMMUNICATION: "buffers of collectives",
     Component.KV_CACHE: "keys and values of past tokens",
     Component.QUANTISED_WEIGHTS: "linear layers in few bits",
-    Component.QUANTISATION_CONSTANTS: "what turns them back",
-    Component.WORKSPACES: "scratch of kernels",
+    Component.QUANTISATION_CONSTANTS: "quantization scales",
+    Component.WORKSPACES: "kernel scratch space",
 }
 _PER_PARAMETER = (
     Component.WEIGHTS,
@@ -78,7 +78,7 @@ _RUNG_WORDS = {
     "process_used": "used by the process",
     "reserved": "reserved by PyTorch's allocator",
     "allocated": "allocated",
-    "requested": "asked for by tensors",
+    "requested": "requested by tensors",
 }
 
 
@@ -103,7 +103,7 @@ def _table(prediction: Prediction) -> Table:
         if size:
             share = size / max(peak.requested, 1)
             row(rows.component_word(component), size, _note(prediction, component, size), share)
-    rung("requested", peak.requested, "what tensors ask for")
+    rung("requested", peak.requested, "requested by tensors")
     if peak.allocated is not None:
         row("+ rounding", peak.allocated - peak.requested, "requests become blocks")
         within = rows.span_range(prediction.allocated)

@@ -33,8 +33,8 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
         if one.figures is None and not one.lean:
             yield Line(_missed(one))
     yield Line(
-        "each was traced on the card named, which of its size offers a process least, and on the "
-        "next smaller size, which it does not fit",
+        "each names the card of that size with the least usable memory; the next size down was "
+        "tried and does not fit",
         Kind.NOTE,
     )
     if verbose:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memcalc import foreign
 from memcalc.folding import fold
-from memcalc.measure.doctor import Fact
+from memcalc.records.facts import Fact
 
 
 def render(facts: Sequence[Fact], width: int) -> str:

@@ -151,7 +151,8 @@ def as_json(explanation: Explanation) -> str:
 
 def _group(group: Group) -> str:
     """What a group is: where it was made, by what, of which dtype."""
-    parts = [group.module, group.op, group.dtype]
+    at = f"at {group.line}" if group.line else ""
+    parts = [group.module, group.op, group.dtype, at]
     return " ".join(part for part in parts if part) or "the loss"
 
 

@@ -80,7 +80,7 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
         return [f"largest {what}{other}: none, not even {limit.step} fits"]
     more = f" with {format_bytes(limit.best.fit.least_margin)} to spare"
     if limit.best.fit.retries:
-        more += ", the allocator giving its cache back on the way"
+        more += " (only because the allocator frees cached blocks under pressure)"
     line = f"largest {what}{other}: {best}{more}"
     lines = [f"{line}; {_beyond(limit)}"]
     if limit.advice and (limit.axis == "batch" or limit.suggested != best):
@@ -137,7 +137,7 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         over = ("GPUs", "layout", "needs at most", "to spare", "sent a step", "verdict")
         spread = [_devices(row) for row in answer.devices]
         gpu = answer.device or answer.plan.gpu
-        title = f"{gpu} together, each with the plan's batch; the fewest last"
+        title = f"How many {gpu}? (batch per GPU as given)"
         found.append(Table(title=title, head=over, rows=spread, words=(1, 5)))
     if answer.settings:
         head = ("change", "saves", "to spare", "verdict", "costs")

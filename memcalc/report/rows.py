@@ -261,4 +261,4 @@ def _with_largest_context(fit: Fit) -> str:
 def retries_words(count: int) -> str:
     """What goes behind a size that holds because the allocator gives its cache back."""
     times = "once" if count == 1 else f"{count} times"
-    return f", after giving its cache back {times}" if count else ""
+    return f", after freeing cached blocks {times}" if count else ""

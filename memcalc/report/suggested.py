@@ -141,7 +141,7 @@ def _missed(one: Suggestion) -> str:
         return f"{one.way.title}: does not fit"
     short = needed(least) - least.fit.limit
     return (
-        f"{one.way.title}: does not fit, by {format_bytes(short)} at its smallest "
+        f"{one.way.title}: even the smallest variant needs {format_bytes(short)} more "
         f"({_smallest(least)})"
     )
 

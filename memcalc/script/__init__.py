@@ -1,1 +1,1 @@
-"""Somebody's own training script, run as it is on a GPU that is not there."""
+"""A user's training script, run unchanged on a simulated GPU."""

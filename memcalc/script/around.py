@@ -12,7 +12,7 @@ import torch
 
 from memcalc.engine import lines
 from memcalc.engine.scripts.session import Session
-from memcalc.script import decisions, first, lightning, packages, untouched
+from memcalc.script import decisions, first, large_weights, lightning, packages, untouched
 from memcalc.script.records import Request
 from memcalc.script.subprocesses import Subprocesses
 
@@ -41,6 +41,8 @@ def program(request: Request, session: Session) -> Iterator[Subprocesses]:
     elif request.gpus > 1:
         lightning.install(patches, request.gpus, started)
     decisions.install(patches, session)
+    if not request.weights:
+        large_weights.install(patches, session.say)
     folders = untouched.install(patches, session.say)
     packages.install(patches, session, folders, weights=request.weights)
     yield others

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import pickle
+import re
 import signal
 import sys
 import threading
@@ -66,10 +67,37 @@ def main(asked: str, answered: str) -> None:
 def _followed(request: Request, session: Session) -> Ending:
     with as_main(request.program), session, around.program(request, session) as others:
         ending = _ended(request)
-        if not ending.stopped:
-            with contextlib.suppress(EnoughStepsError, _Left):
-                atexit._run_exitfuncs()
+        if not ending.stopped and not _raised:
+            with contextlib.suppress(EnoughStepsError):
+                ending = _at_exit(ending)
+        if ending.code == 1 and session.values.unknown and _by_zero:
+            print(
+                f"memcalc: {_OF_ZEROS.format(', '.join(session.values.unknown))}", file=sys.stderr
+            )
     return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
+
+
+def _at_exit(ending: Ending) -> Ending:
+    """Call what the program registered for its end; ``os._exit`` leaves that out."""
+    if _left:
+        return ending
+    try:
+        atexit._run_exitfuncs()
+    except _Left as left:
+        return msgspec.structs.replace(ending, code=left.code)
+    return ending
+
+
+_left: list[int] = []
+"""The code that the program called ``os._exit`` with."""
+_by_zero: list[str] = []
+"""The error that ended it, where that may come of numbers that are zeros here."""
+_NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative|NaN|infinity")
+"""In Python's words, to 3.14, of numbers that a function does not take."""
+_OF_ZEROS = (
+    "the script read numbers from the GPU (at {}), which are 0 here: leave out what takes no zero "
+    "where the environment has MEMCALC_SIMULATED."
+)
 
 
 def _ended(request: Request) -> Ending:
@@ -82,6 +110,7 @@ def _ended(request: Request) -> Ending:
         run(request.program)
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left as left:
+        _left.append(left.code)
         return Ending(code=left.code)
     except EnoughStepsError:
         return Ending(code=0, stopped=True)
@@ -100,6 +129,12 @@ def _failed(error: BaseException) -> Ending:
     if isinstance(error, SystemExit):
         return Ending(code=_code_of(error))
     _show(error)
+    of_a_number = isinstance(error, ValueError) and _NO_NUMBER.search(str(error))
+    if of_a_number or isinstance(error, ZeroDivisionError | OverflowError):
+        _by_zero.append(str(error))
+    helps = _help(error)
+    if helps:
+        print(f"memcalc: {helps}", file=sys.stderr)
     lacked = str(error) if isinstance(error, torch.OutOfMemoryError) else ""
     return Ending(code=1, out_of_memory=lacked)
 
@@ -167,6 +202,33 @@ def _show(error: BaseException) -> None:
     ]
     shown.stack[:] = kept or shown.stack[:]
     print("".join(shown.format()), end="", file=sys.stderr)
+
+
+_HELPS = (
+    (
+        re.compile("Failed to find C compiler|No suitable C compiler", re.IGNORECASE),
+        "Triton compiles its launcher with a C compiler, and there is none: install gcc or clang, "
+        "or set CC.",
+    ),
+    (
+        re.compile(r"Python\.h: No such file"),
+        "Triton compiles against Python's headers, and they are not here: install python3-dev.",
+    ),
+    (
+        re.compile(r"No module named 'flash_attn'|flash_attn.* doesn't seem to be installed"),
+        "flash-attn runs here as it does on a GPU, and it is not installed.",
+    ),
+)
+
+
+def _help(error: BaseException | None) -> str:
+    """What a user can do about an error, in one sentence; empty: nobody knows."""
+    while error is not None:
+        for pattern, sentence in _HELPS:
+            if pattern.search(str(error)):
+                return sentence
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _is_ours(file: str) -> bool:

@@ -183,15 +183,15 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         notes.append(f"the model takes no tokens: --seq {plan.seq} changes nothing")
     if inputs.has_tokens:
         notes.append(
-            "batches hold padding, so an attention mask is used"
+            "padded batches with an attention mask"
             if padding
-            else "all prompts are of one length: no padding"
+            else "prompts of equal length (no padding)"
             if plan.generate
-            else "sequences are packed: no padding and no attention mask"
+            else "no padding (packed sequences), so no attention mask"
         )
         if padding and use is Use.TRAINING and plan.target == "cuda":
             notes.append(
-                "all batches are of one length: others in between leave more in the "
-                f"cache{'' if plan.devices > 1 else ' (--lengths)'}"
+                "batches of equal length: varying lengths fragment the cache and reserve more"
+                f"{'' if plan.devices > 1 else '; model them with --lengths'}"
             )
     return inputs, notes

@@ -181,8 +181,8 @@ def described(inventory: Inventory) -> str:
             kept[f"{owner} in {tensor.dtype}"] = None
     each = held / max(1, sum(tensor.numel for tensor in packed))
     return (
-        f"{len(packed)} linear layers are quantised, {each:.4f} bytes a weight with their "
-        f"constants; not {', '.join(kept)}"
+        f"{len(packed)} linear layers are quantised ({each:.4f} bytes per weight with scales); "
+        f"not quantised: {', '.join(kept)}"
     )
 
 

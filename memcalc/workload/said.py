@@ -23,9 +23,9 @@ def said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[st
         yield from _said_of_inference(plan)
         return
     if loop.keep_outputs(plan):
-        returned = "outputs, keys and values among them," if cached else "outputs"
+        held = "logits, KV cache" if cached else "logits"
         ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"
-        yield f"the loop keeps the model's {returned} until the next forward has its own ({ways})"
+        yield (f"your loop still holds `outputs` ({held}) when the next forward starts ({ways})")
     if layouts.of(plan).package == "deepspeed":
         yield "DeepSpeed makes its flat buffers on the GPU, as it does where that has the room"
     if plan.optim_in_backward or choice.row.in_backward:

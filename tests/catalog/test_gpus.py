@@ -3,9 +3,9 @@
 import pytest
 
 from memcalc.catalog import gpus
+from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.kernels.architectures import ARCHITECTURES
 
 GIB = 1 << 30
 

@@ -295,9 +295,8 @@ def test_without_a_library_the_program_runs_with_cudnn_off(over_cudnn):
 def test_a_program_ends_normally():
     cudnn_process.cudnn()
     root, cuda = cudnn_process.cuda_torch()
-    from memcalc.engine.stub import load
-
     from memcalc.engine.cudnn import library
+    from memcalc.engine.stub import load
 
     found = library.find([root.parent], (9, 0))
     over = {**load.environment(load.prepare(root, cuda)), **loading.environment(found)}

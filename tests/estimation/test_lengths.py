@@ -1,51 +1,42 @@
-"""Batches of varying length are replayed exactly, and drawn the same every time."""
+"""Batches of varying length are run one after the other, and drawn the same every time."""
 
 import json
 
 import pytest
 
 import memcalc
-from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation.estimate import Tracer
-from memcalc.estimation.lengths import samples, sequence, varied
-from memcalc.estimation.question import asked
-from memcalc.estimation.replays import UNLIMITED
+from memcalc.estimation.client import Client
+from memcalc.estimation.estimate import answers
+from memcalc.estimation.lengths import samples, varied
 
 pytestmark = pytest.mark.usefixtures("same_children")
 
 
 @pytest.fixture(scope="module")
-def both(small_model):
-    plans = [make({"model": small_model, "batch": 4, "seq": seq, "gpu": "t4"}) for seq in (64, 48)]
-    with Tracer() as tracer:
-        traced = [(plan, tracer.trace(plan)) for plan in plans]
-    return [(plan, found.prediction, found.trace) for plan, found in traced]
+def plan(small_model):
+    return make({"model": small_model, "batch": 2, "seq": 64, "gpu": "t4"})
 
 
-def reserved(plan, traces):
-    return replay(sequence(traces), asked(plan).settings, UNLIMITED).peaks.reserved
+def test_batches_of_one_length_reserve_what_the_estimate_says(plan):
+    (answer,) = answers([plan], use_cache=False)
+    with Client() as client:
+        found = client.lengths(plan, [64] * 4, None)
+    assert (found.allocated, found.reserved) == (answer.peak.allocated, answer.peak.reserved)
 
 
-def test_batches_of_one_length_reserve_what_the_estimate_says(both):
-    for plan, prediction, trace in both:
-        assert reserved(plan, [trace] * 3) == prediction.peak.reserved
-
-
-def test_nothing_is_left_over_from_a_batch_of_another_length(both):
-    (plan, _, longer), (_, _, shorter) = both
-    settings = asked(plan).settings
-    ends = [
-        replay(sequence([longer, *middle, longer]), settings, UNLIMITED).end.allocated
-        for middle in ((), (shorter,), (shorter, longer, shorter))
-    ]
-    assert len(set(ends)) == 1
+def test_every_batch_of_another_length_counts(plan):
+    with Client() as client:
+        longest, first, last = (
+            client.lengths(plan, lengths, None) for lengths in ([64] * 3, [64, 16, 8], [8, 16, 64])
+        )
+    assert first.requested <= longest.requested
+    assert last.requested == longest.requested
 
 
 @pytest.mark.nightly
-def test_a_hundred_batches_take_no_less_than_the_largest_alone(small_model):
-    plan = make({"model": small_model, "batch": 2, "seq": 64, "gpu": "t4"})
+def test_a_hundred_batches_take_no_less_than_the_largest_alone(plan):
     found = varied(plan, "uniform:8,64")
     drawn, bucketed, expandable = found.ways
     assert (found.batches, found.longest) == (100, 64)

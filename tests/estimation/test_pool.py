@@ -79,16 +79,17 @@ def test_nothing_more_is_asked_when_nobody_listens_any_more():
     assert len(asked) < 20
 
 
-def test_other_settings_of_the_allocator_are_answered_from_the_trace_at_hand(traced, monkeypatch):
+def test_other_settings_of_the_allocator_are_pytorchs_own_and_the_models(traced):
     from msgspec.structs import replace
 
+    from memcalc.allocator.replay import replay
+    from memcalc.estimation.operations import as_it_ran
+    from memcalc.estimation.question import asked
+    from memcalc.estimation.replays import UNLIMITED
+
     plan = replace(traced.prediction.plan, alloc_conf="roundup_power2_divisions:2")
-    with Tracer() as tracer:
-        tracer.trace(traced.prediction.plan)
-        with monkeypatch.context() as patch:
-            patch.setattr(Pool, "predictions", lambda *_: pytest.fail("it was traced anew"))
-            (quick,) = tracer.answers([plan])
     with Tracer(use_cache=False) as tracer:
-        (fresh,) = tracer.answers([plan])
-    assert quick == fresh
-    assert quick.peak.allocated > traced.prediction.peak.allocated
+        (found,) = tracer.answers([plan])
+    modelled = replay(as_it_ran(traced.trace), asked(plan).settings, UNLIMITED).peaks
+    assert (found.peak.allocated, found.peak.reserved) == (modelled.allocated, modelled.reserved)
+    assert found.peak.allocated > traced.prediction.peak.allocated

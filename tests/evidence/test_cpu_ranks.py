@@ -7,7 +7,7 @@ from memcalc.accuracy.compare import peak
 from memcalc.estimation.client import trace_all
 from memcalc.files.results import load
 from memcalc.workload import layouts
-from tests.evidence.test_standin import STANDIN
+from tests.evidence.judged import STANDIN
 
 (RECORDING,) = (STANDIN.parent / "cpu").glob("ranks-*.json")
 RUNS = load(RECORDING)

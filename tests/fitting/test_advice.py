@@ -2,10 +2,10 @@
 
 import pytest
 
+from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.fitting.advice import advise, multiple
 from memcalc.fitting.records import Limit, Probe
-from memcalc.kernels.architectures import ARCHITECTURES
 from memcalc.records.prediction import Fit
 
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 import memcalc
 from memcalc.catalog import gpus, models
-from memcalc.children.ask import Parent
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate as api
 from memcalc.estimation.client import Client
@@ -69,30 +68,6 @@ def test_full_estimates_fit_at_the_answer_and_not_one_above(found):
     assert verdicts == [True, False, True, True, False]
     # DistilBERT's sequence ends where its positions do.
     assert asked[2][1].seq == 512
-
-
-def test_a_later_estimate_of_any_batch_needs_no_pytorch_and_has_the_traces_bytes(
-    found, shared, monkeypatch
-):
-    plans = [
-        replace(found["distilbert-base-cased"].plan, batch=13, seq=264),
-        replace(found["gpt2"].plan, batch=3, seq=77),
-        replace(found["gpt2"].plan, batch=2, gpu="V100-16GB", alloc_conf=""),
-    ]
-    fresh = list(api.answers(plans, use_cache=False))
-    monkeypatch.setenv("MEMCALC_CACHE", str(shared / "cache"))
-    monkeypatch.setattr(Parent, "child", lambda *_: pytest.fail("a child process was started"))
-    quick = list(api.answers(plans))
-    for known, answer in zip(fresh, quick, strict=True):
-        *same, note = answer.assumptions
-        assert "run on symbols" in note
-        # Operations are counted as they run, which they do not here.
-        assert answer.flops is None
-        assert "symbols" in answer.unknown["flops"]
-        assert (
-            replace(answer, assumptions=tuple(same), flops=known.flops, unknown=known.unknown)
-            == known
-        )
 
 
 def test_the_grid_agrees_with_the_limit(found):

@@ -98,7 +98,7 @@ def test_files_of_results_outrank_what_was_published(tmp_path, monkeypatch):
         context.outside.cache_clear()
     assert held.total.low <= 520 * MIB < held.total.likely == 536 * MIB
     assert held.total.high >= 544 * MIB
-    assert held.total.source.startswith("3 readings by memcalc on H200, spread as ")
+    assert held.total.source.startswith("3 readings by memcalc on H200, widened by the spread of ")
     assert held.context.low == held.context.high == 434 * MIB
 
 

@@ -16,8 +16,8 @@ def test_it_says_what_works_and_what_to_do_about_the_rest(cold):
     assert done.returncode == 0
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     found = lines(done.stdout)
-    assert {"machine", "PyTorch", "NVML", "transformers", "cache", "results", "so"} <= set(found)
-    assert "--device cpu" in found["so"]
+    assert {"machine", "PyTorch", "NVML", "transformers", "cache", "results", "measure"} <= set(found)
+    assert "--device cpu" in found["measure"]
 
 
 def test_it_lists_cards_slices_and_who_uses_them(tmp_path):

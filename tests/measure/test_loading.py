@@ -7,8 +7,8 @@ import torch
 
 from memcalc.catalog.plan import make
 from memcalc.errors import MeasureError
-from memcalc.workload.weights import load
 from memcalc.measure.runs.run import Options, measure
+from memcalc.workload.weights import load
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
           "intermediate_size": 64, "vocab_size": 50, "max_position_embeddings": 64}  # fmt: skip

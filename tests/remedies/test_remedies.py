@@ -329,7 +329,7 @@ def test_without_an_allocator_remedies_are_compared_by_what_is_requested(explain
 
 
 @pytest.mark.parametrize(
-    ("retries", "said"), [(0, ""), (2, ", after giving its cache back 2 times")]
+    ("retries", "said"), [(0, ""), (2, ", after freeing cached blocks 2 times")]
 )
 def test_what_fits_by_giving_its_cache_back_is_not_said_to_need_more_than_there_is(retries, said):
     plan = make({"model": "gpt2", "gpu": "rtx 4090"})

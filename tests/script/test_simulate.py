@@ -1,7 +1,6 @@
 import pytest
 
 from memcalc.errors import EstimateError
-from memcalc.kernels import cudnn
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 
@@ -106,13 +105,8 @@ def test_what_a_failed_script_would_have_fitted_is_not_known(run):
 
 
 def test_a_script_that_crashes_is_named_in_one_sentence(run):
-    with pytest.raises(EstimateError, match=r"The simulated script was ended by SIGSEGV"):
+    with pytest.raises(EstimateError, match=r"was killed by SIGSEGV"):
         run("import ctypes; ctypes.string_at(0)")
-
-
-def test_a_gpu_that_is_not_there_is_said_to_be_missing(run, capfd):
-    assert run("import torch; torch.zeros(1, device='cuda:7')").ending.code == 1
-    assert "cuda:7 was asked for, and the simulated machine has one GPU" in capfd.readouterr().err
 
 
 def test_checkpoints_are_not_written_and_can_be_loaded_again(run, tmp_path):
@@ -127,19 +121,6 @@ def test_checkpoints_are_not_written_and_can_be_loaded_again(run, tmp_path):
     assert found.ending.code == 0
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["train.py"]
     assert "checkpoints are not written (train.py:4)" in found.traced.prediction.assumptions
-
-
-def test_a_large_model_takes_no_memory_of_the_host(run):
-    found = run(
-        """
-        import resource, torch
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192) for _ in range(16)]).cuda()
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
-        assert torch.cuda.memory_allocated() == 16 * (4 * 8192 * 8192 + 4 * 8192)
-        """
-    )
-    assert found.ending.code == 0
 
 
 def test_places_that_are_not_zero_are_counted_where_the_script_put_the_numbers(run):
@@ -187,25 +168,6 @@ def test_whole_batches_of_the_host_go_through_data_parallel(run):
         """
     )
     assert found.ending.code == 0
-
-
-def test_compiled_code_runs_eagerly_and_the_answer_says_so(run):
-    found = run(
-        """
-        import os, torch
-        assert os.environ["MEMCALC_SIMULATED"] == "1" and os.environ["WANDB_MODE"] == "disabled"
-        model = torch.compile(torch.nn.Linear(64, 64).cuda())
-        @torch.compile(fullgraph=True)
-        def loss(out):
-            return out.square().mean()
-        optimizer = torch.optim.SGD(model.parameters())
-        loss(model(torch.ones(8, 64, device="cuda"))).backward()
-        optimizer.step()
-        """
-    )
-    assert found.ending.code == 0
-    said = " ".join(found.traced.prediction.assumptions)
-    assert "torch.compile runs the eager code (train.py:4)" in said
 
 
 def test_tensors_that_hold_others_have_no_memory_of_their_own(run, tmp_path):
@@ -342,46 +304,3 @@ def test_a_frozen_convolution_passes_its_gradient_on_whatever_it_is_given(run):
     )
     assert found.ending.code == 0
     assert found.ending.steps == 1
-
-
-def test_results_that_repeat_leave_engines_of_cudnn_out(run):
-    text = """
-        import torch
-        {}
-        model = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.randn(8, 64, 56, 56, device="cuda")).sum().backward()
-        optimizer.step()
-    """
-    plain = run(text.format(""), gpu="t4").traced
-    fixed = run(text.format("torch.backends.cudnn.deterministic = True"), gpu="t4").traced
-    every = run(text.format("torch.use_deterministic_algorithms(True)"), gpu="t4").traced
-    # What was recorded may be any engine's; only the library says which one runs then.
-    assert plain.trace.bounds == ()
-    for one in (fixed, every):
-        assert bool(one.trace.bounds) == (not cudnn.answers_for((2, 13)))
-    said = [
-        any("use_deterministic_algorithms" in text for text in one.prediction.assumptions)
-        for one in (plain, fixed, every)
-    ]
-    assert said == [False, False, True]
-
-
-def test_what_a_script_sets_of_cudnn_is_followed(run):
-    text = """
-        import torch
-        torch.backends.cudnn.{}
-        model = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        model(torch.randn(8, 64, 56, 56, device="cuda")).sum().backward()
-        optimizer.step()
-    """
-    plain, tried, off = (
-        run(text.format(setting), gpu="t4").traced.prediction
-        for setting in ("benchmark = False", "benchmark = True", "enabled = False")
-    )
-    assert any("benchmark is on" in said for said in tried.assumptions)
-    assert not any("benchmark is on" in said for said in plain.assumptions)
-    assert tried.allocator.high > plain.peak.reserved
-    # PyTorch's own convolution is a product, for which cuBLAS keeps a workspace.
-    assert off.components[Component.WORKSPACES] > plain.components[Component.WORKSPACES]

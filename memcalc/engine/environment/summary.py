@@ -6,7 +6,7 @@ import sys
 
 from memcalc.engine.environment import installed, layers, sizes
 from memcalc.engine.environment.search import ELSEWHERE
-from memcalc.measure.doctor import Fact
+from memcalc.records.facts import Fact
 
 
 def describe() -> list[Fact]:

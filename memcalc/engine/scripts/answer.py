@@ -63,6 +63,7 @@ def recorded(
             readings=timeline.readings(),
             inventory=models.inventory(name),
             steps=steps,
+            sent=timeline.sent(max(0, steps - 2)),
             whole=True,
             assumptions=tuple(dict.fromkeys(said)),
             groups=groups,

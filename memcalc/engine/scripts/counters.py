@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from memcalc.engine import torch_internals as internals
+from memcalc.engine import traffic
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import RUNGS, Interval, Notes
+from memcalc.engine.recorder import Interval, Notes
+from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.trace import Component, Phase
 
 _C: Any = torch._C
@@ -70,10 +72,11 @@ class Counters:
             stats = self._stats(notes.device)
             self._reset(notes.device)
             interval = notes.intervals[-1]
-            for rung in RUNGS:
+            for rung in ALLOCATOR_RUNGS:
                 peak = stats[f"{rung}_bytes"]["all"]["peak"]
                 setattr(interval, rung, max(getattr(interval, rung), peak))
             interval.end = notes.now()
+            interval.given = traffic.so_far()
             _keep_highest(unread, stats)
 
     def end(self) -> None:
@@ -101,7 +104,7 @@ class Counters:
         """The program resets its peaks; those of the phase so far are kept."""
         if self.notes:
             stats, interval = self._stats(device), self.notes[device].intervals[-1]
-            for rung in RUNGS:
+            for rung in ALLOCATOR_RUNGS:
                 peak = stats[f"{rung}_bytes"]["all"]["peak"]
                 setattr(interval, rung, max(getattr(interval, rung), peak))
             self._unread[device].clear()

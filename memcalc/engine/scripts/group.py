@@ -17,6 +17,8 @@ from torch.distributed import device_mesh, distributed_c10d
 
 from memcalc.engine.patches import Patches
 from memcalc.engine.ranks import SingleRankStore
+from memcalc.engine.scripts.counters import Counters
+from memcalc.records.trace import Component
 
 PAUSE = 0.25
 """Seconds after which NCCL's watchdog has let go of tensors of collectives that are done: it looks
@@ -24,9 +26,14 @@ every 100 ms (ProcessGroupNCCL.cpp, 2.13), and steps over the stub driver are sh
 
 
 class Groups:
-    """The groups that the program joins."""
+    """The groups that the program joins.
 
-    def __init__(self) -> None:
+    Args:
+        counters: told of the buckets of DistributedDataParallel.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
         self.sizes: set[int] = set()
         """Processes in each of them."""
 
@@ -49,6 +56,16 @@ class Groups:
             ("scatter_object_list", _scatter),
         ):
             patches.wrap(distributed_c10d, name, around, also=(dist,))
+        parallel = torch.nn.parallel.DistributedDataParallel
+        # Its buckets are made as it is, and anew as its second forward begins.
+        for name in ("__init__", "_pre_forward"):
+            patches.wrap(parallel, name, self._makes_buckets)
+
+    def _makes_buckets(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        before = self._counters.moments()
+        made = original(*args, **kwargs)
+        self._counters.guess(Component.COMMUNICATION, before)
+        return made
 
     def _join(
         self,

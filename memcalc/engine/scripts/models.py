@@ -297,11 +297,11 @@ def addresses_of(tensor: torch.Tensor) -> list[int]:
             return addresses(tensor) if tensor.is_cuda else []
         try:
             return [tensor.untyped_storage().data_ptr()]
-        except (NotImplementedError, RuntimeError):
+        except (NotImplementedError, RuntimeError, ValueError):
             return []
     try:
         return addresses(tensor)
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError, ValueError):
         # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.
         return []
 

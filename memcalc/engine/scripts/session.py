@@ -11,6 +11,7 @@ import torch
 from memcalc.engine.cudnn import loading
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.answer import Recorded, recorded
+from memcalc.engine.scripts.compiling import Compiling
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
@@ -37,8 +38,9 @@ class Session:
         self.models = Models(self.counters)
         self.steps = Steps(steps)
         self.phases = Phases(self.counters, self.models, self.steps)
-        self.groups = Groups()
+        self.groups = Groups(self.counters)
         self.values = Values(self.say)
+        self.compiling = Compiling(self.say)
         self._one_of_many = one_of_many
 
     def say(self, assumed: str) -> None:
@@ -52,6 +54,7 @@ class Session:
         self.models.install(self.patches)
         self.steps.install(self.patches)
         self.phases.install(self.patches)
+        self.compiling.install(self.patches)
         if os.environ.get("MEMCALC_READS") != "zeros":
             self.values.install(self.patches)
         if self._one_of_many:
@@ -89,6 +92,8 @@ class Session:
         """C++ goes on without the library; Python knows the version that PyTorch was built for."""
         cudnn: Any = torch.backends.cudnn
         cudnn.enabled = False
+        # Of releases that have it, its attention too, which does not ask whether cuDNN is on.
+        getattr(torch.backends.cuda, "enable_cudnn_sdp", bool)(False)
         major, minor, patch = torch._C._cudnn.getCompileVersion()
         version = 10_000 * major + 100 * minor + patch
         self.patches.set(cudnn, "_init", lambda: True)

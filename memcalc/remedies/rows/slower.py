@@ -97,7 +97,7 @@ def sharded(plan: Plan, task: Task) -> Iterator[Remedy]:
             title=f"{what} in shards (--parallel {name})",
             changes=(("devices", spread.world), ("parallel", name), ("parallel_args", ())),
             rank=3,
-            cost="half more bytes between GPUs in a step",
+            cost="50 % more communication per step",
             source=_SHARDS,
         )
 
@@ -167,7 +167,7 @@ def in_backward(plan: Plan, task: Task) -> Iterator[Remedy]:
         title="update inside backward (--optim-in-backward)",
         changes=(("optim_in_backward", True),),
         rank=3,
-        cost="no accumulation, no clipping; one small launch a parameter",
+        cost="no accumulation, no clipping; one small kernel launch per parameter",
         source=_IN_BACKWARD,
         unfit=f"the {plan.loop} loop clips gradients: all must be known" if clips else None,
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
-from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers, triton
+from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers
 from memcalc.script.packages.checkpoints import SavedFolders
 
 
@@ -22,7 +22,6 @@ def install(patches: Patches, session: Session, folders: SavedFolders, *, weight
     """
     accelerate.install(patches)
     deepspeed.install(patches, session)
-    triton.install(patches, session.say)
     if not weights:
         transformers.install(patches, session.say, folders)
         diffusers.install(patches, session.say)

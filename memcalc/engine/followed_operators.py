@@ -1,0 +1,58 @@
+"""Operators of PyTorch's whose small results are worked out, and what they read from the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_C: Any = torch._C
+
+COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
+PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill".split())
+"""Operators that put numbers into tensors of which nothing else need be known."""
+CALLED_WITH_OUT = frozenset("arange eye linspace randperm".split())
+"""Operators that PyTorch's own C++ calls by the overloads that are given their result."""
+RESULTS = """
+eq ne lt le gt ge isnan isinf isposinf isneginf logical_and logical_or logical_not logical_xor
+bitwise_and bitwise_or bitwise_not bitwise_xor __and__ __or__ __xor__ __lshift__ __rshift__ any all
+_is_all_true _is_any_true sum max min amax amin argmax argmin cumsum cumprod prod mean
+count_nonzero sort topk where gather scatter scatter_add scatter_reduce index_select index_add
+index_fill index_copy masked_fill masked_scatter histc searchsorted bucketize arange fill_ randint
+randperm random_ multinomial bernoulli uniform_ normal_ _to_copy copy_ clone add sub rsub mul div
+floor_divide remainder fmod neg abs sign clamp clamp_min clamp_max cat stack flip roll tril triu
+eye linspace floor ceil round trunc sqrt exp log pow minimum maximum reciprocal _foreach_add
+""".split()
+"""Operators whose small results are worked out."""
+WITH_COUNTS = """
+nonzero masked_select index index_put_ index_put _index_put_impl_ masked_scatter_backward _unique2
+unique_dim unique_consecutive repeat_interleave bincount isin
+""".split()
+"""Operators that read from the GPU how large their result is: followed in backward too."""
+LENGTHS = frozenset(("_unique2", "unique_dim", "unique_consecutive", "repeat_interleave"))
+MASKS = (torch.bool, torch.uint8)
+
+
+def is_composed(op: Any) -> bool:
+    """Made of other operators, which are followed themselves."""
+    key = "CompositeImplicitAutograd"
+    return bool(_C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+def draws(op: Any) -> bool | None:
+    """Whether an operator that draws can be given a generator; ``None``: it draws nothing."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return None
+    return any(one.name == "generator" for one in op._schema.arguments)
+
+
+def counted_in(base: str, args: Any) -> Iterator[tuple[torch.Tensor, int]]:
+    """In which tensors an operator counts what is not zero, and how many times over."""
+    if base == "nonzero":
+        yield args[0], 1
+    elif base in ("masked_select", "masked_scatter_backward"):
+        shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+        yield args[1], shape.numel() // max(args[1].numel(), 1)
+    else:
+        yield from ((one, 1) for one in args[1] if one is not None and one.dtype in MASKS)

@@ -1,0 +1,125 @@
+"""``torch.compile`` runs Inductor and Triton for real; nothing here is in their way.
+
+Kernels are not timed, since all take the same time over the stub driver: the first configuration
+is taken. Hooks of ours are not seen by Dynamo, which would trace them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+
+from memcalc.engine.patches import Patches
+
+_FIRST = (
+    "kernels that torch.compile or Triton would choose by time are their first configuration; a "
+    "first run on a GPU also times others for a moment"
+)
+_TOOK = "torch.compile took {:.0f} s here"
+_WARNS = "Using `torch.compile\\(module\\)` when there are global hooks"
+_ATEN = {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN"}
+"""Products are cuBLAS's: templates of Triton are chosen by time alone."""
+
+
+class Compiling:
+    """Follows what a program compiles.
+
+    Args:
+        say: told what is assumed.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._began = 0.0
+        self._took = 0.0
+        self._depth = 0
+
+    def install(self, patches: Patches) -> None:
+        """Act when the compiler is imported."""
+        warnings.filterwarnings("ignore", message=_WARNS)
+        for name, value in _ATEN.items():
+            patches.environment(name, value)
+        patches.when_imported("torch._dynamo.eval_frame", lambda m: self._hide_hooks(m, patches))
+        patches.when_imported("torch._dynamo.callback", self._watch)
+        patches.when_imported(
+            "torch._inductor.runtime.triton_heuristics",
+            lambda module: patches.wrap(module.CachingAutotuner, "bench", self._bench),
+        )
+        patches.when_imported(
+            "triton.runtime.autotuner",
+            lambda module: patches.wrap(module.Autotuner, "_bench", self._bench_triton),
+        )
+        patches.also(self._end)
+
+    def _bench(self, original: Any, *args: Any, **kwargs: Any) -> float:
+        self._say(_FIRST)
+        return 1.0
+
+    def _bench_triton(self, original: Any, *args: Any, **kwargs: Any) -> list[float]:
+        self._say(_FIRST)
+        return [1.0, 1.0, 1.0]
+
+    def _hide_hooks(self, module: ModuleType, patches: Patches) -> None:
+        """Compiled code runs without our hooks on modules."""
+
+        def compiled(original: Any, context: Any, fn: Any) -> Any:
+            made = original(context, fn)
+            if isinstance(made, torch.nn.Module | type) or not callable(made):
+                return made
+
+            @functools.wraps(made)
+            def without_hooks(*args: Any, **kwargs: Any) -> Any:
+                with hidden_hooks():
+                    return made(*args, **kwargs)
+
+            return without_hooks
+
+        patches.wrap(module._TorchDynamoContext, "__call__", compiled)
+
+    def _watch(self, module: ModuleType) -> None:
+        handler = getattr(module, "callback_handler", None)
+        if handler is not None:
+            handler.register_start_callback(self._starts)
+            handler.register_end_callback(self._ends)
+
+    def _starts(self, *_: Any) -> None:
+        if not self._took and not self._began:
+            print("memcalc: torch.compile is compiling ...", file=sys.stderr, flush=True)
+        self._began = time.monotonic()
+
+    def _ends(self, *_: Any) -> None:
+        if self._began:
+            self._took += time.monotonic() - self._began
+            self._began = 0.0
+
+    def _end(self) -> None:
+        if self._took:
+            self._say(_TOOK.format(self._took))
+
+
+class hidden_hooks:  # noqa: N801
+    """Hooks on all modules are not there meanwhile."""
+
+    def __enter__(self) -> None:
+        self._pre = dict(modules._global_forward_pre_hooks)
+        self._post = dict(modules._global_forward_hooks)
+        self._always = dict(modules._global_forward_hooks_always_called)
+        for hooks in (
+            modules._global_forward_pre_hooks,
+            modules._global_forward_hooks,
+            modules._global_forward_hooks_always_called,
+        ):
+            hooks.clear()
+
+    def __exit__(self, *_: object) -> None:
+        modules._global_forward_pre_hooks.update(self._pre)
+        modules._global_forward_hooks.update(self._post)
+        modules._global_forward_hooks_always_called.update(self._always)

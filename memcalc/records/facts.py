@@ -1,0 +1,15 @@
+"""What is known of this machine, a line each."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing about this machine."""
+
+    name: str
+    value: str
+    well: bool = True
+    """False: something cannot be measured for it."""
+    advice: str = ""

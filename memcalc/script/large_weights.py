@@ -1,0 +1,42 @@
+"""Weights of large models are not drawn on the host: pages that nobody writes take no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memcalc.engine.patches import Patches
+
+_DRAWN = 200_000_000
+"""Numbers of weights that are drawn as on any machine; all further ones stay zeros."""
+_LARGE = 1 << 20
+"""Elements of a weight that is worth leaving out."""
+_NAMES = (
+    *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
+    *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
+)
+_SAID = "weights beyond the first 0.2 billion are not drawn on the host (--weights draws them)"
+
+
+def install(patches: Patches, say: Callable[[str], None]) -> None:
+    """Draw no more from some number of weights on.
+
+    Args:
+        patches: what is changed.
+        say: told that weights are zeros.
+    """
+    drawn = [0]
+
+    def draw(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or tensor.is_cuda or tensor.numel() < _LARGE:
+            return original(tensor, *args, **kwargs)
+        drawn[0] += tensor.numel()
+        if drawn[0] <= _DRAWN:
+            return original(tensor, *args, **kwargs)
+        say(_SAID)
+        return tensor
+
+    for name in _NAMES:
+        patches.wrap(torch.nn.init, name, draw)

@@ -1,0 +1,57 @@
+"""Recorded generations against runs over the stub driver; equal where ``generate`` was recorded."""
+
+import json
+import runpy
+
+import pytest
+
+from tests.evidence.judged import STANDIN
+
+RECORDINGS = [*sorted(STANDIN.glob("decode-torch*.json")), *STANDIN.glob("newest-decode-*.json")]
+CACHES = [*STANDIN.glob("decode-caches-*.json"), *STANDIN.glob("decode-quant-*.json")]
+decode = runpy.run_path("benchmarks/decode.py")
+SHORT = 40
+"""Tokens of the runs that are compared by default."""
+NEAR = 0.02
+"""What is allocated under another release of PyTorch is as near as this."""
+
+
+@pytest.fixture(scope="module")
+def generated():
+    every = [(path, run) for path in RECORDINGS for run in json.loads(path.read_text())["runs"]]
+    return [pair for pair in every if pair[1]["loop"] == "generate"]
+
+
+def test_a_short_generation_is_met(generated):
+    path, run = next(pair for pair in generated if pair[1]["plan"]["generate"] <= SHORT)
+    (off,) = decode["compare"](path, [run])
+    assert max(abs(off[phase, "allocated"]) for phase in ("prefill", "decode")) <= NEAR, off
+
+
+@pytest.mark.nightly
+def test_every_recorded_generation_is_met(generated):
+    for path, run in generated:
+        (off,) = decode["compare"](path, [run])
+        for phase in ("prefill", "decode"):
+            assert abs(off[phase, "allocated"]) <= NEAR, decode["label"](run)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", CACHES, ids=lambda path: path.stem)
+def test_every_recorded_cache_is_met(path):
+    packages = {"quantized": "optimum.quanto", "quantized-hqq": "hqq"}
+    for run in json.loads(path.read_text())["runs"]:
+        package = packages.get(run["plan"].get("cache"))
+        if package is not None:
+            pytest.importorskip(package)
+        (off,) = decode["compare"](path, [run])
+        assert max(abs(value) for (_, rung), value in off.items() if rung == "allocated") <= NEAR
+
+
+def test_recordings_of_decoding_cover_what_they_claim():
+    every = [run for path in RECORDINGS for run in json.loads(path.read_text())["runs"]]
+    plans = [run["plan"] for run in every]
+    assert {"static", "sliding"} <= {plan.get("cache") for plan in plans}
+    assert any(plan.get("beams", 1) > 1 for plan in plans)
+    kinds = {run["config"]["model_type"] for run in every}
+    assert {"llama", "deepseek_v3", "t5", "mistral", "qwen3_next"} <= kinds

@@ -1,0 +1,76 @@
+"""Recorded runs on one GPU against runs over the stub driver: a few by default, all at night.
+
+Under another release of PyTorch than the recording's the peaks are only near; at night each runs
+under its own.
+"""
+
+import json
+
+import pytest
+
+from tests.evidence.judged import STANDIN, all_of, runs, sample
+
+FILES = ("runs", "loops", "quant", "newest", "families", "own", "recurrent", "torchao", "liger")
+RECORDINGS = sorted(
+    path
+    for name in FILES
+    for path in STANDIN.glob(f"{name}-torch*.json")
+    if "-ddp" not in path.stem and "-fsdp2" not in path.stem and "decode" not in path.stem
+)
+FEW = {
+    "runs-torch2.13-cc90": (0, 8, 30),
+    "runs-optimizers-torch2.13-cc90": (0, 20),
+    "loops-torch2.13-cc75": (0,),
+    "quant-torch2.13-cc90": (0, 3),
+}
+"""Runs that are compared by default, by recording."""
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_few_runs_are_met(name):
+    sample(STANDIN / f"{name}.json", FEW[name])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_all_runs_are_equal_in_every_phase_on_every_rung(path):
+    all_of(path)
+
+
+def test_recordings_cover_what_they_claim():
+    plans = [run["plan"] for path in RECORDINGS if path.stem[:4] == "runs" for run in runs(path)]
+    assert len(plans) >= 150
+    assert len({plan["model"] for plan in plans}) >= 15
+    assert {"fp32", "amp-fp16", "amp-bf16", "bf16", "fp16"} <= {p["precision"] for p in plans}
+    optimizers = {plan["optim"] for plan in plans}
+    assert {"memcalc.adamw8bit", "memcalc.adam8bit", "memcalc.adamw_bf16"} <= optimizers
+    for family in ("adamw", "lion", "ademamix", "lamb", "lars", "sgd", "rmsprop", "adagrad"):
+        assert any(family in name for name in optimizers), family
+    for setting in ("resume", "optim_in_backward", "checkpointing"):
+        assert {plan[setting] for plan in plans} == {True, False}, setting
+
+
+def test_the_optimizer_state_that_was_recorded_is_the_registrys():
+    from memcalc import registry
+    from memcalc.catalog import inventory, models
+    from memcalc.files.artifact import decode
+    from memcalc.records.model import Place
+    from memcalc.records.plan import Plan
+    from memcalc.workload import tasks
+
+    seen = 0
+    for path in STANDIN.glob("runs-*.json"):
+        for run in json.loads(path.read_text())["runs"]:
+            plan = run["plan"]
+            if plan["precision"] in ("bf16", "fp16") or plan["freeze"] or plan["lora"]:
+                continue
+            source = models.find(plan["model"])
+            tensors = inventory.load(source, tasks.choose(source, plan["task"]).name)
+            if tensors is None:  # only the usual head's is shipped
+                continue
+            choice = registry.find(plan["optim"], dict(plan["optim_args"]))
+            state = registry.state_of(choice, tensors.parameters, decode(Plan, plan))
+            for place in Place:
+                assert state.total(place) == run["state"][place.value], plan
+            seen += 1
+    assert seen > 50

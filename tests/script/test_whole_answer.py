@@ -1,0 +1,325 @@
+"""What a script's answer says: components, phases, lines, steps, whatever the script is like."""
+
+import pytest
+
+from memcalc.records.prediction import FitVerdict
+from memcalc.records.trace import Component, Phase
+
+TRAINS = """
+    import torch
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.Linear(1024, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.to("cuda")
+    torch.cuda.reset_peak_memory_stats()
+    for step in range(9):
+        batch = torch.randn(64, 256).cuda()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(torch.cuda.max_memory_allocated(), file=open("said", "a"))
+"""
+WEIGHTS = 4 * (256 * 1024 + 1024 + 1024 * 8 + 8)
+
+
+def test_the_answer_is_what_the_script_itself_sees_of_its_gpu(run, tmp_path):
+    found = run(TRAINS, steps=3)
+    assert (found.ending.stopped, found.ending.steps) == (True, 3)
+    prediction = found.traced.prediction
+    seen = (tmp_path / "said").read_text().splitlines()
+    assert int(seen[2]) == prediction.peak.allocated
+    assert prediction.components[Component.WEIGHTS] == WEIGHTS
+    assert prediction.components[Component.OPTIMIZER_STATE] == 2 * WEIGHTS
+    assert prediction.components[Component.INPUTS] == 4 * 64 * 256
+    assert prediction.optimizer_state.optimizer == "AdamW"
+    phases = {phase.phase for phase in prediction.phases}
+    assert phases == {Phase.LOAD, Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD}
+    lines = {storage.line for storage in found.traced.trace.storages}
+    assert {"train.py:5", "train.py:8", "train.py:9", "train.py:11"} <= lines
+    modules = {one.module for one in found.traced.trace.storages if one.step == 1}
+    assert {"0", "1"} <= modules
+
+
+RUNS_OUT = """
+    import torch
+    model = torch.nn.Sequential(*[torch.nn.Linear(4096, 4096) for _ in range(8)]).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def train():
+        for step in range(3):
+            rows = torch.randn(250_000, 4096, device="cuda")
+            model(rows).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    train()
+"""
+
+
+def test_a_script_that_runs_out_of_memory_says_where_and_what_it_needs(run, capfd):
+    found = run(RUNS_OUT, gpu="rtx-3090")
+    prediction, refusal = found.traced.prediction, found.traced.prediction.refusal
+    assert found.ending.code == 1
+    assert prediction.fit.verdict is FitVerdict.DOES_NOT_FIT
+    assert (refusal.phase, refusal.line) == (Phase.FORWARD, "train.py:8")
+    assert refusal.asked == 4 * 250_000 * 4096
+    assert refusal.free < refusal.asked
+    assert prediction.peak.requested > 8 * 4 * 250_000 * 4096
+    assert prediction.components[Component.ACTIVATIONS] >= 8 * 4 * 250_000 * 4096
+    said = capfd.readouterr().err
+    assert 'train.py", line 11' in said
+    assert 'train.py", line 8, in train' in said
+    assert "torch/nn" not in said
+
+
+GROWS = """
+    import torch
+    kept = []
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(50):
+        model(torch.randn(8, 64).cuda()).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(torch.zeros(1 << 20, device="cuda"))
+"""
+
+
+def test_a_script_that_keeps_more_every_step_says_how_much_and_where(run):
+    growth = run(GROWS, gpu="t4").traced.prediction.growth
+    assert (growth.bytes, growth.line) == (4 << 20, "train.py:10")
+    assert 3000 < growth.steps < 4000
+
+
+OWN = """
+    import copy, torch
+    from torch import nn
+
+    class Momentum:
+        def __init__(self, params):
+            self.params, self.state = list(params), {}
+
+        @torch.no_grad()
+        def step(self):
+            for p in self.params:
+                kept = self.state.setdefault(p, (torch.zeros_like(p), torch.zeros_like(p)))
+                kept[0].add_(p.grad)
+
+        def zero_grad(self):
+            for p in self.params:
+                p.grad = None
+
+    class Base(torch.Tensor):
+        pass
+
+    class Image(Base):
+        pass
+
+    image = torch.ones(4, 3).cuda().as_subclass(Image)
+    base = torch.ones(4, 3).cuda().as_subclass(Base)
+    assert type(base + image) is Image and type(image - base) is Image
+
+    model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])
+    model(torch.zeros(1, 512))
+    model = model.cuda()
+    average = copy.deepcopy(model)
+    optimizer = Momentum(model.parameters())
+    for step in range(40):
+        model(torch.randn(8, 512, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_optimizers_copies_and_tensors_of_ones_own_are_what_they_are(run):
+    found = run(OWN)
+    held = 4 * 4 * (512 * 512 + 512)
+    assert found.ending.steps == 3
+    components = found.traced.prediction.components
+    assert found.traced.prediction.optimizer_state.optimizer == "Momentum"
+    assert components[Component.OPTIMIZER_STATE] == 2 * held
+    assert components[Component.WEIGHTS] == 2 * held
+    assert any(one.module.startswith("copy of") for one in found.traced.trace.storages)
+
+
+MOVED = """
+    import copy, torch
+    from torch import nn
+    net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+    net(torch.zeros(8, 256))
+    net = net.cuda().bfloat16()
+    rows = torch.zeros(8, 256, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for step in range(3):
+        net(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_weights_stay_weights_after_they_are_moved_and_cast(run):
+    components = run(MOVED, steps=0).traced.prediction.components
+    held = 2 * 6 * (256 * 256 + 256)
+    assert components[Component.WEIGHTS] == components[Component.OPTIMIZER_STATE] == held
+    assert components[Component.GRADIENTS] in (0, held)
+
+
+VALUES = """
+    import copy, torch
+    ids = torch.randint(5, 500, (4, 128)); ids[:, -7:] = 0
+    on_gpu = ids.cuda()
+    assert on_gpu.max().item() == ids.max().item() and (on_gpu == 0).any()
+    assert torch.equal(on_gpu[on_gpu != 0].cpu(), ids[ids != 0])
+    assert (on_gpu != 0).sum(1).tolist() == [121] * 4
+    assert sorted(torch.randperm(100, device="cuda").tolist()) == list(range(100))
+    before = torch.get_rng_state()
+    assert 3 <= torch.randint(3, 9, (5,), device="cuda").min().item() < 9
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.isfinite(torch.nn.Linear(8, 8).cuda()(torch.ones(2, 8).cuda())).all()
+    rows = torch.zeros(256, 1 << 10, device="cuda")
+    held = torch.cuda.memory_allocated()
+    copy.deepcopy(rows[0])
+    assert torch.cuda.max_memory_allocated() >= held + rows.nbytes
+    sparse = torch.relu(torch.randn(4, 100, device="cuda")).to_sparse()
+    assert torch.stack(list(sparse.unbind(0))).shape == (4, 100)
+    torch.rand(3, device="cuda").sum().item()
+"""
+
+
+def test_what_a_script_put_on_the_gpu_is_read_back(run):
+    found = run(VALUES)
+    assert found.ending.code == 0
+    assert any("values read back" in one for one in found.traced.prediction.assumptions)
+
+
+GRAPHED = """
+    import torch
+    side = torch.cuda.Stream()
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.zeros(64, 256, device="cuda")
+    with torch.cuda.stream(side):
+        model(rows).sum().backward()
+        optimizer.zero_grad(set_to_none=True)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(rows).sum().backward()
+        optimizer.step()
+    for _ in range(100):
+        graph.replay()
+    print(torch.cuda.max_memory_reserved(), file=open("said", "w"))
+"""
+
+
+def test_steps_in_a_cuda_graph_are_counted_as_it_is_replayed(run, tmp_path):
+    found = run(GRAPHED)
+    assert (found.ending.stopped, found.ending.steps) == (True, 3)
+    found = run(GRAPHED, steps=0)
+    assert found.ending.steps == 101
+    assert int((tmp_path / "said").read_text()) == found.traced.prediction.peak.reserved
+
+
+LAUNCHED = """
+    import os, torch, torch.distributed as dist
+    dist.init_process_group("nccl")
+    assert dist.get_world_size() == 4 == torch.cuda.device_count()
+    model = torch.nn.Linear(512, 512).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[0])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(8, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    everybody = [None] * 4
+    dist.all_gather_object(everybody, {"rank": dist.get_rank()})
+    assert everybody == [{"rank": 0}] * 4
+    dist.destroy_process_group()
+"""
+
+
+def test_a_launched_script_is_one_rank_of_all(run, tmp_path, monkeypatch):
+    from memcalc.script.simulate import plan_of, simulate
+
+    (tmp_path / "ranks.py").write_text("\n".join(line[4:] for line in LAUNCHED.splitlines()))
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(["torchrun", "--nproc-per-node", "4", "ranks.py"], steps=0)
+    found = simulate(plan)
+    assert found.ending.code == 0
+    prediction = found.traced.prediction
+    assert prediction.components[Component.COMMUNICATION] >= 4 * (512 * 512 + 512)
+    assert any("rank 0 of 4" in one for one in prediction.assumptions)
+
+
+TWO = """
+    import torch
+    first = torch.nn.Linear(1024, 1024).to("cuda:0")
+    second = torch.nn.Linear(1024, 1024).to("cuda:1")
+    both = [*first.parameters(), *second.parameters()]
+    optimizer = torch.optim.SGD(both, lr=0.1, momentum=0.9)
+    for _ in range(3):
+        hidden = first(torch.randn(64, 1024, device="cuda:0"))
+        second(hidden.to("cuda:1")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    peaks = [torch.cuda.max_memory_allocated(gpu) for gpu in range(2)]
+    print(*peaks, file=open("said", "w"))
+"""
+
+
+def test_each_gpu_of_a_process_has_figures_of_its_own(run, tmp_path):
+    found = run(TWO, gpu="2xt4", steps=0)
+    seen = [int(word) for word in (tmp_path / "said").read_text().split()]
+    assert [one.peak.allocated for one in found.traced.prediction.gpus] == seen
+
+
+CACHED = """
+    import os, torch
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    print(*[os.environ[name] for name in names], file=open("said", "w"))
+    torch.save(torch.zeros(4, device="cuda"), "model.pt")
+    assert torch.load("model.pt").shape == (4,)
+"""
+
+
+def test_caches_and_checkpoints_of_the_user_stay_as_they_are(run, tmp_path, monkeypatch):
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "users"))
+    assert run(CACHED).ending.code == 0
+    assert str(tmp_path / "users") not in (tmp_path / "said").read_text()
+    assert not (tmp_path / "model.pt").exists()
+    assert not (tmp_path / "users").exists()
+
+
+@pytest.mark.nightly
+def test_a_compiled_step_runs_the_compiler(run):
+    found = run(
+        """
+        import torch
+        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compiled = torch.compile(model)
+        for _ in range(3):
+            compiled(torch.randn(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+        """
+    )
+    assert found.ending.code == 0
+    assert any("torch.compile took" in one for one in found.traced.prediction.assumptions)
+
+
+LARGE = """
+    import resource, torch
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = torch.nn.Sequential(*[torch.nn.Linear(8192, 8192) for _ in range(60)]).cuda()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
+    step = torch.tensor(0.0)
+    torch._foreach_add_([step], torch.tensor(1.0))
+    assert step.item() == 1
+"""
+
+
+@pytest.mark.nightly
+def test_a_large_model_takes_little_memory_of_the_host(run):
+    found = run(LARGE)
+    assert found.ending.code == 0
+    held = 60 * 4 * (8192 * 8192 + 8192)
+    assert found.traced.prediction.components[Component.WEIGHTS] == held
