@@ -24,7 +24,7 @@ def main(file: str, *names: str) -> None:
         if names and name not in names:
             continue
         reads = peaks.get("reads", "zeros")
-        os.environ["MEMCALC_READS"] = "known" if reads == "real" else reads
+        os.environ["MEMCALC_READS"] = reads
         plan = plan_of(
             ["python", str(SCRIPTS / f"{name}.py")], steps=0, gpu=recorded["gpu"], torch=torch
         )

@@ -67,16 +67,13 @@ def attempt(model_type: str, task: str) -> tuple[str, str]:
 def _trace(model_type: str, task: str) -> tuple[str, str]:
     import real_run
     import torch
-    from memcalc.trace.run import trace
     from msgspec.structs import replace
 
-    from memcalc import registry
     from memcalc.catalog import models
     from memcalc.errors import MemcalcError
-    from memcalc.estimation.question import ASSUMED
+    from memcalc.estimation.client import Client
     from memcalc.records.plan import Plan
     from memcalc.workload.model import build
-    from memcalc.workload.prepare import program_of
     from memcalc.workload.tasks import choose
 
     config = pathlib.Path(tempfile.mkdtemp()) / "config.json"
@@ -85,21 +82,17 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
     fixed = model_type in ("perceiver", "reformer")
     plan = Plan(model=str(config), task=task, batch=2, seq=None if fixed else 64, optim="sgd")
     try:
-        head = choose(source, task)
         with torch.device("meta"):
-            model = build(source, head)
+            build(source, choose(source, task))
     except MemcalcError as error:
         return "unbuildable", str(error).replace(str(config), model_type)
 
-    def traced(plan: Plan, model: torch.nn.Module) -> str:
-        try:
-            program = program_of(plan, registry.find("sgd", {}), model, head.task)
-            trace(program, ASSUMED)
-        except Exception as error:
-            return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return ""
+    def traced(plan: Plan) -> str:
+        with Client() as client:
+            answer = client.ask(plan)
+        return " ".join(str(answer).split())[:200] if isinstance(answer, MemcalcError) else ""
 
-    reason = traced(plan, model)
+    reason = traced(plan)
     if not reason:
         return "traced", ""
     refused = real_run.refusal(plan, model_type)
@@ -108,9 +101,7 @@ def _trace(model_type: str, task: str) -> tuple[str, str]:
     without = replace(plan, kv_cache=False)
     if real_run.refusal(without, model_type):
         return "untrainable", refused
-    with torch.device("meta"):
-        model = build(source, head)
-    reason = traced(without, model)
+    reason = traced(without)
     return ("failed", reason) if reason else ("traced", f"{WITHOUT}: {refused}")
 
 

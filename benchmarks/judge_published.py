@@ -1,55 +1,45 @@
 """Hold what others read on real cards (evidence/published) against memcalc's estimates.
 
     PYTHONPATH=benchmarks python benchmarks/judge_published.py -o evidence/judged.json
-    python benchmarks/judge_published.py --with 4.46=FOLDER --packages FOLDER ...
-    python benchmarks/judge_published.py --cudnn 2.8=FOLDER:FOLDER ...
-    python benchmarks/judge_published.py --blind ...
-    python benchmarks/judge_published.py --apart configs/transformers_apart.json
+    python benchmarks/judge_published.py --most 2 --sets tune report ...
 
-A reading belongs to the PyTorch and the transformers it was made with, which its plan names.
-``--with`` names a folder that holds that transformers (``pip install --target FOLDER --no-deps
-transformers==4.46.3``, and its tokenizers and huggingface_hub), whose own code runs then. Models of
-packages that are not there are left out, with their reason. A source that ``runs`` a script of
-benchmarks/published_scripts is judged by a run of it on a simulated GPU (``memcalc simulate``).
-Where a source does not say all that such a run depends on, it names ``limits``: words for the
-script that make it the least and the most that what is not said may be. Each is a run of its own,
-and the range is that of all. ``--cudnn`` names folders with the cuDNN and cuBLAS that came with a
-PyTorch, which are asked for the workspaces of convolutions of readings with it.
-``--blind`` judges the sets too that were written down before any of them was estimated.
-``--apart`` says how far readings that memcalc may be improved by (``tune``) lie from today's code,
-which is what an answer for another release allows for.
+Every reading is judged under the releases of PyTorch and transformers it was made with, in the
+newest patch of each, which memcalc fetches once (``MEMCALC_CACHE``, about 2 GB a release). A
+reading of a PyTorch that memcalc does not run is refused, and counted apart; one whose source says
+no PyTorch is judged under the oldest that memcalc runs. A source that ``runs`` a script of
+benchmarks/published_scripts is judged by ``memcalc simulate``. Where a source does not say all that
+such a run depends on, it names ``limits``: words for the script that make it the least and the most
+that what is not said may be. Each is a run of its own, and the range is that of all.
+
+Readings that were not judged this time keep their rows in the file. ``--most`` judges so many
+readings of each source, evenly spread. A package that a source ``needs`` must be installed here.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import os
 import pathlib
+import re
 import shlex
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
-from memcalc.catalog.releases import Apart
-from memcalc.kernels import cudnn
 from msgspec.structs import replace
 
 from memcalc.accuracy.compare import Difference
-from memcalc.children.ask import Parent
+from memcalc.engine import environment
+from memcalc.engine.environment.release import OLDEST_TORCH
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import trace_all
+from memcalc.estimation.client import Client
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.records.trace import Component, Phase
+from memcalc.records.trace import Phase
 from memcalc.report.rows import process_ends
-from memcalc.script.simulate import simulate, simulating_parent
-from memcalc.version import installed
+from memcalc.script.simulate import simulate
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 PUBLISHED = FOLDER.parent / "evidence" / "published"
@@ -57,20 +47,25 @@ SCRIPTS = FOLDER / "published_scripts"
 BESIDE = "allocated_and_outside"
 """What PyTorch's allocator had in use, and what the process held outside it."""
 RUNGS = ("allocated", "reserved", "process_used", BESIDE)
-BLIND = ("blind", "blind 2", "blind 3", "blind 4", "blind 5")
-"""Written down with their plans before any of them was estimated, each judged once."""
-SETS = ("tune", "report", "held out", *BLIND)
+SETS = (
+    *("tune", "report", "held out"),
+    *("blind", "blind 2", "blind 3", "blind 4", "blind 5"),
+)
 """What a source's ``half`` may be."""
 UNITS = {"B": 1, "MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
-OLDEST = "2.0"
-"""PyTorch that stands in for older ones and for those that are not said."""
-FIXED = (
-    *(Component.WEIGHTS, Component.QUANTISED_WEIGHTS, Component.QUANTISATION_CONSTANTS),
-    *(Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATE),
-)
-"""What a model's code leaves alone."""
+OLDEST = ".".join(map(str, OLDEST_TORCH))
+"""PyTorch that readings run under whose source says none."""
+NEXT_TO_OLD = "4.57"
+"""The last transformers that PyTorch before 2.6 runs."""
 LOADING = {"loaded at the start": "eager"}
 """What a source says of kernels, as ``Plan.module_loading``."""
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """Releases whose own code gave an estimate."""
+
+    torch: str
+    transformers: str | None = None
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +85,10 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     high: int | None = None
     """Ends of what is said; ``None``: one figure is said."""
     torch: str | None = None
-    """PyTorch that the plan named."""
+    """PyTorch of the reading; ``None``: its source says none."""
     transformers: str | None = None
-    """The same of transformers; ``None``: the installed one."""
-    cudnn: str | None = None
-    """The cuDNN that was asked for workspaces; ``None``: they are looked up, or known in limits."""
-    own_code: bool = False
-    """That release's own code ran; else today's, with what it did otherwise."""
+    ran: Ran | None = None
+    """What ran; ``None``: nothing did, or an earlier memcalc gave the figure by tables."""
     reason: str | None = None
     """Why there is no estimate."""
 
@@ -120,11 +112,14 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
     """The plans of one source, and what was read of each, in bytes."""
     unit = UNITS[source["unit"]]
+    torch = release_of(source.get("torch")) or OLDEST
     for row in source["rows"]:
         named = dict(zip(source["columns"], row, strict=True))
         read = {rung: round(named.pop(rung) * unit) for rung in RUNGS if rung in named}
-        settings = {"gpu": source["gpu"], "torch": torch_of(source)}
-        settings["transformers"] = release_of(source)
+        settings = {"gpu": source["gpu"], "torch": torch}
+        settings["transformers"] = release_of(source.get("transformers"))
+        if settings["transformers"] is None and numbers(torch) < (2, 6):
+            settings["transformers"] = NEXT_TO_OLD
         settings["module_loading"] = LOADING.get(source.get("kernels"))
         if "runs" in source:
             words = ["python", str(SCRIPTS / source["runs"]), *named.pop("arguments").split()]
@@ -133,44 +128,101 @@ def rows_of(source: dict[str, Any]) -> Iterator[tuple[Plan, dict[str, int]]]:
         yield msgspec.convert(settings, Plan), read
 
 
-def judged(name: str, source: dict[str, Any]) -> Iterator[Judged]:
-    """Estimates beside the readings of one source."""
-    rows = list(rows_of(source))
-    asked = cudnn.version() if cudnn.FOLDERS in os.environ else None
-    for (plan, read), answer in zip(rows, answers([plan for plan, _ in rows]), strict=True):
-        ends = at_limits(plan, source)
-        for rung, published in read.items():
-            told: dict[str, Any] = {}
-            if isinstance(answer, Prediction):
-                steps = source.get("peak") == "steps"
-                told = within([said(one, rung, steps=steps) for one in (answer, *ends)])
-            else:
-                told["reason"] = str(answer).splitlines()[0][:200]
-            yield Judged(
-                source=name,
-                gpu=source["gpu"],
-                plan=label(plan),
-                half=source["half"],
-                torch=plan.torch,
-                cudnn=asked,
-                transformers=source.get("transformers"),
-                own_code=plan.transformers is None and "transformers" in source,
-                rung=rung,
-                published=published,
-                rounding=rounding_of(source),
-                **told,
-            )
+def release_of(version: str | None) -> str | None:
+    """The release of a version, without its patch: the newest patch of it runs."""
+    found = re.match(r"\d+\.\d+", version or "")
+    return found[0] if found else None
 
 
-def at_limits(plan: Plan, source: dict[str, Any]) -> list[Prediction]:
-    """What is said where what the source leaves open is the least that it may be, and the most.
+def numbers(release: str) -> tuple[int, ...]:
+    """Of a release, to be compared."""
+    return tuple(map(int, release.split(".")))
 
-    A run that has no room there says nothing.
+
+def refused(source: dict[str, Any]) -> str | None:
+    """Why a source's PyTorch cannot be run; ``None``: it can, or none is said."""
+    said = release_of(source.get("torch"))
+    if said is None or numbers(said) >= OLDEST_TORCH:
+        return None
+    return f"refused: memcalc runs PyTorch {OLDEST} and newer, and this was read with {said}"
+
+
+def judged(
+    name: str, source: dict[str, Any], before: Sequence[Judged], most: int | None = None
+) -> Iterator[Judged]:
+    """Estimates beside the readings of one source.
+
+    Args:
+        name: of the source.
+        source: what its file says.
+        before: its rows as they were judged before; those not judged now are taken from here.
+        most: so many of its plans are run, evenly spread; ``None``: all.
     """
+    rows = list(rows_of(source))
+    reason = refused(source)
+    wanted = spread(len(rows), None if reason else most)
+    old = iter(before)
+    with Client() as client:
+        for index, (plan, read) in enumerate(rows):
+            kept = [row for _, row in zip(read, old, strict=False)]
+            if index not in wanted:
+                yield from kept
+                continue
+            answer, ends, ran = answered(plan, source, client, reason)
+            for rung, published in read.items():
+                told: dict[str, Any] = {"reason": str(answer).splitlines()[0][:200]}
+                if isinstance(answer, Prediction):
+                    steps = source.get("peak") == "steps"
+                    told = within([said(one, rung, steps=steps) for one in (answer, *ends)])
+                yield Judged(
+                    source=name,
+                    gpu=source["gpu"],
+                    plan=label(plan),
+                    half=source["half"],
+                    torch=source.get("torch"),
+                    transformers=source.get("transformers"),
+                    ran=ran,
+                    rung=rung,
+                    published=published,
+                    rounding=rounding_of(source),
+                    **told,
+                )
+
+
+def spread(count: int, most: int | None) -> set[int]:
+    """So many indices, evenly spread."""
+    if most is None or most >= count:
+        return set(range(count))
+    return {(2 * index + 1) * count // (2 * most) for index in range(most)}
+
+
+def answered(
+    plan: Plan, source: dict[str, Any], client: Client, reason: str | None
+) -> tuple[Prediction | Exception, list[Prediction], Ran | None]:
+    """What memcalc says of a plan, of its runs at the limits, and which releases ran."""
+    if reason:
+        return EstimateError(reason), [], None
+    answer = of_script(plan) if plan.command else client.ask(plan)
+    if not isinstance(answer, Prediction):
+        return answer, [], None
     words = source.get("limits", {})
     runs = [f"{plan.command} {words[end]}" for end in ("least", "most") if end in words]
-    found = [_of_script(replace(plan, command=command)) for command in runs]
-    return [one for one in found if isinstance(one, Prediction)]
+    ends = [of_script(replace(plan, command=command)) for command in runs]
+    found = environment.find(plan.torch, plan.transformers)
+    ran = Ran(torch=found.torch, transformers=found.transformers)
+    # A run that has no room at a limit says nothing.
+    return answer, [one for one in ends if isinstance(one, Prediction)], ran
+
+
+def of_script(plan: Plan) -> Prediction | Exception:
+    """What memcalc says of a script, or why it says nothing."""
+    try:
+        found = simulate(plan)
+    except MemcalcError as error:
+        return error
+    if found.traced is None or found.ending.code:
+        return EstimateError(f"the script ended with exit code {found.ending.code}")
+    return found.traced.prediction
 
 
 def within(told: list[dict[str, Any]]) -> dict[str, Any]:
@@ -184,77 +236,10 @@ def within(told: list[dict[str, Any]]) -> dict[str, Any]:
     return {**likely, "low": low, "high": high} if low < high else likely
 
 
-def answers(plans: list[Plan]) -> list[Prediction | Exception]:
-    """What memcalc says of plans of one source, or why it says nothing."""
-    if not any(plan.command for plan in plans):
-        return list(trace_all(plans))
-    return [_of_script(plan) for plan in plans]
-
-
-@functools.cache
-def _parent() -> Parent:
-    """One that has its packages imported, for all scripts."""
-    return simulating_parent()
-
-
-def _of_script(plan: Plan) -> Prediction | Exception:
-    try:
-        found = simulate(plan, _parent())
-    except MemcalcError as error:
-        return error
-    if found.traced is None or found.ending.code:
-        return EstimateError(f"the script ended with exit code {found.ending.code}")
-    return found.traced.prediction
-
-
-def apart() -> Iterator[Apart]:
-    """Readings of other releases that may be looked at, by the code of the installed one."""
-    for path in sorted(PUBLISHED.glob("*.json")):
-        source = json.loads(path.read_text())
-        if source["half"] != "tune" or release_of(source) is None:
-            continue
-        rows = list(rows_of(source))
-        for (plan, read), answer in zip(rows, answers([plan for plan, _ in rows]), strict=True):
-            if isinstance(answer, Exception):
-                raise answer
-            yield Apart(
-                source=path.stem,
-                transformers=source["transformers"],
-                plan=label(plan),
-                published=read["allocated"],
-                said=answer.peak.allocated or 0,
-                fixed=sum(answer.components.get(name, 0) for name in FIXED),
-            )
-
-
-def elsewhere(name: str, folders: list[str], libraries: str | None = None) -> list[Judged]:
-    """The same by a process that finds its packages, and cuDNN, in other folders first."""
-    path = os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])
-    with tempfile.NamedTemporaryFile(suffix=".json") as output:
-        command = [sys.executable, __file__, name, "-o", output.name]
-        environment = {**os.environ, "PYTHONPATH": path}
-        if libraries is not None:
-            environment[cudnn.FOLDERS] = libraries
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
-        return msgspec.json.decode(pathlib.Path(output.name).read_bytes(), type=list[Judged])
-
-
 def rounding_of(source: dict[str, Any]) -> int:
     """Bytes by which a figure may lie from what was printed of it (``digits`` behind the point)."""
     places = source.get("digits")
     return 0 if places is None else round(UNITS[source["unit"]] / 10**places / 2)
-
-
-def torch_of(source: dict[str, Any]) -> str:
-    """The PyTorch that a source says, or the oldest that memcalc answers for."""
-    said = source.get("torch") or OLDEST
-    return OLDEST if said.startswith(("0.", "1.")) else said
-
-
-def release_of(source: dict[str, Any]) -> str | None:
-    """The transformers that a source says; ``None`` where it is the one that runs."""
-    said = source.get("transformers")
-    return None if said and (installed("transformers") or "").startswith(said) else said
 
 
 def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any]:
@@ -278,6 +263,8 @@ def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any
         highest = max(getattr(phase, rung) for phase in later)
         span = None if highest != told["predicted"] else span
         told = {"predicted": highest}
+    if told["predicted"] is None:
+        return {"reason": answer.unknown.get(rung, f"{rung} is not known")}
     if span is not None:
         told |= {"low": span.low, "high": span.high}
     ends = process_ends(answer) if rung == "process_used" else None
@@ -301,72 +288,63 @@ def label(plan: Plan) -> str:
     return " ".join(words)
 
 
-def summary(rows: list[Judged]) -> dict[str, Any]:
-    """Median and 90th percentile of the errors, and the share that the ranges hold."""
+def summary(rows: Sequence[Judged]) -> str:
+    """Median and 90th percentile of the errors, and how many ranges hold, in a line."""
     errors = sorted(abs(row.relative) for row in rows if row.relative is not None)
     inside = [row.inside for row in rows if row.inside is not None]
     if not errors:
-        return {"readings": 0}
-    return {
-        "readings": len(errors),
-        "median": statistics.median(errors),
-        "p90": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
-        "inside": sum(inside),
-        "ranges": len(inside),
-    }
+        return "0 readings"
+    most = errors[min(len(errors) - 1, int(0.9 * len(errors)))]
+    middle = statistics.median(errors)
+    return f"{len(errors)} | {middle:.2%} | {most:.2%} | {sum(inside)} of {len(inside)}"
 
 
-def write(rows: Sequence[msgspec.Struct], path: pathlib.Path) -> None:
-    """One reading a line."""
-    path.write_text(f"[\n{_lines(rows)}\n]\n")
+def write(rows: dict[str, list[Judged]], path: pathlib.Path) -> None:
+    """One reading a line, in the order of the sources' names."""
+    every = [row for name in sorted(rows) for row in rows[name]]
+    lines = ",\n".join(json.dumps(msgspec.to_builtins(row)) for row in every)
+    path.write_text(f"[\n{lines}\n]\n")
 
 
-def _lines(rows: Sequence[msgspec.Struct]) -> str:
-    return ",\n".join(json.dumps(msgspec.to_builtins(row)) for row in rows)
+def read(path: pathlib.Path | None) -> dict[str, list[Judged]]:
+    """What was judged before, by source."""
+    found: dict[str, list[Judged]] = {}
+    if path is not None and path.exists():
+        for row in msgspec.json.decode(path.read_bytes(), type=list[Judged]):
+            found.setdefault(row.source, []).append(row)
+    return found
 
 
-def chosen(names: Sequence[str], *, blind: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Sources that are named, or all; the blind sets only where they are asked for."""
-    for path in sorted(PUBLISHED.glob("*.json")):
-        source = json.loads(path.read_text())
-        if path.stem in names or (not names and (blind or source["half"] not in BLIND)):
-            yield path.stem, source
+def chosen(
+    names: Sequence[str], sets: Sequence[str] = SETS
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Sources that are named, or all of some sets; set by set, those of one PyTorch together."""
+    found = [(path.stem, json.loads(path.read_text())) for path in sorted(PUBLISHED.glob("*.json"))]
+    found.sort(key=lambda pair: (SETS.index(pair[1]["half"]), str(pair[1].get("torch"))))
+    for name, source in found:
+        if name in names or (not names and source["half"] in sets):
+            yield name, source
 
 
 def main() -> None:
-    """Judge all sources and say how good the estimates are."""
+    """Judge sources and say how good the estimates are."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="sources; all if none is named")
-    parser.add_argument("--with", dest="versions", action="append", default=[], metavar="V=FOLDER")
-    parser.add_argument("--packages", action="append", default=[], metavar="FOLDER")
-    parser.add_argument("--cudnn", action="append", default=[], metavar="TORCH=FOLDERS")
-    parser.add_argument("--blind", action="store_true", help="with no name: the blind sets too")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
+    parser.add_argument("--most", type=int, help="so many readings of each source")
     parser.add_argument("-o", "--output", type=pathlib.Path)
-    parser.add_argument("--apart", type=pathlib.Path, metavar="FILE")
     arguments = parser.parse_args()
-    if arguments.apart:
-        arguments.apart.write_text(f'{{"readings": [\n{_lines(list(apart()))}\n]}}\n')
-        return
-    folders = dict(text.split("=", 1) for text in arguments.versions)
-    libraries = dict(text.split("=", 1) for text in arguments.cudnn)
-    every: list[Judged] = []
-    for name, source in chosen(arguments.names, blind=arguments.blind):
-        others = [folders[v] for v in (source.get("transformers"),) if v in folders]
-        others += arguments.packages
-        library = libraries.get(source.get("torch") or "")
-        if others or library:
-            rows = elsewhere(name, [*others, str(FOLDER)], library)
-        else:
-            rows = list(judged(name, source))
-        if any(row.reason and row.own_code for row in rows):
-            today = judged(name, source)
-            rows = [now if own.reason else own for own, now in zip(rows, today, strict=True)]
-        every += rows
+    every = read(arguments.output)
+    for name, source in chosen(arguments.names, arguments.sets):
+        before = every.get(name, ())
+        every[name] = list(judged(name, source, before, arguments.most))
         if arguments.output:
             write(every, arguments.output)
-        print(name, summary(rows), *{r.reason for r in rows if r.reason}, flush=True)
+        reasons = {row.reason for row in every[name] if row.reason}
+        print(f"{name} | {summary(every[name])}", *reasons, flush=True)
     for half in SETS:
-        print(half, summary([row for row in every if row.half == half]))
+        rows = [row for found in every.values() for row in found if row.half == half]
+        print(f"{half} | {summary([row for row in rows if row.ran])}")
     sys.stdout.flush()
 
 

@@ -70,17 +70,11 @@ def parts(folder: Path) -> dict[str, Part]:
         "loops": recorded(
             1.0, "loops", "record_trainer.py", str(SUITES / "standin-loops.toml"), at("loops")
         ),
-        "scripts": Part(
-            1.5,
-            _own("record_scripts.py", at("scripts"), "gpu"),
-            _own("compare_scripts.py", at("scripts")),
-        ),
         "quantised": of_suite(0.8, "quantised", "standin-quant", 5),
         "convolutions": of_suite(0.8, "convolutions", "standin_cudnn", 2),
         "decode": Part(
             0.7, _own("record_decode.py", at("decode")), _own("decode.py", at("decode"))
         ),
-        "operators": Part(0.4, _own("record_operators.py", at("operators"))),
     }
 
 

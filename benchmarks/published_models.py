@@ -6,13 +6,11 @@ package that memcalc does not: torchvision, timm, ultralytics, yolov5.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from published_scripts import torchvision_operators
 from published_scripts.softmax_of_before import softmax_of_before
 from torch import nn
 from torch.nn import functional
@@ -241,9 +239,6 @@ def _pictures(name: str, attention: str) -> nn.Module:
 def _image(module: str, name: str) -> nn.Module:
     import importlib
 
-    with contextlib.suppress(RuntimeError):
-        # It is defined where torchvision came with its own, or another model was made before.
-        torchvision_operators.define()
     options = {"aux_logits": False} if name == "inception_v3" else {}
     return Classifier(getattr(importlib.import_module(module), name)(num_classes=1000, **options))
 

@@ -1,17 +1,15 @@
-"""Run the training scripts of benchmarks/scripts over the stand-in driver and write their peaks.
+"""Run the training scripts of benchmarks/scripts over the stub driver and write their peaks.
 
 Usage: record_scripts.py FILE PYTHON [NAME ...]: PYTHON has PyTorch's CUDA build, and NAMEs are
 scripts to record anew; all others stay as they are in FILE, which is written after each script. A
 script that fails where all values are zeros is recorded with those known that it put on the GPU, by
-the rule of both back-ends (`reads`); one that fails then too is left out and named.
+the rule of simulate (`reads`); one that fails then too is left out and named.
 
-With "gpu" for PYTHON they run on the GPU of this machine, with cuDNN and real values.
 compare_scripts.py holds such a file against what is simulated.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -20,13 +18,8 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from memcalc.script.driver.run import HARNESS
-
-from memcalc.catalog import gpus
-
 SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "H100 SXM"
-ON_GPU = "gpu"
 TIMEOUT = 300
 """Seconds for one script."""
 _PACKAGES = (
@@ -41,11 +34,11 @@ _BY_VALUES = ("flash_",)
 def main(file: str, python: str, *names: str) -> None:
     path = Path(file)
     known = json.loads(path.read_text()) if path.exists() else {"scripts": {}}
-    known["gpu"] = _name_of_gpu() if python == ON_GPU else GPU
+    known["gpu"] = GPU
     for script in sorted(SCRIPTS.glob("*.py")):
         if names and script.stem not in names:
             continue
-        for reads in _ways(script, python):
+        for reads in _ways(script):
             found = _recorded(script, python, reads)
             if found is not None and not found["code"]:
                 break
@@ -68,9 +61,7 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _ways(script: Path, python: str) -> tuple[str, ...]:
-    if python == ON_GPU:
-        return ("real",)
+def _ways(script: Path) -> tuple[str, ...]:
     return ("known",) if script.stem.startswith(_BY_VALUES) else ("zeros", "known")
 
 
@@ -79,8 +70,6 @@ def _recorded(script: Path, python: str, reads: str) -> dict[str, object] | None
         *(sys.executable, "-m", "memcalc", "simulate", "--python", python),
         *("--gpu", GPU, "--steps", "0", "--format", "json", "--", "python", str(script)),
     ]
-    if python == ON_GPU:
-        return _on_gpu(script)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -95,24 +84,6 @@ def _recorded(script: Path, python: str, reads: str) -> dict[str, object] | None
             # Where all values are zeros, some loops never end.
             return None
     return json.loads(done.stdout) if done.stdout else None
-
-
-def _on_gpu(script: Path) -> dict[str, object] | None:
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "result.json")
-        command = [sys.executable, str(HARNESS), str(result), "0", str(script)]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            environment = {**os.environ, "HF_HUB_OFFLINE": "1", "MEMCALC_READS": "zeros"}
-            # Where all values are said to be zeros nobody looks at the operators.
-            subprocess.run(command, cwd=folder, env=environment, check=False, timeout=TIMEOUT)
-        return json.loads(result.read_text()) if result.exists() else None
-
-
-def _name_of_gpu() -> str:
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    return gpus.find(properties.name, properties.total_memory).name
 
 
 def _versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from memcalc.errors import EstimateError, UsageError
-from memcalc.script.simulate import plan_of, simulate, simulating_parent
+from memcalc.script.simulate import plan_of, simulate
 
 TRAIN = """
 import os, sys, signal, threading, time, torch
@@ -254,7 +254,7 @@ def _environment(name: str, folder: Path) -> int:
 
 def _scripts(names: list[str]) -> int:
     wrong = 0
-    with simulating_parent() as parent, tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("kept.bin").write_bytes(b"data")
         for name in names:
@@ -263,7 +263,7 @@ def _scripts(names: list[str]) -> int:
             ended: object
             try:
                 plan = plan_of(["python", "train.py"], gpu="t4", steps=0)
-                ended = simulate(plan, parent).ending.code
+                ended = simulate(plan).ending.code
             except UsageError:
                 ended = REFUSED
             except EstimateError:

@@ -1,7 +1,6 @@
 """What simulating a script costs: a step, a cold start, and memory of the host.
 
-Usage: simulate.py [PYTHON], a Python with PyTorch's CUDA build, over whose stand-in driver the
-script's own host-side step is timed. Times are of the processor, so other programs disturb less.
+Usage: simulate.py. Times are of the processor, so other programs disturb less.
 """
 
 from __future__ import annotations
@@ -51,22 +50,18 @@ Trainer(
 SIMULATE = (sys.executable, "-m", "memcalc", "simulate", "--gpu", "h100-sxm")
 
 
-def main(*arguments: str) -> None:
+def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("step.py").write_text(STEP)
         Path("imports.py").write_text(IMPORTS)
         Path("large.py").write_text(LARGE)
-        simulated = _step(*SIMULATE, "--steps", "0")
-        print(f"simulated step: {1000 * simulated:.1f} ms of processor time")
-        if arguments:
-            over = (*SIMULATE, "--steps", "0", "--backend", "driver", "--python", arguments[0])
-            driven = _step(*over)
-            os.environ["MEMCALC_READS"] = "zeros"  # nobody watches
-            own = _step(*over)
-            del os.environ["MEMCALC_READS"]
-            print(f"own host-side step: {1000 * own:.1f} ms; bar 3 x, is {simulated / own:.1f} x")
-            print(f"over the driver: {1000 * driven:.1f} ms, {driven / own:.1f} x")
+        followed = _step(*SIMULATE, "--steps", "0")
+        os.environ["MEMCALC_READS"] = "zeros"  # Values are not followed.
+        own = _step(*SIMULATE, "--steps", "0")
+        del os.environ["MEMCALC_READS"]
+        print(f"a step: {1000 * followed:.1f} ms of processor time, bar 3 x, ", end="")
+        print(f"is {followed / own:.1f} x of {1000 * own:.1f} ms with values not followed")
         bare, held = _spent(sys.executable, "imports.py")
         cold, most = _spent(*SIMULATE, "--", "python", "large.py")
         print(
@@ -100,4 +95,4 @@ print(1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

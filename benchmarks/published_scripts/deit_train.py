@@ -11,7 +11,6 @@ and PyTorch before 1.11, which that means, keeps the input of each softmax.
 import sys
 
 import torch
-import torchvision_operators
 from softmax_of_before import softmax_of_before
 
 STEPS, SIDE = 3, 224
@@ -30,7 +29,6 @@ def attention(layer: torch.nn.Module, x: torch.Tensor, **_: object) -> torch.Ten
 
 def main(name: str, batch: str) -> None:
     """Train."""
-    torchvision_operators.define()
     import timm
     from timm.data import Mixup
     from timm.loss import SoftTargetCrossEntropy

@@ -78,9 +78,6 @@ class Encoder(nn.Module):
 
 def named(name: str) -> nn.Module:
     """One of torchvision's models, with no weights of its own."""
-    import torchvision_operators
-
-    torchvision_operators.define()
     import torchvision
 
     return getattr(torchvision.models, name)(weights=None)

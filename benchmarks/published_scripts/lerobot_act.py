@@ -18,7 +18,6 @@ try its engines; whether the measurement did, and which engines were kept, is no
 import sys
 
 import torch
-import torchvision_operators
 from torch import nn
 from torch.nn import functional
 
@@ -127,7 +126,6 @@ class Act(nn.Module):
 
 def main(batch: str, engines: str = "planned") -> None:
     """Train."""
-    torchvision_operators.define()
     torch.backends.cudnn.benchmark = engines == "tried"
     size = int(batch)
     model = Act().to("cuda").train()

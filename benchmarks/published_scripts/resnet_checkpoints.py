@@ -14,7 +14,6 @@ one process, from ``none`` on; before each is read the cache is given back and p
 import sys
 
 import torch
-import torchvision_operators
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -50,7 +49,6 @@ class Stages(nn.Module):
 
 def main(kept: str, batch: str = "32", side: str = "224") -> None:
     """Train."""
-    torchvision_operators.define()
     model = Stages(kept).cuda().train()
     print(f"{sum(one.numel() for one in model.parameters())} parameters")
     pictures = torch.randn(int(batch), 3, int(side), int(side), device="cuda")

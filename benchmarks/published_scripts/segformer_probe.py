@@ -20,7 +20,6 @@ import sys
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
-import torchvision_operators
 from torch.nn import functional
 
 BATCHES = (2, 4, 6, 8, 12, 16)
@@ -68,7 +67,6 @@ def before() -> list[torch.Tensor]:
 
 def main(last: str) -> None:
     """One batch after another."""
-    torchvision_operators.define()
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.use_deterministic_algorithms(True, warn_only=True)
     left = before()

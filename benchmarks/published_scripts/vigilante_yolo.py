@@ -14,7 +14,6 @@ that have an object: ``one`` for every object, or ``ten``, the most that its ass
 import sys
 
 import torch
-import torchvision_operators
 from yolo_train import TOPK, matched
 
 OBJECTS, CLASSES = 8, 4
@@ -23,7 +22,6 @@ STEPS = 4
 
 def main(name: str, batch: str, anchors: str = "ten") -> None:
     """Train."""
-    torchvision_operators.define()
     from ultralytics.cfg import get_cfg
     from ultralytics.nn.tasks import DetectionModel
     from ultralytics.utils.torch_utils import ModelEMA

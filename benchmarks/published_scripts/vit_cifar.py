@@ -13,7 +13,6 @@ import contextlib
 import sys
 
 import torch
-import torchvision_operators
 from torch.nn.functional import cross_entropy
 
 BATCHES = 3
@@ -31,7 +30,6 @@ WAYS = {
 
 def main(way: str) -> None:
     """Train and validate."""
-    torchvision_operators.define()
     from torchvision.models import vit_l_16
 
     size, accumulated, kind = WAYS[way]

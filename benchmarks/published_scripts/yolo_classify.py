@@ -16,7 +16,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-import torchvision_operators
 
 BATCHES = 8
 
@@ -40,7 +39,6 @@ def end(_: object) -> None:
 
 def main(name: str, classes: str, batch: str, optimizer: str, *words: str) -> None:
     """Train."""
-    torchvision_operators.define()
     from ultralytics import YOLO
     from ultralytics.engine import trainer
 

@@ -29,7 +29,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import torch
-import torchvision_operators
 
 STEPS, SIDE = 8, 640
 TOPK = 10
@@ -124,7 +123,6 @@ def matched(each: int) -> None:
 
 def main(name: str, classes: str, batch: str, boxes: str, spread: str = "") -> None:
     """Train."""
-    torchvision_operators.define()
     from ultralytics import YOLO
 
     name, _, said = name.partition("@")

@@ -38,9 +38,7 @@ def open_here() -> None:
         EstimateError: there is no PyTorch with CUDA here, or it is already imported.
     """
     if not stub.is_open():
-        told = os.environ.get(ENVIRONMENT)
-        if told:
-            environment.hide(msgspec.json.decode(told, type=Environment))
+        hide_here()
         # To look for a GPU by NVML alone does not begin CUDA, which PyTorch refuses in a fork then.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         root, cuda = installed()
@@ -51,6 +49,13 @@ def open_here() -> None:
         _variables.update(loading.preload(stub.environment(opened)))
     # A child of the process that opened it was given the environment of who asks.
     os.environ.update(_variables)
+
+
+def hide_here() -> None:
+    """Hide the packages that do not go with the PyTorch of this process's environment."""
+    told = os.environ.get(ENVIRONMENT)
+    if told:
+        environment.hide(msgspec.json.decode(told, type=Environment))
 
 
 def cudnn(capability: tuple[int, int], paths: Sequence[Path] | None = None) -> Library | Missing:

@@ -85,7 +85,9 @@ class Values:
             return
         for key, names in ((_VALUES, RESULTS), (_COUNTS, WITH_COUNTS)):
             through = torch.library.Library("_", "IMPL")
-            through.fallback(torch.library.fallthrough_kernel, key)
+            # Library.fallback is there since PyTorch 2.5.
+            assert through.m is not None
+            through.m.fallback_fallthrough(key)
             self._libraries.append(through)
             self._implement(key, names)
         follow(True)
@@ -112,8 +114,10 @@ class Values:
         library = torch.library.Library("aten", "IMPL")
         self._libraries.append(library)
         known = set(_C._dispatch_get_all_op_names())
+        done: set[str] = set()
         for base in names:
-            for name in {base, base if base.endswith("_") else f"{base}_"}:
+            for name in {base, base if base.endswith("_") else f"{base}_"} - done:
+                done.add(name)
                 packet = getattr(_aten, name, None)
                 for overload in packet.overloads() if packet is not None else ():
                     op = getattr(packet, overload)

@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from memcalc.children import scratch
-from memcalc.engine import lines
+from memcalc.engine import driver, lines
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
@@ -49,6 +49,7 @@ class _Left(BaseException):
 def main(asked: str, answered: str) -> None:
     """Run the program of a request, write what it took, and end this process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    driver.hide_here()
     request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
     scratch.use(str(Path(answered).parent / "kept"))
     world = int(os.environ.get("WORLD_SIZE", "1"))

@@ -19,10 +19,12 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
-from memcalc.engine import card, driver
+from memcalc.engine import card, driver, environment
 from memcalc.engine.cudnn import loading
+from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
-from memcalc.errors import EstimateError
+from memcalc.errors import EstimateError, UsageError
+from memcalc.estimation.client import PROGRESS
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
@@ -200,10 +202,14 @@ class _Run:
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.
         devices = plan.devices if local is None or plan.devices > local else 1
-        root, cuda = driver.installed(self._python)
+        engine = self._engine()
+        root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
         prepared = stub.prepare(root, cuda)
         planning = driver.cudnn(question.target.capability, [root.parent])
         found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
+        if engine:
+            found = engine.variables(found)
+            found[driver.ENVIRONMENT] = msgspec.json.encode(engine).decode()
         found |= {
             **dict(self._program.environment),
             **stub.environment(prepared, scratch / "processes"),
@@ -221,6 +227,17 @@ class _Run:
         compiled = cache.folder().absolute() / "compiled" / f"sm{major}{minor}"
         found |= {name: str(compiled / folder) for name, folder in _CACHES.items()}
         return loading.preload(found)
+
+    def _engine(self) -> Environment | None:
+        """The environment with the releases that the plan names; ``None``: it names none."""
+        plan = self._question.plan
+        if plan.torch is None and plan.transformers is None:
+            return None
+        if self._python != sys.executable:
+            raise UsageError(
+                "--python runs the PyTorch that it has: leave --torch out, or --python."
+            )
+        return environment.find(plan.torch, plan.transformers, progress=PROGRESS.get())
 
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])

@@ -44,7 +44,9 @@ def test_three_readings_of_a_gpu_are_spread_as_each_lies_to_the_others(known):
     span = context.context_span(gpus.find("t4"))
     # 120 is 0.83 of what lies between 155 and 135; 160 is 1.23 of what lies between 125 and 135.
     assert limits(span) == pytest.approx((135 * 120 / 145, 135, 135 * 160 / 130))
-    assert span.source == "3 published readings on T4, widened by the spread of 3 readings on all GPUs"
+    assert (
+        span.source == "3 published readings on T4, widened by the spread of 3 readings on all GPUs"
+    )
 
 
 def test_one_reading_more_lies_inside_nine_times_of_ten():

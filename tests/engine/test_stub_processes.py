@@ -11,8 +11,6 @@ GROUP = """
 import os
 os.environ.update(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
 import torch.distributed as dist
-from memcalc.script.driver import group
-group.install()
 dist.init_process_group("nccl")
 torch.cuda.set_device(0)
 """

@@ -133,7 +133,8 @@ def test_an_offloaded_cache_is_a_layer_and_the_next_on_the_gpu_and_the_rest_on_t
     most = {one.phase: one.requested for one in there.phases}
     assert most[Phase.DECODE] < {one.phase: one.requested for one in here.phases}[Phase.DECODE]
     (said,) = (note for note in there.assumptions if "pinned host memory" in note)
-    assert said.startswith(f"{A_TOKEN * 4 * (100 + 20 - 1):,} bytes")
+    # The pass leaves one of the three layers on the GPU.
+    assert said.startswith(f"{A_TOKEN * 4 * (100 + 20 - 1) * 2 // 3:,} bytes")
 
 
 def test_more_tokens_than_a_model_has_positions_for_are_refused():

@@ -16,7 +16,9 @@ def test_it_says_what_works_and_what_to_do_about_the_rest(cold):
     assert done.returncode == 0
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
     found = lines(done.stdout)
-    assert {"machine", "PyTorch", "NVML", "transformers", "cache", "results", "measure"} <= set(found)
+    assert {"machine", "PyTorch", "NVML", "transformers", "cache", "results", "measure"} <= set(
+        found
+    )
     assert "--device cpu" in found["measure"]
 
 

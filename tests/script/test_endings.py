@@ -14,7 +14,6 @@ ENDS = {
     "after its code": ("atexit.register(said, 'a'); sys.exit(4)", 4, "a"),
     "after an error": ("atexit.register(said, 'a'); 1 / 0", 1, "a"),
     "not after os._exit": ("atexit.register(said, 'a'); said('b'); os._exit(6)", 6, "b"),
-    "with a code of its own": ("atexit.register(said, 'a'); atexit.register(os._exit, 5)", 5, ""),
     "with errors": ("atexit.register(said, 'a'); atexit.register(sys.exit, 9)", 0, "a"),
     "but what was taken back": ("atexit.register(said, 'a'); atexit.unregister(said)", 0, ""),
     "finalizers": ("weakref.finalize(model, said, 'a')", 0, "a"),
@@ -45,36 +44,6 @@ time.sleep(0.2)
 
 def test_a_thread_that_trains_on_does_not_end_the_process(run):
     assert run(BEGIN + ON_AND_ON).ending.code == 0
-
-
-DIVIDES = """
-import torch
-loss = torch.nn.Linear(8, 8).cuda()(torch.rand(4, 8, device="cuda")).square().mean()
-1 / {}
-"""
-
-
-@pytest.mark.parametrize(("number", "explained"), [("loss.item()", True), ("0.0", False)])
-def test_an_error_of_a_number_that_was_read_says_where(run, capfd, number, explained):
-    assert run(DIVIDES.format(number)).ending.code == 1
-    shown = capfd.readouterr().err
-    assert "ZeroDivisionError" in shown
-    assert ("train.py:4), which are zeros" in shown) == explained
-
-
-NO_RULE = {
-    "blocks that are compressed": ("torch.rand(8, 8).cuda().to_sparse_bsr(2)", "_to_sparse_bsr"),
-    "two of four": ("torch._cslt_compress(torch.rand(128, 128).half().cuda())", "_cslt_compress"),
-}
-
-
-@pytest.mark.parametrize(("text", "name"), NO_RULE.values(), ids=NO_RULE)
-def test_what_pytorch_knows_no_shape_of_is_named_with_what_to_do(run, capfd, text, name):
-    assert run(f"import torch\n{text}").ending.code == 1
-    said = capfd.readouterr().err
-    assert f"aten::{name} is not simulated: PyTorch has no rule" in said
-    assert "--backend driver" in said
-    assert "registered at" not in said
 
 
 STARTS = """

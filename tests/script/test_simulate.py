@@ -222,28 +222,6 @@ def test_quantised_weights_are_told_from_what_turns_them_back(run):
     assert components[Component.WEIGHTS] == 4 * (2048 * 8 + 8)
 
 
-def test_attention_of_ones_own_scores_runs_its_eager_code_and_the_answer_says_so(run):
-    found = run(
-        """
-        import torch
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-        flex_attention = torch.compile(flex_attention)
-        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 128, 128, device="cuda")
-        linear = torch.nn.Linear(64, 192).cuda()
-        optimizer = torch.optim.SGD(linear.parameters())
-        x = torch.randn(2, 128, 64, device="cuda")
-        q, k, v = linear(x).view(2, 128, 3, 2, 32).permute(2, 0, 3, 1, 4)
-        flex_attention(q, k, v, block_mask=mask).sum().backward()
-        optimizer.step()
-        """
-    )
-    assert found.ending.code == 0
-    prediction = found.traced.prediction
-    assert any("flex_attention runs its eager code" in said for said in prediction.assumptions)
-    # Scores of two samples, two heads: 128 x 128 in fp32.
-    assert prediction.peak.requested > 2 * 2 * 128 * 128 * 4
-
-
 def test_metadata_that_changes_in_place_counts(run, tmp_path):
     run(
         """

@@ -29,10 +29,10 @@ time.sleep(0.1)
 """
 
 
-def test_a_thread_copies_batches_while_another_trains(parent, tmp_path, monkeypatch):
+def test_a_thread_copies_batches_while_another_trains(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    found = simulate(plan_of(["python", "train.py"], steps=0), parent)
+    found = simulate(plan_of(["python", "train.py"], steps=0))
     assert (found.ending.code, found.ending.steps) == (0, 40)
     weights = 4 * (64 * 64 + 64) * 4
     workspaces = 2 * 33 << 20

@@ -66,7 +66,7 @@ def read(path: Path, *, defined: bool = True) -> SharedObject:
             if data[:6] != b"\x7fELF\x02\x01":
                 raise ValueError(f"{path} is not a 64-bit library")
             return _File(data).read(defined=defined)
-    except (struct.error, KeyError, IndexError):
+    except (struct.error, KeyError, IndexError, OverflowError):
         raise ValueError(f"{path} is not a shared object, or it is damaged") from None
 
 
