@@ -55,12 +55,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def off(self) -> float:
         """The largest relative difference of the highest level of a rung."""
+        seen = [self.seen[key] for key in self.recorded if key in self.seen]
         pairs = (
-            (max(one[at] for one in self.seen.values()), max(one[at] for one in recorded))
-            for recorded in (list(self.recorded.values()),)
+            (max(one[at] for one in seen), max(one[at] for one in self.recorded.values()))
             for at in range(len(RUNGS))
         )
-        return max(abs(seen / recorded - 1) for seen, recorded in pairs)
+        return max(abs(ours / recorded - 1) for ours, recorded in pairs)
 
     def within(self, tolerance: float) -> bool:
         """Equal, or each rung's highest level is as far off at most."""
