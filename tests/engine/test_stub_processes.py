@@ -8,10 +8,9 @@ from memcalc.engine.stub import load
 from tests.engine.stub_process import ROOT, needs_cuda_torch
 
 GROUP = """
-import os
-os.environ.update(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
+from memcalc.engine import ranks
 import torch.distributed as dist
-dist.init_process_group("nccl")
+ranks.join(0, 2)
 torch.cuda.set_device(0)
 """
 
