@@ -17,7 +17,8 @@ class CpuRecorder(Recorder):
 
     def start(self) -> None:
         """Have every block and every operator noted."""
-        self.profiler = internals.memory_profiler(with_dtypes=True)
+        # A profiler of dtypes keeps weak references, and a model with those cannot be sharded.
+        self.profiler = internals.memory_profiler(with_dtypes=self._detailed)
         self.profiler.__enter__()
 
     def now(self) -> int:

@@ -109,7 +109,7 @@ class _Nobody:
 
 def _recorder(plan: Plan, watched: Iterable[int], detailed: bool) -> Recorder:
     if plan.target == "cpu":
-        return CpuRecorder(watched=watched)
+        return CpuRecorder(watched=watched, detailed=layouts.spread(plan).layout == layouts.SINGLE)
     return Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
 
 
