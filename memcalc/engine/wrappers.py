@@ -35,6 +35,8 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
             stack.enter_context(
                 replaced(DistributedDataParallel, name, functools.partial(_buckets, recorder))
             )
+        if plan.target == "cpu":
+            stack.enter_context(replaced(DistributedDataParallel, "__init__", _averaged_alone))
         stack.enter_context(
             replaced(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
         )
@@ -55,6 +57,26 @@ def _buckets(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., 
         result = function(*args, **kwargs)
         recorder.born_since.append((recorder.now(), Component.COMMUNICATION, since))
         return result
+
+    return run
+
+
+def _averaged_alone(make: Callable[..., None]) -> Callable[..., None]:
+    """The fake group of the CPU reduces nothing and returns nothing, which DDP refuses.
+
+    Buckets are reduced in place: the hook returns them.
+    """
+
+    def finished(bucket: Any) -> Any:
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+
+    @functools.wraps(make)
+    def run(model: Any, *args: Any, **kwargs: Any) -> None:
+        make(model, *args, **kwargs)
+        # A lambda: DDP refuses annotations that are text.
+        model.register_comm_hook(None, lambda state, bucket: finished(bucket))
 
     return run
 
