@@ -82,11 +82,23 @@ def _at_exit(ending: Ending) -> Ending:
     """Call what the program registered for its end; ``os._exit`` leaves that out."""
     if _left:
         return ending
+    show = sys.unraisablehook
+    left: list[int] = []
+
+    def ended_here(raised: Any) -> None:
+        if isinstance(raised.exc_value, _Left):
+            # Python goes on to the functions before; ``os._exit`` would not.
+            left.append(raised.exc_value.code)
+            atexit._clear()
+        else:
+            show(raised)
+
+    sys.unraisablehook = ended_here
     try:
         atexit._run_exitfuncs()
-    except _Left as left:
-        return msgspec.structs.replace(ending, code=left.code)
-    return ending
+    finally:
+        sys.unraisablehook = show
+    return msgspec.structs.replace(ending, code=left[0]) if left else ending
 
 
 _left: list[int] = []

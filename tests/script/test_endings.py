@@ -14,6 +14,7 @@ ENDS = {
     "after its code": ("atexit.register(said, 'a'); sys.exit(4)", 4, "a"),
     "after an error": ("atexit.register(said, 'a'); 1 / 0", 1, "a"),
     "not after os._exit": ("atexit.register(said, 'a'); said('b'); os._exit(6)", 6, "b"),
+    "with a code of its own": ("atexit.register(said, 'a'); atexit.register(os._exit, 5)", 5, ""),
     "with errors": ("atexit.register(said, 'a'); atexit.register(sys.exit, 9)", 0, "a"),
     "but what was taken back": ("atexit.register(said, 'a'); atexit.unregister(said)", 0, ""),
     "finalizers": ("weakref.finalize(model, said, 'a')", 0, "a"),
