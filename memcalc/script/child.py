@@ -75,6 +75,8 @@ def _followed(request: Request, session: Session) -> Ending:
             print(
                 f"memcalc: {_OF_ZEROS.format(', '.join(session.values.unknown))}", file=sys.stderr
             )
+        elif ending.code == 1 and _by_zero and torch.cuda.is_initialized():
+            print(f"memcalc: {_NOT_COMPUTED}", file=sys.stderr)
     return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
 
 
@@ -110,6 +112,12 @@ _NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative
 _OF_ZEROS = (
     "the script read numbers from the GPU (at {}), which are 0 here: leave out what takes no zero "
     "where the environment has MEMCALC_SIMULATED."
+)
+
+
+_NOT_COMPUTED = (
+    "numbers that the GPU would work out are not computed, and most are 0 when they are read: if "
+    "this error comes of one, leave its line out where the environment has MEMCALC_SIMULATED."
 )
 
 
@@ -230,6 +238,11 @@ _HELPS = (
     (
         re.compile(r"No module named 'flash_attn'|flash_attn.* doesn't seem to be installed"),
         "flash-attn runs here as it does on a GPU, and it is not installed.",
+    ),
+    (
+        re.compile("cusparseLt"),
+        "how large weights are that are compressed to two of four only cuSPARSELt knows, which "
+        "needs a GPU: they are not simulated.",
     ),
 )
 

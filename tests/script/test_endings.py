@@ -47,6 +47,27 @@ def test_a_thread_that_trains_on_does_not_end_the_process(run):
     assert run(BEGIN + ON_AND_ON).ending.code == 0
 
 
+DIVIDES = """
+import torch
+loss = torch.nn.Linear(8, 8).cuda()(torch.rand(4, 8, device="cuda")).square().mean()
+1 / loss.item()
+"""
+
+
+def test_an_error_of_a_number_that_was_read_says_that_it_was_not_computed(run, capfd):
+    assert run(DIVIDES).ending.code == 1
+    shown = capfd.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "MEMCALC_SIMULATED" in shown
+
+
+def test_weights_that_only_a_gpu_can_compress_are_refused_in_a_sentence(run, capfd):
+    text = "import torch\ntorch._cslt_compress(torch.rand(128, 128).half().cuda())"
+    found = run(text)
+    assert (found.ending.code, found.ending.out_of_memory) == (1, "")
+    assert "only cuSPARSELt knows" in capfd.readouterr().err
+
+
 STARTS = """
 import os, subprocess, sys
 subprocess.run([sys.executable, "-c", "pass"])
