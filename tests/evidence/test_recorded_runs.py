@@ -10,7 +10,18 @@ import pytest
 
 from tests.evidence.judged import STANDIN, all_of, runs, sample
 
-FILES = ("runs", "loops", "quant", "newest", "families", "own", "recurrent", "torchao", "liger")
+FILES = (
+    "runs",
+    "runs-optimizers",
+    "loops",
+    "quant",
+    "newest",
+    "families",
+    "own",
+    "recurrent",
+    "torchao",
+    "liger",
+)
 RECORDINGS = sorted(
     path
     for name in FILES

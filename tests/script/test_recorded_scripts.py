@@ -57,7 +57,6 @@ def peaks(name):
         ["python", str(script)],
         steps=0,
         gpu=RECORDED["gpu"],
-        torch="2.13",
         cudnn_attention=False,
     )
     found = simulate(plan)
