@@ -123,3 +123,24 @@ HELD = """
 def test_weights_of_a_model_inside_of_a_loss_are_counted_once(run, own):
     inventory = run(HELD.replace("OWN", str(own)), steps=0).traced.trace.inventory
     assert inventory.numel == 256 * 257 + own
+
+
+@pytest.mark.parametrize(("lengths", "said"), [((64, 64, 64), False), ((64, 8192, 64), True)])
+def test_batches_that_differ_in_size_are_named(lengths, said, run):
+    found = run(
+        f"""
+        import torch
+        layer = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(layer.parameters())
+        for length in {lengths}:
+            batch = torch.ones(length, 64).cuda()
+            scale = torch.tensor(2.0).cuda()
+            with torch.no_grad():
+                layer(torch.ones(500, 64).cuda())
+            (layer(batch) * scale).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """
+    )
+    uncounted = found.traced.prediction.uncounted
+    assert any("took different peaks" in one for one in uncounted) == said

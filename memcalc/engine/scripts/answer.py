@@ -11,11 +11,11 @@ import torch
 from memcalc.engine import lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Refused, Timeline
-from memcalc.engine.recorder import Notes
+from memcalc.engine.recorder import Interval, Notes
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models
 from memcalc.records.outcome import Refusal
-from memcalc.records.trace import Trace
+from memcalc.records.trace import Phase, Trace
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +63,7 @@ def recorded(
             readings=timeline.readings(),
             inventory=models.inventory(name),
             steps=steps,
+            uncounted=_longer(notes.intervals, steps),
             sent=timeline.sent(max(0, steps - 2)),
             whole=True,
             assumptions=tuple(dict.fromkeys(said)),
@@ -72,6 +73,27 @@ def recorded(
         if timeline.refused:
             refusal = _refusal(notes, timeline.refused[-1])
     return Recorded(traces=traces, refusal=refusal)
+
+
+_ALIKE = 0.01
+"""Steps whose peaks differ by less are alike: a loss that is kept, a counter that grows."""
+_LONGER = (
+    "what a longer run reserves: these {} steps took different peaks, as where batches differ in "
+    "size, and each new size may leave blocks that fit no other (--steps {} runs more of them)"
+)
+
+
+def _longer(intervals: Iterable[Interval], steps: int) -> tuple[str, ...]:
+    """What few steps do not show, where those after the first took different peaks."""
+    peaks: dict[int, int] = {}
+    for one in intervals:
+        if one.step and one.phase in (Phase.FORWARD, Phase.BACKWARD):
+            peaks[one.step] = max(peaks.get(one.step, 0), one.requested)
+    # The last may have ended before its backward.
+    found = [peak for step, peak in peaks.items() if step < steps]
+    if len(found) < 2 or min(found) >= (1 - _ALIKE) * max(found):
+        return ()
+    return (_LONGER.format(steps, 10 * steps),)
 
 
 def _cached_lines() -> Any:
