@@ -31,11 +31,6 @@ class CodeError(EstimateError):
         """Its traceback, as text."""
 
 
-def can_go_beside() -> bool:
-    """A copy of this process would run while this one goes on: there are two cores, and Linux."""
-    return sys.platform == "linux" and len(os.sched_getaffinity(0)) > 1
-
-
 def forked(
     work: Callable[[], dict[str, Any]], name: str, where: Callable[[], str] = str
 ) -> dict[str, Any]:

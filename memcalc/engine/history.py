@@ -7,11 +7,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from memcalc.engine import operators, traffic
 from memcalc.engine.recorder import Gap, Interval, Notes, Owner
 from memcalc.errors import EstimateError
-from memcalc.records.trace import ONCE, Aside, Component, Mark, Phase, Reading, Sent, Storage
+from memcalc.records.trace import (
+    ONCE,
+    Aside,
+    Component,
+    Mark,
+    Phase,
+    Reading,
+    Sent,
+    Storage,
+    Trace,
+)
 
 _NEVER = 1 << 62
 
@@ -87,15 +98,16 @@ class Timeline:
         number = self._live.pop(entry["addr"], None)
         if number is None:
             raise EstimateError("PyTorch's history of its allocator begins in the middle of a run.")
+        block = self.blocks[number]
         late = (following.get("action"), following.get("addr")) != ("free_completed", entry["addr"])
         if late:
             # Another stream uses it; which one PyTorch does not write down.
-            other = 1 if self.blocks[number].stream == 0 else 0
-            self.blocks[number].used_by = other
+            other = 1 if block.stream == 0 else 0
+            block.used_by = other
             index = len(self.events)
             self.asides.append(Aside(index=index, what="used_by", storage=number, stream=other))
-        self._requested.dies(entry["addr"], entry["size"], late=late)
-        self.blocks[number].dies = len(self.events)
+        self._requested.dies(block.address, block.size, late=late)
+        block.dies = len(self.events)
         self.events.append(~number)
 
     def _refuse(self, entry: dict[str, Any]) -> None:
@@ -190,6 +202,18 @@ class Timeline:
                     f"PyTorch's history of {interval.phase.value} shows a peak of {most:,} bytes, "
                     f"and its counters show {interval.requested:,}."
                 )
+
+    def trace(self, **more: Any) -> Trace:
+        """The records of a trace; ``more``: its fields that are not of the allocator."""
+        return Trace(
+            storages=self.storages(),
+            events=self.events_of_phases(),
+            marks=self.phase_marks(),
+            asides=tuple(self.asides),
+            readings=self.readings(),
+            versions={"torch": str(torch.__version__)},
+            **more,
+        )
 
     def storages(self) -> tuple[Storage, ...]:
         """The blocks as the records of a trace have them."""
@@ -328,8 +352,7 @@ def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     bridge: list[dict[str, Any]] = []
     for address in changed:
         bridge += [
-            {"action": name, "addr": address, "size": before[address]["size"]}
-            for name in ("free_requested", "free_completed")
+            {"action": name, "addr": address} for name in ("free_requested", "free_completed")
         ]
     bridge += [entry for a, entry in living.items() if a not in before or a in changed]
     return [*gap.entries, *bridge, {"action": "gap"}, *after]

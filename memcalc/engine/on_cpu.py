@@ -82,13 +82,12 @@ class CpuRecorder(Recorder):
         self.profiled = 0, len(times) + 1
 
     def _fill_peaks(self, entries: list[dict[str, Any]]) -> None:
-        level, levels, sizes = 0, [0], {}
+        level, levels = 0, [0]
         for entry in entries:
             if entry["action"] == "alloc":
-                sizes[entry["addr"]] = entry["size"]
                 level += entry["size"]
             elif entry["action"] == "free_requested":
-                level -= sizes.pop(entry["addr"])
+                level -= entry["size"]
             else:
                 continue
             levels.append(level)

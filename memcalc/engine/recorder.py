@@ -7,7 +7,7 @@ what is noted here can be laid beside the allocator's history afterwards, withou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -20,7 +20,6 @@ from memcalc.records.trace import Component, Phase
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
 takes a second for as many. Scratch of kernels then counts as temporary."""
-RUNGS = ("requested", "allocated", "reserved")
 Owner = tuple[str, str, str]
 """Of a block: the module it belongs to, its name there, and its dtype."""
 
@@ -323,7 +322,7 @@ class _Modules:
             handle.remove()
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
-        self._tag(args, self._stack[-1])
+        tag(args, self._stack[-1], self._mark)
         moment, path = self._recorder.now(), self._paths.get(id(module), self._stack[-1])
         if len(self._stack) == 1:
             self._begun = moment
@@ -333,7 +332,7 @@ class _Modules:
     def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         if len(self._stack) == 1:
             return  # It began before anybody followed.
-        self._tag(result, self._stack.pop())
+        tag(result, self._stack.pop(), self._mark)
         moment = self._recorder.now()
         self._recorder.marks.append((moment, self._stack[-1]))
         again = self._recorder.intervals[-1].phase is Phase.BACKWARD
@@ -341,26 +340,25 @@ class _Modules:
             # Checkpointing ran this forward again: what is left of it was saved for backward.
             self._recorder.born_since.append((moment, Component.ACTIVATIONS, self._begun))
 
-    def _tag(self, value: Any, path: str) -> None:
-        """When backward reaches what made these tensors, this module is at work.
-
-        Who says so first is right: the innermost module returns a tensor first.
-        """
-        if isinstance(value, torch.Tensor):
-            node = value.grad_fn
-            # The stubs of PyTorch take the dictionary for a method.
-            metadata: Any = node.metadata if node is not None else {"memcalc": ""}
-            if node is not None and "memcalc" not in metadata:
-                metadata["memcalc"] = path
-                node.register_prehook(lambda _: self._mark(path))
-            return
-        values = value.values() if isinstance(value, dict) else value
-        if isinstance(value, dict | list | tuple):
-            for one in values:
-                self._tag(one, path)
-
     def _mark(self, path: str) -> None:
         self._recorder.marks.append((self._recorder.now(), path))
+
+
+def tag(value: Any, path: str, mark: Callable[[str], None]) -> None:
+    """When backward reaches what made these tensors, say that this module is at work.
+
+    Who says so first is right: the innermost module returns a tensor first.
+    """
+    if isinstance(value, torch.Tensor):
+        node = value.grad_fn
+        # The stubs of PyTorch take the dictionary for a method.
+        known: Any = node.metadata if node is not None else None
+        if node is not None and "memcalc" not in known:
+            known["memcalc"] = path
+            node.register_prehook(lambda _: mark(path))
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            tag(one, path, mark)
 
 
 def addresses(tensor: Any, device: str = "cuda") -> list[int]:

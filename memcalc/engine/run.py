@@ -15,7 +15,6 @@ from memcalc.engine.history import Timeline
 from memcalc.engine.on_cpu import CpuRecorder
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
-from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
@@ -92,10 +91,8 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
 
 def _one_more_step(program: Program, optimizer: Any) -> None:
     """The loop's step once more, with nobody watching."""
-    job = replace(
-        programs.job(program, optimizer, program.plan.target), restore=None, eval_batches=0
-    )
-    job = replace(job, batch=lambda: program.batch(program.plan.target))
+    job = programs.job(program, optimizer, program.plan.target)
+    job = replace(job, restore=None, eval_batches=0)
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, _Nobody(), 1)
 
@@ -132,8 +129,8 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
 
     with wrappers.followed(recorder, plan):
         program, optimizer = _load(program, recorder)
-        job = replace(programs.job(program, optimizer, plan.target), batch=batch)
-        job = replace(job, eval_batches=0)
+        job = programs.job(program, optimizer, plan.target)
+        job = replace(job, batch=batch, eval_batches=0)
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
     return replace(_read(program, recorder, len(lengths)), whole=True)
@@ -144,19 +141,13 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
     plan = program.plan
     recorder.end()
     timeline = Timeline(recorder, recorder.history())
-    return Trace(
-        storages=timeline.storages(),
-        events=timeline.events_of_phases(),
-        marks=timeline.phase_marks(),
-        asides=tuple(timeline.asides),
-        readings=timeline.readings(),
+    return timeline.trace(
         inventory=program.inventory,
         steps=steps,
         seq=program.seq,
         sent=timeline.sent(steps - 1),
         whole=plan.infers,
         assumptions=(*_said_of_host(plan, recorder), *_said(program)),
-        versions={"torch": str(torch.__version__)},
     )
 
 
@@ -170,12 +161,10 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
     """The program with its model on the GPU, under its layout, and the optimizer over it."""
     plan = program.plan
     recorder.wrapped = layouts.spread(plan).layout != layouts.SINGLE
-    optimizer = None
+    simulated, optimizer = plan.target != "cpu", None
     recorder.know(program.model)
     with recorder.phase(Phase.LOAD, 0):
-        program = programs.place(
-            program, program.plan.target, simulated=program.plan.target != "cpu"
-        )
+        program = programs.place(program, plan.target, simulated=simulated)
         if plan.scheme is None and not plan.infers:
             optimizer = programs.optimizer(program, program.model.train())
         if plan.scheme is not None:
@@ -189,9 +178,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
         program = finished(program, program.model)
         if not plan.infers:
             recorder.know(program.model)
-            program = programs.wrap(
-                program, program.plan.target, simulated=program.plan.target != "cpu"
-            )
+            program = programs.wrap(program, plan.target, simulated=simulated)
             _name_quantised_shards(program.model, recorder)
             optimizer = programs.optimizer(program, program.model.train())
         recorder.meet(program.model, optimizer)
@@ -275,8 +262,5 @@ def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
 def _said(program: Program) -> tuple[str, ...]:
     passes = program.until or program.plan.generate
     skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
-    quantised_by: Inventory | None = program.inventory if program.plan.scheme is not None else None
-    more: Iterator[str] = iter(())
-    if quantised_by is not None:
-        more = iter((quantised.described(quantised_by),))
-    return tuple(dict.fromkeys((*program.assumptions, *more, *skipped)))
+    scheme = () if program.plan.scheme is None else (quantised.described(program.inventory),)
+    return tuple(dict.fromkeys((*program.assumptions, *scheme, *skipped)))

@@ -42,8 +42,6 @@ _HELD = 1 << 16
 """Elements of the largest tensor of fractions that is worked out where some of its are known."""
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
-CARRIED = 8 << 20
-"""Bytes of the largest copy to the GPU that is kept."""
 RULE = (
     "values read back are those that the script put on the GPU, and small integers and masks "
     "worked out from them"

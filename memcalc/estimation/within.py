@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memcalc.records.prediction import Part, Span
 
-RESERVED = "reserved by PyTorch's allocator"
 GIVEN_BACK = "cached blocks that the allocator gives back as the GPU fills up"
 
 

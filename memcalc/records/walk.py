@@ -15,18 +15,6 @@ def sections(marks: Sequence[Mark], count: int) -> Iterator[tuple[Mark, int, int
         yield mark, mark.index, end
 
 
-def interleaved(
-    events: Sequence[int], marks: Sequence[Mark], begin: int, end: int
-) -> Iterator[int | Mark]:
-    """Events from one place to another, each of these marks before its first event."""
-    position = begin
-    for mark in marks:
-        yield from events[position : mark.index]
-        position = mark.index
-        yield mark
-    yield from events[position:end]
-
-
 def changes(events: Sequence[int], sizes: Sequence[int]) -> Iterator[int]:
     """Bytes that each event adds; negative where a storage dies."""
     return (sizes[event] if event >= 0 else -sizes[~event] for event in events)

@@ -16,11 +16,6 @@ from memcalc.script import decisions, first, large_weights, lightning, packages,
 from memcalc.script.records import Request
 from memcalc.script.subprocesses import Subprocesses
 
-_ONE_OF_SEVERAL = (
-    "of the {0} GPUs named the script uses one: put torchrun --nproc-per-node {0} before it to "
-    "have it simulated as the first of {0} processes"
-)
-
 
 @contextlib.contextmanager
 def program(request: Request, session: Session) -> Iterator[Subprocesses]:

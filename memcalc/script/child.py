@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,17 @@ def _followed(request: Request, session: Session) -> Ending:
         if not ending.stopped and not _raised:
             with contextlib.suppress(EnoughStepsError):
                 ending = _at_exit(ending)
-        if ending.code == 1 and session.values.unknown and _by_zero:
-            print(
-                f"memcalc: {_OF_ZEROS.format(', '.join(session.values.unknown))}", file=sys.stderr
-            )
-        elif ending.code == 1 and _by_zero and torch.cuda.is_initialized():
-            print(f"memcalc: {_NOT_COMPUTED}", file=sys.stderr)
+        if ending.code == 1 and _by_zero:
+            _explain(session.values.unknown)
     return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
+
+
+def _explain(unknown: Iterable[str]) -> None:
+    """Say where an error of a number may come from; ``unknown``: lines that read some."""
+    if unknown:
+        print(f"memcalc: {_OF_ZEROS.format(', '.join(unknown))}", file=sys.stderr)
+    elif torch.cuda.is_initialized():
+        print(f"memcalc: {_NOT_COMPUTED}", file=sys.stderr)
 
 
 def _at_exit(ending: Ending) -> Ending:
@@ -85,12 +89,11 @@ def _at_exit(ending: Ending) -> Ending:
     if _left:
         return ending
     show = sys.unraisablehook
-    left: list[int] = []
 
     def ended_here(raised: Any) -> None:
         if isinstance(raised.exc_value, _Left):
             # Python goes on to the functions before; ``os._exit`` would not.
-            left.append(raised.exc_value.code)
+            _left.append(raised.exc_value.code)
             atexit._clear()
         else:
             show(raised)
@@ -100,7 +103,7 @@ def _at_exit(ending: Ending) -> Ending:
         atexit._run_exitfuncs()
     finally:
         sys.unraisablehook = show
-    return msgspec.structs.replace(ending, code=left[0]) if left else ending
+    return msgspec.structs.replace(ending, code=_left[0]) if _left else ending
 
 
 _left: list[int] = []

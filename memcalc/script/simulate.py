@@ -44,6 +44,8 @@ from memcalc.script.records import Ending
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
+_CARRIED = 8 << 20
+"""Bytes of the largest copy to the GPU whose values are kept."""
 _BEGINS = (
     "import sys; sys.path.append({home!r}); from memcalc.script.child import main; "
     "main(*sys.argv[1:])"
@@ -218,7 +220,7 @@ class _Run:
             "MEMCALC_STUB_KEPT": str(told.kept),
             "MEMCALC_STUB_OUTSIDE": str(told.outside),
             "MEMCALC_STUB_DEVICES": str(devices),
-            "MEMCALC_STUB_CARRIED": str(8 << 20),
+            "MEMCALC_STUB_CARRIED": str(_CARRIED),
             **(self._launch.environment(0) if self._launch is not None else {}),
         }
         if plan.alloc_conf:

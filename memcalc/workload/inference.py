@@ -214,11 +214,6 @@ def caches_of(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:
         yield from _tensors(held.get(name), seen)
 
 
-def tensors_of(held: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a cache, or of a layer of one."""
-    return _tensors(held, set())
-
-
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     """Tensors in an object, its attributes and theirs; modules and configs are looked past."""
     if value is None or id(value) in seen:

@@ -24,12 +24,6 @@ def settings(plan: Plan) -> Mapping[str, Any] | None:
     return settings_in(models.find(plan.model).config)
 
 
-def names_layers(plan: Plan) -> bool:
-    """Whether some of the repeated layers were left as they are, so that they are not alike."""
-    skipped = (settings(plan) or {}).get("llm_int8_skip_modules") or ()
-    return any(part.isdigit() for name in skipped for part in str(name).split("."))
-
-
 def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype) -> None:
     """Quantise a model on the meta device, as its checkpoint was.
 

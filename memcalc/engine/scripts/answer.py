@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-import torch
 
 from memcalc.engine import lines
 from memcalc.engine import torch_internals as internals
@@ -55,12 +54,7 @@ def recorded(
             continue
         notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
         timeline = Timeline(notes, entries, _cached_lines())
-        traces[notes.device] = Trace(
-            storages=timeline.storages(),
-            events=timeline.events_of_phases(),
-            marks=timeline.phase_marks(),
-            asides=tuple(timeline.asides),
-            readings=timeline.readings(),
+        traces[notes.device] = timeline.trace(
             inventory=models.inventory(name),
             steps=steps,
             uncounted=_longer(notes.intervals, steps),
@@ -68,7 +62,6 @@ def recorded(
             whole=True,
             assumptions=tuple(dict.fromkeys(said)),
             groups=groups,
-            versions={"torch": str(torch.__version__)},
         )
         if timeline.refused:
             refusal = _refusal(notes, timeline.refused[-1])

@@ -19,6 +19,7 @@ from torch.nn.utils import clip_grad
 
 from memcalc.engine import lines
 from memcalc.engine.patches import Patches
+from memcalc.engine.recorder import tag
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models, addresses_of
 from memcalc.engine.scripts.steps import Steps
@@ -152,7 +153,7 @@ class Phases:
         if self.watched:
             if self._depth == 1:
                 self._again = self._counters.moments()
-            _tag(self._counters, args, self._stack[-1])
+            tag(args, self._stack[-1], self._counters.mark)
             path = self._models.path(module)
             self._stack.append(path)
             self._counters.mark(path)
@@ -172,7 +173,7 @@ class Phases:
             return
         self._depth -= 1
         if self.watched and len(self._stack) > 1:
-            _tag(self._counters, out, self._stack.pop())
+            tag(out, self._stack.pop(), self._counters.mark)
             self._counters.mark(self._stack[-1])
             if not self._depth and self.phase is Phase.BACKWARD:
                 # Checkpointing ran this forward again: what is left was saved for backward.
@@ -189,22 +190,6 @@ class Phases:
         if module.training or torch.is_grad_enabled():
             return False
         return self._models.is_trained(module)
-
-
-def _tag(counters: Counters, value: Any, path: str) -> None:
-    """When backward reaches what made these tensors, this module is at work.
-
-    Who says so first is right: the innermost module returns a tensor first.
-    """
-    if isinstance(value, torch.Tensor):
-        node = value.grad_fn
-        known: Any = node.metadata if node is not None else None
-        if node is not None and "memcalc" not in known:
-            known["memcalc"] = path
-            node.register_prehook(lambda _: counters.mark(path))
-    elif isinstance(value, dict | list | tuple):
-        for one in value.values() if isinstance(value, dict) else value:
-            _tag(counters, one, path)
 
 
 def _given(value: Any, depth: int = 2) -> Iterator[int]:
