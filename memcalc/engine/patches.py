@@ -24,6 +24,12 @@ class Patches:
         self._undo: list[Callable[[], None]] = []
         self._finder = _Finder()
 
+    def __enter__(self) -> Patches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute, or add it."""
         own = vars(owner) if hasattr(owner, "__dict__") else {}

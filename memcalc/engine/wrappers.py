@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.engine.packages import deepspeed, dtensor
-from memcalc.engine.patch import replaced
+from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Recorder
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component
@@ -29,75 +29,51 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
     if layout.name == layouts.SINGLE:
         yield
         return
-    with contextlib.ExitStack() as stack:
+    with Patches() as patches, contextlib.ExitStack() as stack:
         # DDP makes its buckets as it is made, and anew before the second forward.
         for name in ("__init__", "_pre_forward"):
-            stack.enter_context(
-                replaced(DistributedDataParallel, name, functools.partial(_buckets, recorder))
-            )
+            patches.wrap(DistributedDataParallel, name, functools.partial(_buckets, recorder))
         if plan.target == "cpu":
-            stack.enter_context(replaced(DistributedDataParallel, "__init__", _averaged_alone))
-        stack.enter_context(
-            replaced(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
-        )
+            patches.wrap(DistributedDataParallel, "__init__", _averaged_alone)
+        patches.wrap(torch.UntypedStorage, "resize_", functools.partial(_gathered, recorder))
         # DeepSpeed does as it sets itself up.
-        stack.enter_context(
-            replaced(torch.cuda, "reset_peak_memory_stats", functools.partial(_reset, recorder))
-        )
-        stack.enter_context(dtensor.alike_planned_once())
+        patches.wrap(torch.cuda, "reset_peak_memory_stats", functools.partial(_reset, recorder))
+        dtensor.plan_alike_once(patches)
         if layout.package == "deepspeed":
             stack.enter_context(deepspeed.followed(recorder))
         yield
 
 
-def _buckets(recorder: Recorder, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        since = recorder.now()
-        result = function(*args, **kwargs)
-        recorder.born_since.append((recorder.now(), Component.COMMUNICATION, since))
-        return result
-
-    return run
+def _buckets(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> Any:
+    since = recorder.now()
+    result = original(*args, **kwargs)
+    recorder.born_since.append((recorder.now(), Component.COMMUNICATION, since))
+    return result
 
 
-def _averaged_alone(make: Callable[..., None]) -> Callable[..., None]:
-    """The fake group of the CPU reduces nothing and returns nothing, which DDP refuses.
-
-    Buckets are reduced in place: the hook returns them.
-    """
-
-    def finished(bucket: Any) -> Any:
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    @functools.wraps(make)
-    def run(model: Any, *args: Any, **kwargs: Any) -> None:
-        make(model, *args, **kwargs)
-        # A lambda: DDP refuses annotations that are text.
-        model.register_comm_hook(None, lambda state, bucket: finished(bucket))
-
-    return run
+def _averaged_alone(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    """The fake group of the CPU reduces nothing and returns nothing, which DDP refuses."""
+    original(model, *args, **kwargs)
+    # A lambda: DDP refuses annotations that are text.
+    model.register_comm_hook(None, lambda state, bucket: _reduced(bucket))
 
 
-def _reset(recorder: Recorder, reset: Callable[..., None]) -> Callable[..., None]:
-    def run(*args: Any, **kwargs: Any) -> None:
-        reset(*args, **kwargs)
-        if recorder.intervals:
-            recorder.intervals[-1].counted = recorder.now()
-
-    return run
+def _reduced(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """A bucket is reduced in place."""
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
 
 
-def _gathered(recorder: Recorder, resize: Callable[..., Any]) -> Callable[..., Any]:
+def _reset(recorder: Recorder, original: Any, *args: Any, **kwargs: Any) -> None:
+    original(*args, **kwargs)
+    if recorder.intervals:
+        recorder.intervals[-1].counted = recorder.now()
+
+
+def _gathered(recorder: Recorder, original: Any, storage: Any, size: int) -> Any:
     """FSDP frees and takes the memory of whole parameters by resizing their storages."""
-
-    def run(storage: Any, size: int) -> Any:
-        result = resize(storage, size)
-        if size and storage.device.type == "cuda":
-            moment = recorder.now()
-            recorder.names.append((moment, Component.UNSHARDED, [storage.data_ptr()]))
-        return result
-
-    return run
+    result = original(storage, size)
+    if size and storage.device.type == "cuda":
+        recorder.names.append((recorder.now(), Component.UNSHARDED, [storage.data_ptr()]))
+    return result
