@@ -1,15 +1,14 @@
 """A process over the stub driver and the cuDNN shim, which runs each piece of code in a fork."""
 
 import functools
-import json
 import os
 import re
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+
+from tests.engine.forking_process import ForkingProcess
 
 ROOT = Path(__file__).parents[2]
 CAPABILITIES = {
@@ -21,8 +20,8 @@ CAPABILITIES = {
     "10.0": {"CAPABILITY": 100, "PROCESSORS": 148, "THREADS": 2048, "SHARED_OF_BLOCK": 232448},
     "12.0": {"CAPABILITY": 120, "PROCESSORS": 170, "THREADS": 1536, "SHARED_OF_BLOCK": 101376},
 }
-_SERVE = """
-import ctypes, json, os, sys, traceback
+_BEGINS = """
+import ctypes, os, sys
 from pathlib import Path
 from memcalc.engine.cudnn import library, loading
 from memcalc.engine.stub import load
@@ -44,23 +43,6 @@ def scratch(call):
     before = level("current")
     result = call()
     return level("peak") - level("current")
-for line in sys.stdin:
-    asked = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        os.environ.update(asked["settings"])
-        names = {"torch": torch, "loading": loading, "found": found, "scratch": scratch}
-        names["answer"] = {}
-        try:
-            exec(asked["code"], names)
-            said = {"answer": names["answer"]}
-        except BaseException:
-            said = {"failed": traceback.format_exc()}
-        os.write(1, (json.dumps(said) + "\\n").encode())
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    if status:
-        os.write(1, (json.dumps({"failed": f"status {status}"}) + "\\n").encode())
 """
 
 
@@ -91,33 +73,19 @@ def settings(capability):
     return {f"MEMCALC_STUB_{name}": str(value) for name, value in CAPABILITIES[capability].items()}
 
 
-class CudnnProcess:
+class CudnnProcess(ForkingProcess):
     """The process; ``loaded``: it loads the real library before it forks."""
 
     def __init__(self, *, loaded=False):
         cudnn()
         root, cuda = cuda_torch()
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(root), cuda, "loaded" if loaded else ""],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        arguments = [str(root), cuda, "loaded" if loaded else ""]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        super().__init__(sys.executable, _BEGINS, arguments, environment)
 
     def run(self, code, capability="9.0", **more):
         """What a piece of code leaves in ``answer``."""
-        asked = {"code": textwrap.dedent(code), "settings": {**settings(capability), **more}}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
-        said = json.loads(self._process.stdout.readline())
-        assert "failed" not in said, said["failed"]
-        return said["answer"]
-
-    def close(self):
-        """End the process."""
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
+        return self.ask(code, {**settings(capability), **more})
 
 
 def declared():

@@ -4,7 +4,6 @@ So every test that uses it is one of a fork after the library was loaded, too.
 """
 
 import functools
-import json
 import os
 import re
 import subprocess
@@ -14,31 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.forking_process import ForkingProcess
+
 ROOT = Path(__file__).parents[2]
 _FIND = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
-_SERVE = """
-import json, os, sys, traceback
+_BEGINS = """
+import sys
 from pathlib import Path
 from memcalc.engine.stub import load
 load.open_here(load.prepare(Path(sys.argv[1]), sys.argv[2]))
 import torch
 torch.backends.cudnn.enabled = False
-for line in sys.stdin:
-    asked = json.loads(line)
-    pid = os.fork()
-    if not pid:
-        os.environ.update(asked["settings"])
-        names = {"torch": torch, "answer": {}}
-        try:
-            exec(asked["code"], names)
-            said = {"answer": names["answer"]}
-        except BaseException:
-            said = {"failed": traceback.format_exc()}
-        os.write(1, (json.dumps(said) + "\\n").encode())
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    if status:
-        os.write(1, (json.dumps({"failed": f"status {status}"}) + "\\n").encode())
 """
 
 
@@ -83,31 +68,17 @@ def python_of_tests(code, *arguments, **more):
     return done.stdout
 
 
-class StubProcess:
+class StubProcess(ForkingProcess):
     """One process; ``run`` forks it."""
 
     def __init__(self):
         python, root, cuda = needs_cuda_torch()
         # It shall show how a fork's settings count, so it has none of its own.
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MEMCALC_STUB", "CUDA_"))}
-        self._process = subprocess.Popen(
-            [python, "-c", _SERVE, str(root), cuda],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**kept, "PYTHONPATH": str(ROOT)},
-            text=True,
-        )
+        super().__init__(python, _BEGINS, [str(root), cuda], {**kept, "PYTHONPATH": str(ROOT)})
 
     def run(self, code, **settings):
         """Run code that fills ``answer``; settings are given without their prefix."""
         named = {f"MEMCALC_STUB_{key}": str(value) for key, value in settings.items()}
         named |= {key: str(value) for key, value in settings.items() if key.startswith("CUDA_")}
-        asked = {"code": textwrap.dedent(code), "settings": named}
-        print(json.dumps(asked), file=self._process.stdin, flush=True)
-        said = json.loads(self._process.stdout.readline())
-        assert "failed" not in said, said["failed"]
-        return said["answer"]
-
-    def close(self):
-        self._process.stdin.close()
-        self._process.wait(timeout=30)
+        return self.ask(code, named)
