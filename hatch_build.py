@@ -1,4 +1,4 @@
-"""Compiles the stub driver into wheels for Linux, and for editable installs.
+"""Compiles the stub driver and the cuDNN shim into wheels for Linux, and for editable installs.
 
 ``MEMCALC_WHEEL_MACHINE`` (``x86_64`` or ``aarch64``) builds by Zig for that machine, as published
 wheels are: those run wherever PyTorch's do. Without it the C compiler of the system builds for this
@@ -18,11 +18,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_FOLDER = "memcalc/engine/stub"
+_STUB, _CUDNN = "memcalc/engine/stub", "memcalc/engine/cudnn"
 
 
 class StubDriverHook(BuildHookInterface):
-    """Builds ``libmemcalc_stub.so`` where it can run; elsewhere the wheel is pure Python."""
+    """Builds the libraries where they can run; elsewhere the wheel is pure Python."""
 
     PLUGIN_NAME = "custom"
     _scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -38,10 +38,10 @@ class StubDriverHook(BuildHookInterface):
         machine = _machine()
         if self.target_name != "wheel" or machine is None:
             return
-        build = self._build()
+        stub = self._build(_STUB)
         compiler, tag = self._compiler(machine), f"linux_{machine}"
         if compiler is None:
-            compiler = build.zig(machine)
+            compiler = stub.zig(machine)
             tag = f"manylinux_2_17_{machine}.manylinux2014_{machine}"
         if compiler is None:
             raise RuntimeError(
@@ -49,14 +49,22 @@ class StubDriverHook(BuildHookInterface):
             )
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
+        cudnn = self._build(_CUDNN)
         if version == "editable":
-            build.build(Path(self.root, _FOLDER, build.NAME), compiler)
+            stub.build(Path(self.root, _STUB, stub.NAME), compiler)
+            cudnn.SHIPPED.mkdir(exist_ok=True)
+            cudnn.build(cudnn.SHIPPED, compiler)
             return
         # Not among the sources: a checkout may be built for another machine than its own.
         self._scratch = tempfile.TemporaryDirectory()
-        made = Path(self._scratch.name, build.NAME)
-        build.build(made, compiler)
-        build_data["force_include"][str(made)] = f"{_FOLDER}/{build.NAME}"
+        made, shim = Path(self._scratch.name, stub.NAME), Path(self._scratch.name, "shim")
+        stub.build(made, compiler)
+        shim.mkdir()
+        cudnn.build(shim, compiler)
+        build_data["force_include"] |= {
+            str(made): f"{_STUB}/{stub.NAME}",
+            str(shim): f"{_CUDNN}/{cudnn.SHIPPED.name}",
+        }
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was compiled for the wheel."""
@@ -67,14 +75,14 @@ class StubDriverHook(BuildHookInterface):
         """The system's, if it works and the wheel is for this machine."""
         if os.environ.get("MEMCALC_WHEEL_MACHINE"):
             return None
-        build = self._build()
-        found: list[str] | None = build.system_compiler()
-        return found if found is not None and build.works(found) else None
+        stub = self._build(_STUB)
+        found: list[str] | None = stub.system_compiler()
+        return found if found is not None and stub.works(found) else None
 
-    def _build(self) -> ModuleType:
+    def _build(self, folder: str) -> ModuleType:
         """Import memcalc's module by its path: what memcalc needs is not installed here."""
-        path = Path(self.root, _FOLDER, "build.py")
-        spec = importlib.util.spec_from_file_location("memcalc_stub_build", path)
+        path = Path(self.root, folder, "build.py")
+        spec = importlib.util.spec_from_file_location(f"memcalc_{path.parent.name}_build", path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

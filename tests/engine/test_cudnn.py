@@ -5,10 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from memcalc.engine.cudnn import build, loading
+from memcalc.engine.stub import build as stub_build
+from memcalc.engine.stub import elf
 from tests.engine import cudnn_process
 from tests.engine.cudnn_process import CAPABILITIES, ROOT, CudnnProcess, settings
 
@@ -331,3 +334,10 @@ def test_a_compiler_that_fails_is_named(tmp_path):
         build.build(tmp_path, ["false"])
     assert not build.is_current(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_installed_brings_the_shim_as_it_brings_the_stub_driver():
+    shipped = Path(stub_build.__file__).with_name(stub_build.NAME)
+    if not shipped.exists() or stub_build.mark() not in elf.read(shipped).defined:
+        pytest.skip("this checkout was not installed, or has changed since")
+    assert build.is_current(build.SHIPPED)

@@ -16,8 +16,9 @@ from typing import Any
 
 from memcalc.engine.cudnn import build, fetch
 from memcalc.engine.cudnn.library import Library, Missing
+from memcalc.engine.stub.build import system_compiler
 from memcalc.errors import EstimateError
-from memcalc.files import cache, compiled, lock
+from memcalc.files import cache, lock
 
 _PATIENCE = 120.0
 """Seconds to wait for another process that compiles the same."""
@@ -42,7 +43,7 @@ def libraries() -> Path:
         raise EstimateError(f"The cuDNN shim cannot be kept: {error.strerror}.") from None
     if build.is_current(folder):
         return folder
-    compiler = compiled.compiler()
+    compiler = system_compiler()
     if compiler is None:
         raise EstimateError(
             "The cuDNN shim of this source checkout is not compiled, and there is no C compiler: "
@@ -52,7 +53,7 @@ def libraries() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with lock.held(folder / build.MARK, patience=_PATIENCE):
             if not build.is_current(folder):
-                build.build(folder, [compiler])
+                build.build(folder, compiler)
     except (build.CompileError, OSError) as error:
         raise EstimateError(f"The cuDNN shim cannot be compiled and kept: {error}.") from None
     return folder
