@@ -112,8 +112,8 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
     from msgspec.structs import replace
 
     from memcalc.errors import MemcalcError
-    from memcalc.estimation.desk import Desk
     from memcalc.estimation.question import asked
+    from memcalc.estimation.worker import Worker
     from memcalc.files.artifact import decode
     from memcalc.records.plan import Plan
 
@@ -130,7 +130,7 @@ def _judged(recording: dict[str, Any], index: int) -> Verdict:
         question = asked(plan)
         multiprocessors = int(environment["multiprocessors"])
         target = replace(question.target, multiprocessors=multiprocessors)
-        for one in Desk().trace(replace(question, target=target)).readings:
+        for one in Worker().trace(replace(question, target=target)).readings:
             levels = [getattr(one, rung) for rung in RUNGS]
             _raise_to(seen, one.step, one.phase.value, levels)
     except MemcalcError as failure:

@@ -23,7 +23,7 @@ from memcalc.measure.state import read_state
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.registry.build import build as build_optimizer
-from memcalc.workload.place import to_device
+from memcalc.workload.placement import to_device
 
 STEPS = 4
 HALVES = {"amp-bf16": "bf16", "amp-fp16": "fp16"}

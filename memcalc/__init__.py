@@ -9,12 +9,12 @@ from memcalc.records import display
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
-    from memcalc.explanation.explain import explain
-    from memcalc.fitting.ask import fit
+    from memcalc.advice.explain.explain import explain
+    from memcalc.advice.fit.fit import fit
+    from memcalc.advice.suggest.suggest import suggest
     from memcalc.measure.recording.callback import MemoryCallback
     from memcalc.measure.recording.recorder import record
     from memcalc.script.api import estimate, simulate
-    from memcalc.suggestions.suggest import suggest
 
 __all__ = [
     "MemoryCallback",
@@ -30,10 +30,10 @@ __all__ = [
 _HOMES = {
     "estimate": "memcalc.script.api",
     "simulate": "memcalc.script.api",
-    "explain": "memcalc.explanation.explain",
-    "fit": "memcalc.fitting.ask",
+    "explain": "memcalc.advice.explain.explain",
+    "fit": "memcalc.advice.fit.fit",
     "record": "memcalc.measure.recording.recorder",
-    "suggest": "memcalc.suggestions.suggest",
+    "suggest": "memcalc.advice.suggest.suggest",
     "MemoryCallback": "memcalc.measure.recording.callback",
 }
 

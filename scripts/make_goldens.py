@@ -19,8 +19,8 @@ from memcalc.cli.app import app
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.measure.doctor import Fact
-from memcalc.measure.outside import CommandResult
-from memcalc.report import doctor, outside
+from memcalc.measure.watched_command import CommandResult
+from memcalc.report import doctor, watched_command
 
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "data" / "answers"
@@ -80,7 +80,7 @@ def _made(name: str, width: int) -> str:
         (run,) = load(FOLDER / "command.json")
         gpus = (run.measurement.gpu,) if run.measurement.gpu is not None else ()
         found = CommandResult(code=0, measurement=run.measurement, gpus=gpus)
-        return outside.render(found, width)
+        return watched_command.render(found, width)
     path = FOLDER / "fits.json"
     (prediction,) = predictions(artifact.read(path), path)
     return starter.text(

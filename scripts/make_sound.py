@@ -20,8 +20,8 @@ import transformers
 from msgspec.structs import replace
 from transformers.models.auto import feature_extraction_auto, processing_auto
 
-from memcalc.catalog import architectures, models, sound
-from memcalc.catalog.sound import Sound, Tensor
+from memcalc.catalog import architectures, audio, models
+from memcalc.catalog.audio import Sound, Tensor
 from memcalc.files.artifact import encode
 from memcalc.workload import tasks
 from memcalc.workload.inputs import Inputs
@@ -120,7 +120,7 @@ def tokens(model_type: str) -> int | None:
     encode_sound: Any = getattr(inner, "get_audio_features", None)
     inputs = Inputs(model, tasks.find(TASK), batch=BATCH, seq=8, padding=True)
     if encode_sound is None or inputs.recordings.follows:
-        return sound.table()[model_type].tokens
+        return audio.table()[model_type].tokens
     # Memory that nobody touches costs nothing, and only the encoder's is.
     model.to_empty(device="cpu")
     try:
@@ -143,11 +143,11 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     wanted = sys.argv[1:] or list(architectures.table())
-    rows = dict(sound.table()) if sys.argv[1:] else {}
+    rows = dict(audio.table()) if sys.argv[1:] else {}
     new = {name: found for name in wanted if (found := row(name)) is not None}
     rows.update(new)
     write(rows)
-    sound.table.cache_clear()
+    audio.table.cache_clear()
     for name, found in new.items():
         rows[name] = replace(found, tokens=tokens(name))
     write(rows)

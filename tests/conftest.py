@@ -38,7 +38,7 @@ def pytest_configure(config):
     """
     if hasattr(config, "workerinput"):
         return
-    from memcalc.children.ask import WARM, Parent, launch
+    from memcalc.children.client import WARM, Parent, launch
     from memcalc.errors import MemcalcError
     from memcalc.estimation.client import ENGINE
 

@@ -12,13 +12,13 @@ MODULES = (
 def warm(hint):
     if not hint:
         return load("memcalc.measure.runs.training")
-    from memcalc.engine import card, driver
+    from memcalc.engine import driver, simulated_gpu
     from memcalc.estimation.question import ASSUMED
 
     driver.open_here()
     # peft's import asks for the GPU, which each fork has one of its own of.
-    with card.asked_without_cuda(ASSUMED):
-        return load("memcalc.estimation.desk")
+    with simulated_gpu.asked_without_cuda(ASSUMED):
+        return load("memcalc.estimation.worker")
 
 
 def load(mine):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from memcalc.advice.explain.explain import explain
+from memcalc.advice.remedies.goals import needed
+from memcalc.advice.remedies.records import figures
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
-from memcalc.explanation.explain import explain
-from memcalc.remedies.goals import needed
-from memcalc.remedies.records import figures
 
 SMALL = {"n_layer": 3, "n_embd": 64, "n_head": 2, "vocab_size": 5000}
 

@@ -12,7 +12,7 @@ from memcalc.catalog import gpus
 from memcalc.errors import NO_GPU, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.estimation.question import code_in
-from memcalc.estimation.understand import check
+from memcalc.estimation.validate import check
 from memcalc.files.results import Run
 from memcalc.measure.ranks import group
 from memcalc.measure.runs.runner import Request, Runner

@@ -19,7 +19,7 @@ import msgspec
 
 from memcalc.allocator.counter import Levels
 from memcalc.errors import UsageError
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 from memcalc.files.artifact import decode
 
 _HOW = "record one with torch.cuda.memory._dump_snapshot(path)"
@@ -90,14 +90,14 @@ def read_snapshot(path: Path) -> Snapshot:
     Raises:
         UsageError: there is no such file, it is no snapshot, or it asks to load code.
     """
-    data = plain.content(path, _LARGEST)
+    data = untrusted_values.content(path, _LARGEST)
     try:
         with _memory(_EACH * len(data) + _ROOM):
             return snapshot_of(_PlainUnpickler(io.BytesIO(data)).load(), most=len(data))
     except UsageError as refusal:
         raise UsageError(f"{path} was not opened: {refusal}; {_HOW}.") from None
     except Exception as error:
-        why = f" ({plain.reason(error)})" if isinstance(error, ValueError) else ""
+        why = f" ({untrusted_values.reason(error)})" if isinstance(error, ValueError) else ""
         raise UsageError(f"{path} is not a memory snapshot{why}; {_HOW}.") from None
 
 

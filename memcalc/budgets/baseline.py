@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.budgets.metrics import figures, parameters
 from memcalc.budgets.read import rebase
 from memcalc.budgets.records import Baseline, BudgetedRun, Evidence, Known
@@ -85,7 +85,7 @@ def write(baseline: Baseline) -> None:
         "runs": artifact.encode(baseline.runs),
     }
     text = json.dumps(body, indent=2, sort_keys=True, ensure_ascii=False)
-    artifact.write(Path(baseline.path), foreign.json(text) + "\n")
+    artifact.write(Path(baseline.path), untrusted_text.json(text) + "\n")
 
 
 def source(evidence: Evidence) -> str:

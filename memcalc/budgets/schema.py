@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from memcalc.budgets.amounts import LONGEST, PERCENT
 from memcalc.budgets.metrics import COMPONENTS, PER_PARAMETER
 from memcalc.budgets.read import DEFAULT_BASELINE
+from memcalc.budgets.sizes import LONGEST, PERCENT
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Method
 from memcalc.records.prediction import RUNGS

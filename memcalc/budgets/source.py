@@ -13,7 +13,7 @@ import msgspec
 from memcalc.budgets.records import Where
 from memcalc.budgets.toml_lines import line_of, locate
 from memcalc.errors import UsageError
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 
 Key = tuple[str, ...]
 SECTION = ("tool", "memcalc")
@@ -67,10 +67,10 @@ def load(path: Path) -> Source:
         UsageError: it cannot be read, is not TOML, or is a pyproject.toml without our section.
     """
     shown = shown_path(path)
-    data = plain.content(Path(shown), _LARGEST)
+    data = untrusted_values.content(Path(shown), _LARGEST)
     try:
         text = data.decode("utf-8-sig")
-        values, lines = plain.toml_of(text), locate(text)
+        values, lines = untrusted_values.toml_of(text), locate(text)
     except UnicodeDecodeError:
         raise UsageError(f"{shown}:1: this is not UTF-8, which TOML is.") from None
     except ValueError as error:
@@ -119,11 +119,11 @@ def shown_path(path: Path) -> str:
 def has_section(path: Path) -> bool:
     """Does this pyproject.toml hold budgets, as far as can be told?"""
     try:
-        data = plain.content(path, _LARGEST)
+        data = untrusted_values.content(path, _LARGEST)
     except UsageError:
         return False
     try:
-        tool = plain.toml_of(data.decode("utf-8-sig")).get("tool", {})
+        tool = untrusted_values.toml_of(data.decode("utf-8-sig")).get("tool", {})
     except ValueError:
         # Only what says it is ours can stop a check; a broken pyproject.toml will be named then.
         return b"tool.memcalc" in data

@@ -11,11 +11,11 @@ import msgspec
 
 from memcalc.budgets.metrics import default_peak
 from memcalc.estimation.fits import verdict
-from memcalc.folding import fold
 from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.units import GIB, KIB, MIB, format_mib
+from memcalc.wrap import fold
 
 SCHEMA_FILE = "memcalc.schema.json"
 _WIDTH = 80

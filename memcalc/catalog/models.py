@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from memcalc.catalog import hub
 from memcalc.catalog.validate import validate
 from memcalc.errors import UsageError, unknown
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 from memcalc.files.shipped import configs
 from memcalc.imports import is_named
 
@@ -155,7 +155,7 @@ def _shipped(path: Path) -> Any:
 
 
 def _read(path: Path) -> Any:
-    return plain.json(
+    return untrusted_values.json(
         path, hint="give a whole file, or a folder with a config.json", most=_LARGEST_CONFIG
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from memcalc.catalog.launch_files import spelled_out
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.files import plain, shipped
+from memcalc.files import shipped, untrusted_values
 from memcalc.records.plan import Plan
 
 
@@ -25,7 +25,7 @@ def load(path: Path) -> list[Plan]:
     brought = shipped.configs() / "suites" / f"{path}.toml"
     if path.parent == Path() and not os.path.exists(path) and os.path.isfile(brought):
         path = brought
-    data = plain.toml(path)
+    data = untrusted_values.toml(path)
     defaults, runs = data.get("defaults", {}), data.get("run", [])
     if not isinstance(runs, list) or not runs or not isinstance(defaults, dict):
         raise UsageError(f"{path} lists no runs: write [[run]] with a model for each.")

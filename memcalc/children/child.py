@@ -12,7 +12,7 @@ from typing import Any
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.channel import Channel
-from memcalc.children.ending import stopped
+from memcalc.children.exit_reason import stopped
 from memcalc.errors import MemcalcError
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from memcalc.children.channel import Channel
-from memcalc.children.ending import ending, oom_kills, stopped
+from memcalc.children.exit_reason import ending, oom_kills, stopped
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 
 _PR_SET_PDEATHSIG = 1

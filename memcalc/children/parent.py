@@ -23,7 +23,7 @@ import msgspec
 
 from memcalc.children import child, scratch
 from memcalc.children.breadcrumbs import Breadcrumbs
-from memcalc.children.ending import ending, noise_of, oom_kills
+from memcalc.children.exit_reason import ending, noise_of, oom_kills
 from memcalc.children.fork import die_with
 
 _LONGEST = 1 << 16

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.budgets.check import CheckResult, Question, check, exit_code
+from memcalc.budgets.collect import Effort, keep
 from memcalc.budgets.formats import github, markdown, render, table
-from memcalc.budgets.gather import Effort, keep
 from memcalc.budgets.read import read
 from memcalc.budgets.reasons import Remedy, no_remedy
 from memcalc.budgets.records import Report
-from memcalc.budgets.run import CheckResult, Question, check, exit_code
 from memcalc.budgets.source import discover
 from memcalc.cli.command import FILE, argument, exit_with, no_cache, option, say, verb
 from memcalc.cli.output import colored, put, width
@@ -114,7 +114,7 @@ def _adviser(wanted: bool, use_cache: bool) -> Iterator[Remedy]:
     if not wanted:
         yield no_remedy
         return
-    from memcalc.budgets.adviser import Adviser
+    from memcalc.budgets.remedies import Adviser
 
     with Adviser(use_cache=use_cache) as adviser:
         yield adviser

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.cli.groups import EXAMPLES, GROUPS, OTHERS
 
 FILE: Any = click.Path(path_type=Path)
@@ -122,4 +122,4 @@ def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
 def say(text: str) -> None:
     """One line to a person, on stderr; where that is closed, to nobody."""
     with contextlib.suppress(OSError, ValueError):
-        print(foreign.lines(foreign.line(text)), file=sys.stderr, flush=True)
+        print(untrusted_text.lines(untrusted_text.line(text)), file=sys.stderr, flush=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from memcalc.advice.explain.difference import difference
+from memcalc.advice.explain.sections import Chapter, again, chapter
 from memcalc.cli.command import argument, no_cache, option, verb
 from memcalc.cli.options import plans_of, understood
 from memcalc.cli.output import OUTPUT, deliver, format_option
@@ -13,9 +15,7 @@ from memcalc.cli.saved import only_prediction, saved
 from memcalc.cli.values import counted
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
-from memcalc.explanation.chapters import Chapter, again, chapter
-from memcalc.explanation.difference import difference
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -37,7 +37,7 @@ def command(
     before: str, now: str, top: int, format: str | None, output: Path | None, use_cache: bool
 ) -> None:
     """Say what changed between two answers and why: by component, phase and module."""
-    from memcalc.estimation.understand import check
+    from memcalc.estimation.validate import check
     from memcalc.report import differences
 
     name = chosen("difference", format, output)
@@ -69,7 +69,7 @@ def _chapter(asked: Prediction | Plan, tracer: Tracer) -> Chapter:
 
 def _plan(text: str) -> Plan:
     if text.endswith(".toml") and " -" not in text:
-        found = plans_of(plain.toml(Path(text)))
+        found = plans_of(untrusted_values.toml(Path(text)))
     else:
         try:
             words = shlex.split(text)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memcalc.advice.explain.timeline import timeline
 from memcalc.cli.output import width
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import Tracer
-from memcalc.explanation.timeline import timeline
 from memcalc.records.plan import Plan
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.cli.command import exit_with, no_cache, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import OUTPUT, VERBOSE, deliver_explanation, format_option, put
@@ -14,14 +15,13 @@ from memcalc.cli.saved import check_alone, saved
 from memcalc.cli.values import SIZE, counted
 from memcalc.errors import UsageError
 from memcalc.estimation.question import code_in
-from memcalc.explanation.explain import Wish, explain_plan
 from memcalc.files.extras import require
 from memcalc.files.formats import chosen
 from memcalc.files.results import predictions
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
-    from memcalc.explanation.records import Explanation
+    from memcalc.advice.explain.records import Explanation
 
 
 @with_plan
@@ -95,7 +95,7 @@ def _teller(steps: Steps) -> Callable[[Explanation], None]:
     told: set[str] = set()
 
     def tell(so_far: Explanation) -> None:
-        from memcalc.remedies.table import candidates
+        from memcalc.advice.remedies.table import candidates
         from memcalc.report.explained import option_words
 
         for one in so_far.options:

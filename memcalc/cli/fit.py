@@ -52,7 +52,7 @@ def command(
     use_cache: bool,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
-    from memcalc.fitting.ask import Question, answer
+    from memcalc.advice.fit.fit import Question, answer
     from memcalc.report import fitted
 
     plan = plan_of(settings, "memcalc fit answers for")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from memcalc.budgets import amounts, detect, starter
+from memcalc.budgets import detect, sizes, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
@@ -53,7 +53,7 @@ def command(
     force: bool,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
-    above = amounts.share_or_size(margin).percent
+    above = sizes.share_or_size(margin).percent
     if above is None:
         raise UsageError(f"--margin {margin!r} is no percentage: write one, as 5%.")
     _free(force)

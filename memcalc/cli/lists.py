@@ -8,7 +8,7 @@ import click
 
 from memcalc.cli.command import option, verb
 from memcalc.cli.output import seen_width
-from memcalc.folding import fold
+from memcalc.wrap import fold
 
 command = click.Group(help="List the models, optimizers and GPUs that memcalc knows.")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.accuracy.campaign import Watcher
 from memcalc.cli.command import say
 from memcalc.files.results import Run
@@ -78,7 +78,7 @@ class Shown(Quiet):
 def _text(text: str) -> Text:
     from rich.text import Text
 
-    return Text(foreign.line(text))
+    return Text(untrusted_text.line(text))
 
 
 @contextmanager

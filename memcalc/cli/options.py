@@ -14,7 +14,7 @@ from memcalc.cli import complete
 from memcalc.cli.command import FILE, Argument, Command, verb
 from memcalc.cli.groups import GROUPS, OTHERS
 from memcalc.errors import UsageError
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
 from memcalc.records.plan import Plan
 
@@ -61,7 +61,7 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
         UsageError: the file cannot be read, or a text is not understood.
     """
     path = given.pop("plan_file")
-    written: dict[str, Any] = plain.toml(path) if path is not None else {}
+    written: dict[str, Any] = untrusted_values.toml(path) if path is not None else {}
     typed = {
         name: FIELDS[name].read(told) for name, told in given.items() if told not in (None, ())
     }

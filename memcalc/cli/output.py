@@ -14,7 +14,7 @@ from memcalc.files import artifact
 from memcalc.files.formats import FORMATS, formats, listed
 
 if TYPE_CHECKING:
-    from memcalc.explanation.records import Explanation
+    from memcalc.advice.explain.records import Explanation
     from memcalc.records.prediction import Prediction
     from memcalc.report.blocks import Block
 

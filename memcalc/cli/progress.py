@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.cli.command import say
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _Moving(Steps):
     def row(self, text: str) -> None:
         from rich.text import Text
 
-        self._shown.console.print(Text(foreign.line(text), style="dim"))
+        self._shown.console.print(Text(untrusted_text.line(text), style="dim"))
 
 
 class _Logged(Steps):
@@ -108,4 +108,4 @@ def progress(what: str) -> Iterator[Steps]:
         transient=True,
     )
     with counted as shown:
-        yield _Moving(what, shown, shown.add_task(foreign.line(what), total=None))
+        yield _Moving(what, shown, shown.add_task(untrusted_text.line(what), total=None))

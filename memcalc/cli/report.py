@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from memcalc.advice.explain.difference import difference
+from memcalc.advice.explain.document import Document
+from memcalc.advice.explain.sections import Chapter, again, chapter
 from memcalc.cli.command import FILE, argument, no_cache, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.progress import progress
@@ -14,9 +17,6 @@ from memcalc.cli.values import counted
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.question import code_in
-from memcalc.explanation.chapters import Chapter, again, chapter
-from memcalc.explanation.difference import difference
-from memcalc.explanation.document import Document
 from memcalc.files import artifact
 from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
@@ -84,7 +84,7 @@ def _one_of(file: str, tracer: Tracer, depth: int | None) -> Chapter:
 def draw(traced: Traced, name: str, output: Path) -> None:
     """Write the page, a picture or a snapshot of what was just traced."""
     if name == "pickle":
-        from memcalc.explanation.snapshot import predicted
+        from memcalc.advice.explain.snapshot import predicted
 
         predicted(traced, output)
         return
@@ -130,7 +130,7 @@ def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
 
 
 def _snapshot(plan: Plan, tracer: Tracer, output: Path) -> None:
-    from memcalc.explanation.snapshot import predicted
+    from memcalc.advice.explain.snapshot import predicted
 
     answer = tracer.trace(plan)
     if isinstance(answer, MemcalcError):

@@ -21,8 +21,8 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @option("--output", "-o", type=FILE, help="Add the result here.")
 def command(command: tuple[str, ...], output: Path | None) -> None:
     """Run any command and say what it held of GPU and main memory; its exit code is passed on."""
-    from memcalc.measure.outside import run
-    from memcalc.report.outside import render
+    from memcalc.measure.watched_command import run
+    from memcalc.report.watched_command import render
 
     if output is not None:
         try:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from memcalc.advice.explain.records import Explanation
 from memcalc.errors import UsageError
-from memcalc.explanation.records import Explanation
 from memcalc.files import artifact
 from memcalc.files.results import predictions
 from memcalc.records.prediction import Prediction

@@ -104,9 +104,9 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True):
 def _snapshot(
     file: Path, question: _Question, format: str | None, output: Path | None, top: int
 ) -> None:
+    from memcalc.advice.explain import recorded
     from memcalc.catalog import gpus
     from memcalc.estimation.replays import UNLIMITED
-    from memcalc.explanation import recorded
     from memcalc.report import recorded as report
 
     name = chosen("snapshot", format, output)

@@ -47,8 +47,8 @@ def command(
     Without --gpu: the smallest card for each way. A step has --batch times --grad-accum samples;
     what is suggested keeps their number.
     """
+    from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
-    from memcalc.suggestions.suggest import suggest_plan
 
     plan = plan_of(settings, "memcalc suggest answers for")
     if price is not None and tokens is None:
@@ -67,7 +67,7 @@ def command(
 
         found = suggest_plan(plan, use_cache=use_cache, seen=tell)
     if program is not None and found.fitting:
-        from memcalc.suggestions.snippets import snippet
+        from memcalc.advice.suggest.snippets import snippet
 
         best = found.fitting[0].figures
         assert best is not None
@@ -82,8 +82,8 @@ def command(
 
 def _cards(plan: Plan, name: str, output: Path | None, *, verbose: bool, use_cache: bool) -> None:
     """Which card the model needs."""
-    from memcalc.report import cards as report
-    from memcalc.suggestions.cards import cards
+    from memcalc.advice.suggest.gpus import cards
+    from memcalc.report import gpus as report
 
     with progress(f"finding cards that train {plan.model}") as steps:
 

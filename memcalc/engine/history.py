@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import torch
 
-from memcalc.engine import operators, traffic
+from memcalc.engine import nccl_traffic, operators
 from memcalc.engine.recorder import Gap, Interval, Notes, Owner
 from memcalc.errors import EstimateError
 from memcalc.records.trace import (
@@ -278,7 +278,7 @@ class Timeline:
         if not inside or not self._recorder.wrapped:
             return ()
         before = intervals[inside[0] - 1].given if inside[0] else {}
-        return traffic.between(before, intervals[inside[-1]].given)
+        return nccl_traffic.between(before, intervals[inside[-1]].given)
 
     def readings(self) -> tuple[Reading, ...]:
         """What PyTorch's counters said of each phase of each step."""

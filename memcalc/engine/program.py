@@ -17,7 +17,7 @@ from memcalc.workload.in_backward import InBackward
 from memcalc.workload.job import Job
 from memcalc.workload.layouts import Rank
 from memcalc.workload.optimizers import make
-from memcalc.workload.place import filler, parameters_on_meta, random, to_device
+from memcalc.workload.placement import filler, parameters_on_meta, random, to_device
 from memcalc.workload.prepare import prepare, program_of
 from memcalc.workload.program import Program
 from memcalc.workload.resume import restore, saved_state

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import torch
 
+from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
-from memcalc.engine import traffic
 from memcalc.records.trace import Component, Phase
 
 _MANY = 25_000
@@ -38,7 +38,7 @@ class Interval(msgspec.Struct, kw_only=True):
     """Where the program resets the counters of peaks: they count from this moment on."""
     kept: bool = True
     """The allocator's history of it was kept."""
-    given: traffic.Counts = msgspec.field(default_factory=dict)
+    given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
     """To collectives until its end, where there are several GPUs."""
     line: str = ""
     """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
@@ -152,7 +152,7 @@ class Recorder(Notes):
         """A phase has ended: read its peaks, and name what it leaves behind."""
         self.read_peaks(interval)
         if self.wrapped and self.KIND == "cuda":
-            interval.given = traffic.so_far()
+            interval.given = nccl_traffic.so_far()
         phase = interval.phase
         if phase is Phase.LOAD and self.model is not None:
             # A loop's library has taken model and optimizer over.

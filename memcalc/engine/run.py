@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from memcalc.engine import flops, wrappers
 from memcalc.engine import program as programs
+from memcalc.engine.cpu import CpuRecorder
 from memcalc.engine.history import Timeline
-from memcalc.engine.on_cpu import CpuRecorder
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from memcalc.engine import lines
+from memcalc.engine import source_lines
 from memcalc.engine.followed_operators import (
     CALLED_WITH_OUT,
     COMPARES,
@@ -327,7 +327,7 @@ class Values:
     def _note(self, source: torch.Tensor) -> None:
         """Something is read that may not be known."""
         if source.numel() and not self._holds(source.data_ptr(), source.element_size()):
-            self.unknown[lines.line() or "PyTorch's own code"] = None
+            self.unknown[source_lines.line() or "PyTorch's own code"] = None
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
         """Every element of a tensor on the GPU is this."""

@@ -26,12 +26,12 @@ looking through them again and again takes a tenth of the time."""
 def warm(architecture: str) -> None:
     """Import what runs of an architecture have in common; of a callable, nothing is known."""
     driver.open_here()
-    importlib.import_module("memcalc.estimation.desk").warm(architecture)
+    importlib.import_module("memcalc.estimation.worker").warm(architecture)
 
 
 def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], dict[str, Any]]:
     """A function that answers requests."""
     driver.open_here()
     gc.set_threshold(_BETWEEN_COLLECTIONS)
-    desk = importlib.import_module("memcalc.estimation.desk").Desk(breadcrumbs)
-    return lambda request, speaker: desk.answer(request)
+    worker = importlib.import_module("memcalc.estimation.worker").Worker(breadcrumbs)
+    return lambda request, speaker: worker.answer(request)

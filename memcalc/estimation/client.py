@@ -13,7 +13,7 @@ import msgspec
 
 from memcalc.catalog import models
 from memcalc.children import inductor
-from memcalc.children.ask import Child, Parent
+from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
 from memcalc.engine.environment.records import Report
 from memcalc.errors import EstimateError, MemcalcError

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation import understand, untraced
+from memcalc.estimation import analytic_answer, validate
 from memcalc.estimation.question import canonical, code_in
-from memcalc.estimation.understand import check
+from memcalc.estimation.validate import check
 from memcalc.files import cache
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
@@ -58,7 +58,7 @@ def advised(error: MemcalcError, plan: Plan, method: str) -> MemcalcError:
     """The error with what can be known without a trace, where it is a trace that failed."""
     if not isinstance(error, EstimateError) or method == "analytic":
         return error
-    if not isinstance(next(untraced.answers([plan])), Prediction):
+    if not isinstance(next(analytic_answer.answers([plan])), Prediction):
         return error
     return EstimateError(
         f"{str(error).rstrip('.')}. Without a trace, --method analytic gives the weights, "
@@ -79,7 +79,7 @@ def answers(
     """
     checked("method", Method, method)
     if method == "analytic":
-        yield from untraced.answers(plans)
+        yield from analytic_answer.answers(plans)
         return
     with Tracer(use_cache=use_cache, workers=workers) as tracer:
         yield from tracer.answers(plans)
@@ -133,8 +133,8 @@ class Tracer:
             except MemcalcError as error:
                 known[index] = error
                 continue
-            notes[index] = understand.notes(source, plan.seq)
-            missed[index] = understand.uncounted(source)
+            notes[index] = validate.notes(source, plan.seq)
+            missed[index] = validate.uncounted(source)
             if name is not None and source.config is not None:
                 names[index] = name
                 found = _from_cache(name, plan)

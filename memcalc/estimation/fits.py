@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation.outside import outside_span
+from memcalc.estimation.process_share import outside_span
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span

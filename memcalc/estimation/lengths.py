@@ -21,7 +21,7 @@ from memcalc.estimation.client import Client, Reached
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.pool import Pool, asking
 from memcalc.estimation.question import Asked, asked
-from memcalc.files.plain import content
+from memcalc.files.untrusted_values import content
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction, Varied, Way
 

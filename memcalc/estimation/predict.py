@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation import cache_notes, within
+from memcalc.estimation import kv_cache_notes, smaller_gpu
 from memcalc.estimation.fits import device_of
-from memcalc.estimation.outside import outside_span
+from memcalc.estimation.process_share import outside_span
 from memcalc.estimation.question import Asked
 from memcalc.estimation.replays import (
     judged,
@@ -39,13 +39,13 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     reached = outcome(question, trace)
     crowded = when_crowded(question, trace, state, reached.peaks)
     phases = (crowded or reached).phases
-    said = tuple(cache_notes.said(question, trace))
+    said = tuple(kv_cache_notes.said(question, trace))
     if question.plan.target == "cpu":
         return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
     reserved = answer.peak.reserved or 0
     if crowded is not None:
-        answer = replace(answer, allocator=within.given_back(reserved, reached.peaks.reserved))
+        answer = replace(answer, allocator=smaller_gpu.given_back(reserved, reached.peaks.reserved))
     if question.gpu is None:
         return answer
     device = device_of(question.gpu, plan=question.plan).holding(state)

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.errors import UsageError
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 from memcalc.version import __version__
 
 SCHEMA = 1
@@ -61,7 +61,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: no such file, or it is not a result of memcalc, or of a later major version.
     """
-    data = plain.json(path, hint="give a file that memcalc wrote")
+    data = untrusted_values.json(path, hint="give a file that memcalc wrote")
     if not isinstance(data, dict) or "schema" not in data:
         raise UsageError(f"{path} is not a result of memcalc: give a file that memcalc wrote.")
     if not isinstance(data["schema"], int) or data["schema"] > SCHEMA:
@@ -72,7 +72,7 @@ def read(path: Path) -> dict[str, Any]:
 def document(kind: str, body: dict[str, Any], *, indent: int = 2) -> str:
     """A result as the text of its file; ``read`` takes it back."""
     head = {"schema": SCHEMA, "kind": kind, "memcalc": __version__}
-    return foreign.json(json.dumps({**head, **body}, indent=indent)) + "\n"
+    return untrusted_text.json(json.dumps({**head, **body}, indent=indent)) + "\n"
 
 
 def write(path: Path, text: str) -> None:
@@ -102,7 +102,7 @@ def write_bytes(path: Path, data: bytes) -> None:
         else:
             _put(Path(os.path.realpath(path)), data)
     except (OSError, ValueError) as error:
-        raise UsageError(f"Cannot write {path}: {plain.reason(error)}.") from None
+        raise UsageError(f"Cannot write {path}: {untrusted_values.reason(error)}.") from None
 
 
 def is_stream(path: Path) -> bool:

@@ -23,8 +23,8 @@ import msgspec
 
 from memcalc.errors import UsageError
 from memcalc.files.artifact import SCHEMA, encode, write_bytes
-from memcalc.files.plain import reason
 from memcalc.files.shipped import configs
+from memcalc.files.untrusted_values import reason
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Trace
 from memcalc.units import GIB, parse_bytes

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from memcalc.errors import UsageError
-from memcalc.files.plain import reason
+from memcalc.files.untrusted_values import reason
 
 
 @contextlib.contextmanager

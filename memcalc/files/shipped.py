@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memcalc.errors import UsageError
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 
 T = TypeVar("T")
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -32,7 +32,11 @@ def read(name: str, made: Callable[[Any], T]) -> T:
     path = configs() / name
     hint = "install memcalc again"
     try:
-        return made(plain.toml(path) if path.suffix == ".toml" else plain.json(path, hint=hint))
+        return made(
+            untrusted_values.toml(path)
+            if path.suffix == ".toml"
+            else untrusted_values.json(path, hint=hint)
+        )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        why = f"{type(error).__name__}: {plain.reason(error)}"
+        why = f"{type(error).__name__}: {untrusted_values.reason(error)}"
         raise UsageError(f"{path} is damaged ({why}): {hint}.") from None

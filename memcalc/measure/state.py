@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memcalc.records.measurement import StateReading
-from memcalc.workload.parts import plain
+from memcalc.workload.wrapped_tensors import plain
 
 
 def read_state(optimizer: torch.optim.Optimizer) -> StateReading:

@@ -1,7 +1,7 @@
 """Settings of a plan that PyTorch itself cannot run together, and what to leave out then."""
 
+from memcalc.records.compact_options import NO_LORA
 from memcalc.records.plan import FLASH_ATTN, Plan
-from memcalc.records.texts import NO_LORA
 
 _ARGS_ALONE = "engine_args needs engine: name vllm or sglang."
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from memcalc.records.texts import NO_LORA, USUAL_LORA, Input, Lora, Release, Text, Version
+from memcalc.records.compact_options import NO_LORA, USUAL_LORA, Input, Lora, Release, Text, Version
 from memcalc.records.values import Scalar
 
 Method = Literal["trace", "analytic"]

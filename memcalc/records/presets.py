@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.records.texts import USUAL_LORA
+from memcalc.records.compact_options import USUAL_LORA
 from memcalc.records.values import Scalar
 
 _HALF: dict[str, Scalar] = {"precision": "bf16", "optim": "paged_adamw_8bit", "checkpointing": True}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.explanation.command import options
+from memcalc.advice.explain.command_line import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Fit, FitVerdict, Peak, Prediction
 from memcalc.records.trace import Component

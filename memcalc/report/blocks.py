@@ -1,7 +1,7 @@
 """What a report is made of, and the one way it becomes a terminal's text, Markdown or HTML.
 
 A report is a list of blocks. Text in them is plain: how it is shown is said by a block's kind, and
-what it would do to a medium is taken care of here and in ``memcalc.foreign``.
+what it would do to a medium is taken care of here and in ``memcalc.untrusted_text``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from memcalc import foreign
-from memcalc.folding import fold, tied, untied
+from memcalc import untrusted_text
 from memcalc.units import Unit, format_bytes
+from memcalc.wrap import fold, tied, untied
 
 WIDTH = 100
 BAR = 16
@@ -123,7 +123,7 @@ def terminal(
     if plain:
         shown = "".join(_PLAIN.get(sign, sign) for sign in shown)
     kept = "".join(f"{text.rstrip()}\n" for text in shown.split("\n")[:-1])
-    return foreign.lines(kept)
+    return untrusted_text.lines(kept)
 
 
 _PLAIN = {"✓": "+", "✗": "x", "·": "|", "█": "#", "▌": "#", "─": "-"}
@@ -132,7 +132,7 @@ _MARKS = {"fits": ("✓", "bold green"), "too close to call": ("?", "bold yellow
 
 def _line(line: Line, width: int) -> Text:
     if line.kind is Kind.COMMAND:
-        return Text(command(foreign.line(line.text), width), style="bold")
+        return Text(command(untrusted_text.line(line.text), width), style="bold")
     if line.kind is Kind.VERDICT:
         known = (mark for word, mark in _MARKS.items() if line.text.startswith(word))
         sign, style = next(known, ("✗", "bold red"))
@@ -164,7 +164,7 @@ _WORD = re.compile(r"(?:--[\w-]+ )?(?:'(?:[^']|'\"'\"')*'|[^\s'])+")
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(tied(foreign.line(text)), style=style)
+    return Text(tied(untrusted_text.line(text)), style=style)
 
 
 def _grid(table: Table) -> Grid:
@@ -217,9 +217,9 @@ def markdown(blocks: Sequence[Block]) -> str:
 def _markdown_line(line: Line) -> str:
     text = line.text.strip()
     if line.kind is Kind.COMMAND:
-        return f"    {foreign.line(text)}\n"
+        return f"    {untrusted_text.line(text)}\n"
     before, after = _AROUND.get(line.kind, ("", ""))
-    return f"{before}{foreign.markdown(text)}{after}\n"
+    return f"{before}{untrusted_text.markdown(text)}{after}\n"
 
 
 def _markdown_table(table: Table) -> str:
@@ -230,8 +230,10 @@ def _markdown_table(table: Table) -> str:
         ]
         for number, row in enumerate(table.rows)
     ]
-    title = f"{foreign.markdown(table.title)}\n\n" if table.title else ""
-    return title + foreign.grid(list(map(foreign.markdown, table.head)), rows, table.words)
+    title = f"{untrusted_text.markdown(table.title)}\n\n" if table.title else ""
+    return title + untrusted_text.grid(
+        list(map(untrusted_text.markdown, table.head)), rows, table.words
+    )
 
 
 def _plain_cell(cell: Cell) -> str:
@@ -240,5 +242,5 @@ def _plain_cell(cell: Cell) -> str:
     if isinstance(cell, Share):
         return f"{cell.part:.1%}"
     if isinstance(cell, str):
-        return foreign.markdown(cell)
-    return "<br>".join(map(foreign.markdown, cell))
+        return untrusted_text.markdown(cell)
+    return "<br>".join(map(untrusted_text.markdown, cell))

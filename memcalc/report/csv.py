@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
 
@@ -27,5 +27,5 @@ def render(predictions: Sequence[Prediction]) -> str:
             *(p.parameters, p.trainable, *(p.components.get(part) for part in Component)),
             *(p.peak.phase.value, *(getattr(p.peak, rung) for rung in RUNGS), p.method),
         ]
-        writer.writerow(map(foreign.cell, row))
+        writer.writerow(map(untrusted_text.cell, row))
     return out.getvalue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memcalc.explanation.difference import Change, Difference
+from memcalc.advice.explain.difference import Change, Difference
 from memcalc.files.artifact import document, encode
 from memcalc.report import rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc import foreign
-from memcalc.folding import fold
+from memcalc import untrusted_text
 from memcalc.records.facts import Fact
+from memcalc.wrap import fold
 
 
 def render(facts: Sequence[Fact], width: int) -> str:
@@ -14,7 +14,7 @@ def render(facts: Sequence[Fact], width: int) -> str:
     lines: list[str] = []
     for fact in facts:
         mark = " " if fact.well else "!"
-        lines += fold(foreign.line(f"{mark} {fact.name:13} {fact.value}"), width, 16)
+        lines += fold(untrusted_text.line(f"{mark} {fact.name:13} {fact.value}"), width, 16)
         if fact.advice:
-            lines += fold(foreign.line(f"{'':16}-> {fact.advice}"), width, 19)
-    return foreign.lines("\n".join(lines) + "\n")
+            lines += fold(untrusted_text.line(f"{'':16}-> {fact.advice}"), width, 19)
+    return untrusted_text.lines("\n".join(lines) + "\n")

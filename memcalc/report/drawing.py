@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.explanation.timeline import Stretch, Timeline, thin
+from memcalc.advice.explain.timeline import Stretch, Timeline, thin
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import component_word
 from memcalc.units import format_bytes, unit_for

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memcalc.explanation.command import options
-from memcalc.explanation.layers import LayerKind
-from memcalc.explanation.records import Explanation, Group, PeakContents
+from memcalc.advice.explain.command_line import options
+from memcalc.advice.explain.layers import LayerKind
+from memcalc.advice.explain.records import Explanation, Group, PeakContents
+from memcalc.advice.remedies.records import Figures, Option, Search
 from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.remedies.records import Figures, Option, Search
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import COMPONENT_WORDS, retries_words
@@ -183,7 +183,7 @@ def _option(
 
 def search_lines(search: Search, before: Figures) -> list[Line]:
     """The plan that holds, what it needs, and how to type it."""
-    from memcalc.remedies.goals import needed_within
+    from memcalc.advice.remedies.goals import needed_within
 
     rung = search.rung.replace("_", " ")
     high = " (with the high end of the context)" if search.rung == "process_used" else ""

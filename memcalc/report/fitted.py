@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.explanation.command import options
+from memcalc.advice.explain.command_line import options
+from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
+from memcalc.advice.remedies.records import Option
 from memcalc.files.artifact import document, encode
-from memcalc.fitting.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.records.trace import SENT_SOURCE
-from memcalc.remedies.records import Option
 from memcalc.report.blocks import Block, Kind, Line, Table
 from memcalc.report.explained import search_lines
 from memcalc.report.rows import described, fit_words, sent_words

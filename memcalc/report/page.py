@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memcalc import foreign
+from memcalc import untrusted_text
+from memcalc.advice.explain.document import Document
+from memcalc.advice.explain.records import Explanation
+from memcalc.advice.explain.sections import Chapter
 from memcalc.errors import UsageError
-from memcalc.explanation.chapters import Chapter
-from memcalc.explanation.document import Document
-from memcalc.explanation.records import Explanation
 from memcalc.records.prediction import Prediction
 from memcalc.report import (
     answer,
@@ -27,7 +27,7 @@ from memcalc.report import (
 )
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
-from memcalc.report.hero import Hero, hero
+from memcalc.report.summary import Hero, hero
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ def _templates() -> Environment:
     from markupsafe import Markup, escape
 
     def clean(value: Any) -> Any:
-        return value if isinstance(value, Markup) else foreign.line(str(value))
+        return value if isinstance(value, Markup) else untrusted_text.line(str(value))
 
     def breakable(text: str) -> Markup:
         """Settings are long words; a line may end inside them."""
-        return Markup(escape(foreign.line(text)).replace("=", Markup("=<wbr>")))
+        return Markup(escape(untrusted_text.line(text)).replace("=", Markup("=<wbr>")))
 
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),

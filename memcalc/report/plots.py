@@ -7,10 +7,10 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.accuracy.compare import peak as compared
+from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.errors import UsageError
-from memcalc.explanation.timeline import Timeline, thin
 from memcalc.files.extras import require
 from memcalc.files.results import Run
 from memcalc.records.prediction import RUNGS, Prediction
@@ -54,7 +54,7 @@ def timeline(line: Timeline, title: str) -> Figure:
     _mark_phases(axes, shown)
     _mark_peak(axes, shown, unit)
     axes.set(
-        title=foreign.picture(title),
+        title=untrusted_text.picture(title),
         xlabel=f"{line.events:,} births and deaths of one step, in order",
     )
     axes.set(ylabel=name, xticks=[])
@@ -84,7 +84,7 @@ def ladder(prediction: Prediction) -> Figure:
     axes.bar_label(bars, [format_bytes(size) for _, size in known], padding=3)
     if prediction.fit is not None:
         axes.axvline(capacity / unit, color="black", ls="--", lw=1.2)
-        label = foreign.picture(f"{prediction.fit.gpu}: {format_bytes(capacity)}")
+        label = untrusted_text.picture(f"{prediction.fit.gpu}: {format_bytes(capacity)}")
         axes.annotate(
             label, (capacity / unit, 1.0), (3, 3), xycoords=("data", "axes fraction"),
             textcoords="offset points", fontsize=8,
@@ -100,7 +100,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
     ordered = sorted(predictions, key=lambda p: p.peak.requested)
     figure, axes = _figure(9.5, 1.0 + 0.36 * len(ordered))
     unit, name = _unit(ordered[-1].peak.requested)
-    labels = [foreign.picture(_label(prediction, ordered)) for prediction in ordered]
+    labels = [untrusted_text.picture(_label(prediction, ordered)) for prediction in ordered]
     floor = [0.0] * len(ordered)
     for component, style in STYLES.items():
         sizes = [prediction.components.get(component, 0) / unit for prediction in ordered]
@@ -130,7 +130,7 @@ def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
             found = compared(run.prediction, run.measurement, rung)
             if found is not None:
                 name = f"{run.plan.model} {run.plan.optim} {run.plan.precision}"
-                pairs.append((foreign.picture(name), found))
+                pairs.append((untrusted_text.picture(name), found))
     if not pairs:
         raise UsageError("No run has both an estimate and a measurement: nothing to compare.")
     figure, axes = _figure(9.5, 1.0 + 0.5 * len(pairs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.explanation.recorded import Recorded, WhatIf
+from memcalc.advice.explain.recorded import Recorded, WhatIf
 from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table

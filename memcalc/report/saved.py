@@ -47,7 +47,7 @@ _HEAD = ("schema", "kind", "memcalc")
 
 
 def _fit(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.fitting.records import FitAnswer
+    from memcalc.advice.fit.records import FitAnswer
     from memcalc.report import fitted
 
     found = part(FitAnswer, body, path, "fit")
@@ -55,8 +55,8 @@ def _fit(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
 
 
 def _suggestions(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
+    from memcalc.advice.suggest.records import Suggestions
     from memcalc.report import suggested
-    from memcalc.suggestions.records import Suggestions
 
     found = part(Suggestions, body, path, "suggestions")
     blocks = list(suggested.blocks(found, suggested.Work(), verbose=verbose))
@@ -64,17 +64,17 @@ def _suggestions(body: dict[str, Any], path: Path, verbose: bool, top: int) -> S
 
 
 def _cards(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.report import cards
-    from memcalc.suggestions.records import Cards
+    from memcalc.advice.suggest.records import Cards
+    from memcalc.report import gpus
 
     found = part(Cards, body, path, "cards")
     return Shown(
-        "suggestions", list(cards.blocks(found, verbose=verbose)), lambda: cards.as_json(found)
+        "suggestions", list(gpus.blocks(found, verbose=verbose)), lambda: gpus.as_json(found)
     )
 
 
 def _difference(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.explanation.difference import Difference
+    from memcalc.advice.explain.difference import Difference
     from memcalc.report import differences
 
     found = part(Difference, body, path, "difference")
@@ -83,7 +83,7 @@ def _difference(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Sh
 
 
 def _snapshot(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.explanation.recorded import Recorded
+    from memcalc.advice.explain.recorded import Recorded
     from memcalc.report import recorded
 
     found = part(Recorded, body, path, "snapshot")

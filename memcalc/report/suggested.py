@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from memcalc.explanation.command import options
+from memcalc.advice.explain.command_line import options
+from memcalc.advice.remedies.goals import needed, needed_within
+from memcalc.advice.remedies.records import Figures
+from memcalc.advice.suggest.records import Suggestion, Suggestions
+from memcalc.advice.suggest.speed import UTILISATION
 from memcalc.files.artifact import document, encode
-from memcalc.remedies.goals import needed, needed_within
-from memcalc.remedies.records import Figures
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for
-from memcalc.suggestions.records import Suggestion, Suggestions
-from memcalc.suggestions.speed import UTILISATION
 from memcalc.units import format_bytes, unit_for
 
 

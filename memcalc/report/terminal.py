@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.explanation.timeline import Timeline, thin
+from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.files.extras import require
 from memcalc.records.trace import Component
 from memcalc.report.palette import STYLES

@@ -24,12 +24,12 @@ import msgspec
 import torch
 
 from memcalc.children import scratch
-from memcalc.engine import driver, lines
+from memcalc.engine import driver, source_lines
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
 from memcalc.files.trace_file import pack
-from memcalc.script import around
+from memcalc.script import surroundings
 from memcalc.script.records import Ending, Request
 from memcalc.script.running import as_main, run
 
@@ -66,7 +66,7 @@ def main(asked: str, answered: str) -> None:
 
 
 def _followed(request: Request, session: Session) -> Ending:
-    with as_main(request.program), session, around.program(request, session) as others:
+    with as_main(request.program), session, surroundings.program(request, session) as others:
         ending = _ended(request)
         if not ending.stopped and not _raised:
             with contextlib.suppress(EnoughStepsError):
@@ -222,7 +222,8 @@ def _show(error: BaseException) -> None:
     kept = [
         frame
         for frame in shown.stack
-        if not _is_ours(frame.filename) and (not only_users or lines.is_users(frame.filename))
+        if not _is_ours(frame.filename)
+        and (not only_users or source_lines.is_users(frame.filename))
     ]
     shown.stack[:] = kept or shown.stack[:]
     print("".join(shown.format()), end="", file=sys.stderr)

@@ -39,7 +39,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return self.launcher or (Path(self.path).name if self.path else self.module)
 
 
-def understand(typed: str, folder: Path | None = None) -> Program:
+def parse(typed: str, folder: Path | None = None) -> Program:
     """Find the Python program in a command as it is typed.
 
     Args:
@@ -153,11 +153,11 @@ def launched(plan: Plan, folder: Path | None = None) -> tuple[Program, launchers
     Raises:
         UsageError: the launcher does not take its command line, or there is no such script.
     """
-    program = understand(plan.command or "", folder)
+    program = parse(plan.command or "", folder)
     if not program.launcher:
         return program, None
     gpus = plan.devices if plan.gpu is not None else None
-    launch = launchers.understand(program.launcher, program.arguments, gpus)
+    launch = launchers.parse(program.launcher, program.arguments, gpus)
     started = (
         Program(module=launch.script, arguments=launch.arguments)
         if launch.is_module

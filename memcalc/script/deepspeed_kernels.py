@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.engine.patches import Patches
 from memcalc.errors import EstimateError
-from memcalc.script.inert import Inert
+from memcalc.script.missing_extension import Inert
 
 _IN_PLACE = frozenset(
     "cpu_adagrad cpu_adam cpu_lion fused_adam fused_lamb fused_lion utils".split()

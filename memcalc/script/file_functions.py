@@ -11,8 +11,8 @@ import shutil
 from typing import Any
 
 from memcalc.engine.patches import Patches
-from memcalc.script.listing import Scan
 from memcalc.script.overlay import Overlay, full, inside
+from memcalc.script.scandir import Scan
 
 _BY_PATH = ("stat", "lstat", "access", "chmod", "chown", "utime", "readlink")
 _SMALL = 64 << 20

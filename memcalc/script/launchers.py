@@ -84,7 +84,7 @@ class Launch:
         return {**{name: str(value) for name, value in names.items()}, **self._own}
 
 
-def understand(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launch:
+def parse(launcher: str, words: Sequence[str], gpus: int | None = None) -> Launch:
     """Read a launcher's command line.
 
     Args:

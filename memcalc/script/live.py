@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine import lines
+from memcalc.engine import source_lines
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.engine.stub import load as stub
@@ -21,8 +21,8 @@ from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.script import travel
-from memcalc.script.by_gpu import fullest
+from memcalc.script import pickling
+from memcalc.script.several_gpus import fullest
 from memcalc.script.simulate import plan_of, run_work
 
 EMPTY = "Nothing was on the GPU: does the code use torch.device('cuda')?"
@@ -45,16 +45,16 @@ class Simulation:
 
     def __enter__(self) -> Simulation:
         self._entered = True
-        self._plan = plan_of([lines.line() or sys.argv[0] or "python"], **self._settings)
+        self._plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
         question = asked(self._plan)
         if stub.is_open():
             self._session = Session(self._plan.steps or 0)
             self._session.__enter__()
             return self
         frame = sys._getframe(1)
-        body = travel.body_at(frame)
-        self._found, self._error = run_work(question, travel.sent("the block", body))
-        self._undo = travel.skip(frame)
+        body = pickling.body_at(frame)
+        self._found, self._error = run_work(question, pickling.sent("the block", body))
+        self._undo = pickling.skip(frame)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
@@ -67,7 +67,7 @@ class Simulation:
             keep(self._found)
         if self._error is not None:
             raise self._error
-        return kind is not None and issubclass(kind, EnoughStepsError | travel.Skipped)
+        return kind is not None and issubclass(kind, EnoughStepsError | pickling.Skipped)
 
     @property
     def prediction(self) -> Prediction:
@@ -121,7 +121,7 @@ def run_apart(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -
         Exception: what the code raised.
     """
     plan = plan_of([name], **settings)
-    found, error = run_work(asked(plan), travel.sent(name, work))
+    found, error = run_work(asked(plan), pickling.sent(name, work))
     if error is not None:
         raise error
     if found is not None:

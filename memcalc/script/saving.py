@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memcalc.engine import lines
+from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.torch_internals import storage_key
 from memcalc.script.files import NOT_WRITTEN, UnwrittenFiles
@@ -79,7 +79,7 @@ class _Checkpoints:
 
     def _put(self, file: Any, content: Any) -> None:
         self._files.put(file, content, _size(content, {}))
-        self._say(lines.named(NOT_WRITTEN))
+        self._say(source_lines.named(NOT_WRITTEN))
 
     def load(
         self, original: Any, f: Any, map_location: Any = None, *args: Any, **kwargs: Any

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
-from memcalc.engine import card, driver, environment
+from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
@@ -35,12 +35,12 @@ from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.records.trace import Trace
-from memcalc.script.by_gpu import fullest
-from memcalc.script.card import card as card_of
 from memcalc.script.command import Program, launched
-from memcalc.script.growth import growth
+from memcalc.script.gpu import card as card_of
 from memcalc.script.launchers import Launch
+from memcalc.script.leaks import growth
 from memcalc.script.records import Ending
+from memcalc.script.several_gpus import fullest
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
@@ -216,7 +216,7 @@ class _Run:
             **dict(self._program.environment),
             **stub.environment(prepared, scratch / "processes"),
             **loading.environment(planning),
-            **card.settings(question.gpu, question.target, room=room),
+            **simulated_gpu.settings(question.gpu, question.target, room=room),
             "MEMCALC_STUB_KEPT": str(told.kept),
             "MEMCALC_STUB_OUTSIDE": str(told.outside),
             "MEMCALC_STUB_DEVICES": str(devices),

@@ -109,9 +109,9 @@ def engine(job: Job) -> dict[str, Any] | None:
     """DeepSpeed's settings; ``None``: the layout is none of its."""
     if job.layout.package != "deepspeed":
         return None
-    from memcalc.workload import zero
+    from memcalc.workload import deepspeed_zero
 
-    return zero.config(job)
+    return deepspeed_zero.config(job)
 
 
 def follow_engine(accelerator: Any, updates: Callable[[], None]) -> None:

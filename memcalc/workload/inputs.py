@@ -14,9 +14,9 @@ import torch
 
 from memcalc.catalog.positions import lengths
 from memcalc.errors import SettingError, UsageError
-from memcalc.records.texts import input_of
-from memcalc.workload import sound
-from memcalc.workload.sound import Recordings
+from memcalc.records.compact_options import input_of
+from memcalc.workload import audio
+from memcalc.workload.audio import Recordings
 from memcalc.workload.tasks import Task
 
 Batch = dict[str, torch.Tensor]
@@ -147,7 +147,7 @@ class Inputs:
     def _tokens(self, device: Any) -> torch.Tensor:
         """(B, S), or (B, S, codebooks); where sound is put they say so."""
         places = self.whole - self.seq
-        books = sound.codebooks(self.config)
+        books = audio.codebooks(self.config)
         if books is not None:
             return torch.ones(self.batch, self.seq, books, dtype=torch.long, device=device)
         token = self.recordings.spoken
@@ -160,7 +160,7 @@ class Inputs:
 
     def _labels(self, device: Any) -> Batch:
         """Of the task; one for each token where sound stands among the tokens of a decoder."""
-        speaks = sound.decoded(self.config, self.batch, device)
+        speaks = audio.decoded(self.config, self.batch, device)
         if speaks is not None and "decoder_input_ids" in self.names:
             return speaks
         encodes = getattr(self.config, "is_encoder_decoder", False)

@@ -7,7 +7,7 @@ import contextlib
 import torch
 
 from memcalc.errors import UsageError
-from memcalc.records.texts import adapter
+from memcalc.records.compact_options import adapter
 
 
 def attach(model: torch.nn.Module, text: str) -> torch.nn.Module:

@@ -14,15 +14,16 @@ from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
 from memcalc.registry import Choice
 from memcalc.workload import (
+    audio,
     checkpointing,
     inference,
     layerdrop,
     loops,
     lora,
     quantised,
-    sound,
     tasks,
 )
+from memcalc.workload.assumptions import said
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
@@ -30,7 +31,6 @@ from memcalc.workload.model import build
 from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.program import Program
 from memcalc.workload.quantised import compute_dtype
-from memcalc.workload.said import said
 from memcalc.workload.tasks import CALLABLE, Task
 
 
@@ -174,11 +174,11 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
     if inputs.recordings.follows:
         notes.append("each recording lasts as long as the tokens that it is heard with")
     elif inputs.hears:
-        notes.append(f"each recording lasts {sound.SECONDS} seconds")
+        notes.append(f"each recording lasts {audio.SECONDS} seconds")
     if inputs.whole != inputs.seq:
         places = inputs.whole - inputs.seq
         notes.append(f"{places} tokens of each sample are its sound, --seq those of its text")
-    notes.extend(sound.notes(inputs.config))
+    notes.extend(audio.notes(inputs.config))
     if plan.seq is not None and not inputs.goes_by_tokens:
         notes.append(f"the model takes no tokens: --seq {plan.seq} changes nothing")
     if inputs.has_tokens:

@@ -22,8 +22,8 @@ from memcalc.imports import line
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts, prequantised
-from memcalc.workload.parts import parts
 from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.wrapped_tensors import parts
 
 Make = Callable[[str, torch.Tensor], torch.Tensor]
 """Makes the tensor of this name on the host, as it lies in the checkpoint; told its shape and

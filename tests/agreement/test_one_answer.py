@@ -3,15 +3,15 @@
 import pytest
 
 from memcalc.accuracy.compare import compare, peak
+from memcalc.advice.explain.explain import Wish, explain_plan
+from memcalc.advice.explain.timeline import timeline
+from memcalc.advice.fit.fit import Question, answer
 from memcalc.budgets.judge import judged
 from memcalc.budgets.metrics import figure
 from memcalc.budgets.records import Budget, Evidence, Rule, Status, Where
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import verdict
-from memcalc.explanation.explain import Wish, explain_plan
-from memcalc.explanation.timeline import timeline
-from memcalc.fitting.ask import Question, answer
 from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
 from memcalc.records.prediction import ALLOCATOR_RUNGS, FitVerdict
 from memcalc.records.trace import Phase

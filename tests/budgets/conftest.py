@@ -1,6 +1,6 @@
 import pytest
 
-from memcalc.budgets import gather
+from memcalc.budgets import collect
 
 RUN = '[runs.{name}]\nmodel = "distilbert-base-cased"\nmethod = "analytic"\nbatch = 2\nseq = 32\n'
 
@@ -29,4 +29,4 @@ def small():
 
 @pytest.fixture
 def effort():
-    return gather.Effort(use_cache=False, workers=1)
+    return collect.Effort(use_cache=False, workers=1)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from memcalc.budgets import baseline
+from memcalc.budgets.check import Question, check
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
-from memcalc.budgets.run import Question, check
 from memcalc.errors import EstimateError, UsageError
 
 FILE = Path("memcalc-baseline.json")

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.budgets.figures import change, writer
-from memcalc.budgets.formats import github, junit, markdown, render, sarif, table, words
+from memcalc.budgets.formats import github, junit, markdown, render, sarif, table, text
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where
 
 DATA = pathlib.Path(__file__).parent.parent / "data"
@@ -112,8 +112,8 @@ def test_a_github_annotation_is_one_line_that_reads_back_as_it_was(run, reason):
     assert "\n" not in line
     assert "\r" not in line
     assert (match[1], match[2]) == ("conf/memcalc.toml", "7")
-    assert unescape(match[3]) == foreign.line(f"memcalc: {run} optimizer_state")
-    assert unescape(match[4]) == words.sentence(found)
+    assert unescape(match[3]) == untrusted_text.line(f"memcalc: {run} optimizer_state")
+    assert unescape(match[4]) == text.sentence(found)
 
 
 def test_github_shows_ten_errors_and_one_notice_for_the_rest():
@@ -152,7 +152,7 @@ def test_markdown_renders_as_a_table_whose_cells_read_as_written(run, reason):
     ]
     assert len(cells) == 14
     plain = ["".join(child.content for child in cell.children) for cell in cells[7:]]
-    assert plain[0] == words.one_line(run)
+    assert plain[0] == text.one_line(run)
     assert plain[1] == "optimizer_state"
     assert [cell.replace("\u00a0", " ") for cell in plain[2:6]] == [
         "250.0 MiB",
@@ -163,8 +163,8 @@ def test_markdown_renders_as_a_table_whose_cells_read_as_written(run, reason):
     assert plain[6] == "\u274c over by 100.0 MiB"
     bullets = [tokens[at + 2] for at, t in enumerate(tokens) if t.type == "list_item_open"]
     (said,) = ["".join(child.content for child in b.children) for b in bullets] or [None]
-    shown = words.why(verdict(reason=reason))
-    assert said == (words.one_line(f"{run} optimizer_state: {shown}") if shown else None)
+    shown = text.why(verdict(reason=reason))
+    assert said == (text.one_line(f"{run} optimizer_state: {shown}") if shown else None)
 
 
 def test_markdown_folds_what_is_more_than_ten_rows_but_no_failure():
@@ -214,7 +214,7 @@ def test_quiet_shows_failures_and_nothing_when_all_holds():
 def test_value_and_limit_have_one_unit_in_which_they_differ(value, limit, near):
     for other in (limit, max(0, value + near)):
         found = verdict(value=value, limit=other, before=None)
-        shown, against, _ = words.comparison(found)
+        shown, against, _ = text.comparison(found)
         assert shown.split()[1] == against.split()[2]
         if value != other:
             assert shown.split()[0] != against.split()[1]

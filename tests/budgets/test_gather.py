@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memcalc.budgets import gather
+from memcalc.budgets import collect
+from memcalc.budgets.check import Question, check, exit_code
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Evidence, Status
-from memcalc.budgets.run import Question, check, exit_code
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
@@ -32,32 +32,32 @@ def runs(write, small):
 
 def test_a_run_is_found_in_what_estimate_wrote(runs, effort, tmp_path):
     (run,) = runs()
-    (known,) = gather.estimate([run], effort)
+    (known,) = collect.estimate([run], effort)
     path = tmp_path / "answer.json"
     artifact.write(path, json.render([known.prediction]))
-    assert gather.saved([run], [path]) == [known]
+    assert collect.saved([run], [path]) == [known]
 
 
 def test_a_run_is_found_in_what_check_saved(runs, effort, tmp_path):
-    found = gather.estimate(runs(), effort)
-    save(tmp_path / "saved.json", gather.keep(runs(), found))
-    assert gather.saved(runs(), [tmp_path / "saved.json"]) == found
+    found = collect.estimate(runs(), effort)
+    save(tmp_path / "saved.json", collect.keep(runs(), found))
+    assert collect.saved(runs(), [tmp_path / "saved.json"]) == found
 
 
 def test_a_run_that_is_not_in_the_file_is_no_run_that_holds(runs, effort, tmp_path):
-    found = gather.estimate(runs(), effort)
-    save(tmp_path / "saved.json", gather.keep(runs(), found))
-    (evidence,) = gather.saved(runs("grad_accum = 2\n"), [tmp_path / "saved.json"])
+    found = collect.estimate(runs(), effort)
+    save(tmp_path / "saved.json", collect.keep(runs(), found))
+    (evidence,) = collect.saved(runs("grad_accum = 2\n"), [tmp_path / "saved.json"])
     assert evidence.prediction is None
     assert "closest differs in grad_accum" in evidence.error
 
 
 def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
     (run,) = runs()
-    (known,) = gather.estimate([run], effort)
+    (known,) = collect.estimate([run], effort)
     save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=known.prediction)])
     traced = replace(run, method="trace")
-    (evidence,) = gather.saved([traced], [tmp_path / "saved.json"])
+    (evidence,) = collect.saved([traced], [tmp_path / "saved.json"])
     assert evidence.error
 
 
@@ -67,7 +67,7 @@ def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monk
 
     monkeypatch.setattr(pool.Pool, "predictions", fails)
     (run,) = runs()
-    (evidence,) = gather.estimate([replace(run, method="trace")], effort)
+    (evidence,) = collect.estimate([replace(run, method="trace")], effort)
     assert evidence == Evidence(error="the model's code stopped")
 
 
@@ -76,7 +76,7 @@ def test_a_file_without_results_is_refused(runs, tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(UsageError):
-        gather.saved(runs(), [path])
+        collect.saved(runs(), [path])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_file_without_results_is_refused(runs, tmp_path, text):
 )
 def test_an_unknown_name_has_its_line(runs, more, line):
     with pytest.raises(UsageError) as caught:
-        gather.understand(runs(more))
+        collect.validate(runs(more))
     assert str(caught.value).startswith(f"memcalc.toml:{line}: ")
 
 
@@ -127,35 +127,35 @@ def local(runs, tmp_path):
 
 def test_results_of_a_config_that_has_grown_are_no_answer(local, effort, tmp_path):
     run, write_config = local
-    known = gather.estimate([run], effort)
-    save(tmp_path / "saved.json", gather.keep([run], known))
-    assert gather.saved([run], [tmp_path / "saved.json"]) == known
+    known = collect.estimate([run], effort)
+    save(tmp_path / "saved.json", collect.keep([run], known))
+    assert collect.saved([run], [tmp_path / "saved.json"]) == known
     write_config(n_layers=12)
-    (evidence,) = gather.saved([run], [tmp_path / "saved.json"])
+    (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
     assert "another config of ./config.json" in evidence.error
     write_config()
-    assert gather.saved([run], [tmp_path / "saved.json"]) == known
+    assert collect.saved([run], [tmp_path / "saved.json"]) == known
     (tmp_path / "config.json").unlink()
-    (evidence,) = gather.saved([run], [tmp_path / "saved.json"])
+    (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
     assert "Cannot read" in evidence.error
 
 
 def test_results_that_do_not_name_their_config_are_no_answer(runs, effort, tmp_path):
     (run,) = runs()
-    (known,) = gather.estimate([run], effort)
+    (known,) = collect.estimate([run], effort)
     older = replace(known.prediction, config=None)
     save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=older)])
-    (evidence,) = gather.saved([run], [tmp_path / "saved.json"])
+    (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
     assert "does not say which config" in evidence.error
 
 
 def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):
     (run,) = runs()
-    (known,) = gather.estimate([run], effort)
+    (known,) = collect.estimate([run], effort)
     for name, word in (("zoo:small", "is code"), ("nobody/has-this", "is not checked")):
         plan = replace(run.plan, model=name)
         save(tmp_path / "saved.json", [Run(plan=plan, prediction=known.prediction)])
-        (evidence,) = gather.saved([replace(run, plan=plan)], [tmp_path / "saved.json"])
+        (evidence,) = collect.saved([replace(run, plan=plan)], [tmp_path / "saved.json"])
         assert evidence.prediction == known.prediction
         assert word in evidence.doubt
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import memcalc
+from memcalc.budgets.check import exit_code
 from memcalc.budgets.judge import judge, worst_first
 from memcalc.budgets.records import (
     Amount,
@@ -20,7 +21,6 @@ from memcalc.budgets.records import (
     Status,
     Where,
 )
-from memcalc.budgets.run import exit_code
 from memcalc.measure import state as measured_state
 from memcalc.measure.runs import run as measured
 from memcalc.records.model import Place

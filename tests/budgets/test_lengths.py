@@ -2,13 +2,13 @@
 
 import pytest
 
-from memcalc.budgets import gather
+from memcalc.budgets import collect
 from memcalc.budgets.judge import judge
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
 from memcalc.errors import UsageError
 
-EFFORT = gather.Effort(use_cache=False, workers=1)
+EFFORT = collect.Effort(use_cache=False, workers=1)
 
 
 def runs_of(tmp_path, lines, limits='peak = { reserved = "100 GiB" }'):
@@ -24,15 +24,15 @@ def test_peaks_and_fit_are_those_of_all_batches(tmp_path, small_model):
     limits = 'peak = { reserved = "1 MiB" }\nfits = "t4"'
     plain = runs_of(tmp_path, lines, limits)
     varying = runs_of(tmp_path, f'{lines}lengths = "lengths.txt"\n', limits)
-    (alone,), (over,) = (gather.estimate(runs, EFFORT) for runs in (plain, varying))
+    (alone,), (over,) = (collect.estimate(runs, EFFORT) for runs in (plain, varying))
     drawn = over.prediction.varied.ways[0]
     assert alone.prediction.varied is None
     assert over.prediction.peak.reserved == drawn.reserved >= alone.prediction.peak.reserved
     statuses = {v.budget.metric: v.status for v in judge(varying[0], over, None)}
     assert statuses == {"peak.reserved": Status.OVER, "fits": Status.HOLDS}
-    (saved,) = gather.keep(varying, [over])
+    (saved,) = collect.keep(varying, [over])
     assert saved.prediction.varied == over.prediction.varied
-    assert "lengths" in gather._evidence(saved.prediction, plain[0]).error
+    assert "lengths" in collect._evidence(saved.prediction, plain[0]).error
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_lengths_that_cannot_be_replayed_are_refused_with_their_line(tmp_path, l
 def test_lengths_are_not_measured(tmp_path):
     runs = runs_of(tmp_path, 'model = "gpt2"\nlengths = "uniform:1,2"\n')
     with pytest.raises(UsageError, match="replayed, not measured"):
-        gather.measure(runs, EFFORT)
+        collect.measure(runs, EFFORT)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.budgets.amounts import share_or_size, size
 from memcalc.budgets.read import read
 from memcalc.budgets.schema import schema
+from memcalc.budgets.sizes import share_or_size, size
 from memcalc.errors import UsageError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

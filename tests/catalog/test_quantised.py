@@ -9,7 +9,7 @@ from memcalc.catalog import models, quantised
 from memcalc.catalog.plan import make
 from memcalc.cli.options import plans_of
 from memcalc.errors import UsageError
-from memcalc.estimation.understand import check, notes
+from memcalc.estimation.validate import check, notes
 
 NF4 = {
     "quant_method": "bitsandbytes",

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from memcalc.children.ask import Parent
+from memcalc.children.client import Parent
 from memcalc.errors import EstimateError, UsageError
 
 JOB = "tests.children.job"
@@ -207,7 +207,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
-from memcalc.children.ask import Parent
+from memcalc.children.client import Parent
 from memcalc.errors import EstimateError
 parent = Parent(EstimateError, {{**os.environ, "MEMCALC_WARM": ""}})
 child = parent.child({JOB!r}, "run")

@@ -6,9 +6,9 @@ import pickle
 import pytest
 from msgspec.structs import replace
 
+from memcalc.advice.remedies.records import Search
 from memcalc.catalog import models
 from memcalc.cli import explain
-from memcalc.remedies.records import Search
 
 
 @pytest.fixture

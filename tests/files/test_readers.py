@@ -15,6 +15,10 @@ import pytest
 from msgspec.structs import replace
 
 from memcalc.accuracy.compare import compare
+from memcalc.advice.explain import recorded
+from memcalc.advice.explain.difference import difference
+from memcalc.advice.explain.explain import explain
+from memcalc.advice.explain.sections import Chapter
 from memcalc.allocator import nccl
 from memcalc.budgets import baseline, detect
 from memcalc.budgets.read import read as read_budgets
@@ -23,11 +27,7 @@ from memcalc.catalog.plan import make
 from memcalc.cli.saved import explanation_in
 from memcalc.errors import MemcalcError, sentence
 from memcalc.estimation import lengths
-from memcalc.explanation import recorded
-from memcalc.explanation.chapters import Chapter
-from memcalc.explanation.difference import difference
-from memcalc.explanation.explain import explain
-from memcalc.files import artifact, cache, plain, results, shipped
+from memcalc.files import artifact, cache, results, shipped, untrusted_values
 from memcalc.files.trace_file import DamagedTraceError, pack, unpack
 from memcalc.records.measurement import GpuReading, Measurement, Moment, OutOfMemory, PhaseReading
 from memcalc.records.prediction import Prediction
@@ -78,7 +78,7 @@ def _snapshot(path):
 
 
 def _plan(path):
-    make(plain.toml(path))
+    make(untrusted_values.toml(path))
 
 
 def _config(path):
@@ -320,9 +320,9 @@ def test_what_is_no_file_is_refused_by_every_reader(whole, tmp_path):
 
 
 def test_a_device_that_never_ends_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(plain, "MOST", 1 << 20)
+    monkeypatch.setattr(untrusted_values, "MOST", 1 << 20)
     with pytest.raises(MemcalcError, match="larger than 1 MiB"):
-        plain.content(Path("/dev/zero"), 1 << 20)
+        untrusted_values.content(Path("/dev/zero"), 1 << 20)
 
 
 def _nested(one, count):

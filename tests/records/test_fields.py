@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 import memcalc.catalog.plan
+from memcalc.advice.explain.command_line import options
 from memcalc.budgets.read import read
 from memcalc.budgets.schema import schema
 from memcalc.budgets.starter import toml
@@ -20,11 +21,10 @@ from memcalc.catalog.plan import make
 from memcalc.cli.command import Command
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.errors import UsageError
-from memcalc.explanation.command import options
 from memcalc.records import fields
+from memcalc.records.compact_options import adapter, input_of
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan, about
-from memcalc.records.texts import adapter, input_of
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"
 

@@ -4,11 +4,11 @@ import pytest
 
 from memcalc.errors import UsageError
 from memcalc.script.command import Program
-from memcalc.script.command import understand as understand_text
+from memcalc.script.command import parse as parse_text
 
 
-def understand(words):
-    return understand_text(shlex.join(words))
+def parse(words):
+    return parse_text(shlex.join(words))
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def here(tmp_path, monkeypatch):
 
 def test_a_script_is_run_with_its_arguments(here):
     expected = Program(path="train.py", arguments=("--lr", "1e-3"))
-    assert understand(["python", "train.py", "--lr", "1e-3"]) == expected
-    assert understand(["python3.11", "-u", "-X", "dev", "train.py", "--lr", "1e-3"]) == expected
-    assert understand(["train.py", "--lr", "1e-3"]) == expected
+    assert parse(["python", "train.py", "--lr", "1e-3"]) == expected
+    assert parse(["python3.11", "-u", "-X", "dev", "train.py", "--lr", "1e-3"]) == expected
+    assert parse(["train.py", "--lr", "1e-3"]) == expected
 
 
 def test_a_module_is_run_with_its_arguments(here):
-    assert understand(["python", "-m", "pkg.train", "a"]) == Program(
+    assert parse(["python", "-m", "pkg.train", "a"]) == Program(
         module="pkg.train", arguments=("a",)
     )
 
@@ -36,7 +36,7 @@ def test_a_console_script_of_python_is_found_on_the_path(here, monkeypatch):
     tool.write_text("#!/usr/bin/env python3\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(here))
-    assert understand(["tune", "run"]) == Program(path=str(tool), arguments=("run",))
+    assert parse(["tune", "run"]) == Program(path=str(tool), arguments=("run",))
 
 
 @pytest.fixture
@@ -52,33 +52,33 @@ def swift(here, monkeypatch):
 
 def test_of_a_command_that_starts_python_anew_the_program_is_run(swift):
     expected = Program(module="swift.cli.sft", arguments=("--model", "m"))
-    assert understand(["swift", "sft", "--model", "m"]) == expected
-    assert understand(["python", "-m", "swift.cli.main", "sft", "--model", "m"]) == expected
-    assert understand(["swift", "merge-lora"]) == Program(module="swift.cli.merge_lora")
+    assert parse(["swift", "sft", "--model", "m"]) == expected
+    assert parse(["python", "-m", "swift.cli.main", "sft", "--model", "m"]) == expected
+    assert parse(["swift", "merge-lora"]) == Program(module="swift.cli.merge_lora")
 
 
 def test_where_it_starts_several_processes_torchrun_does(swift, monkeypatch):
     monkeypatch.setenv("NPROC_PER_NODE", "2")
     monkeypatch.setenv("MASTER_PORT", "29501")
-    assert understand(["swift", "sft", "--model", "m"]) == Program(
+    assert parse(["swift", "sft", "--model", "m"]) == Program(
         launcher="torchrun",
         arguments=(
             *("--nproc_per_node=2", "--master_port=29501", "-m", "swift.cli.sft"),
             *("--model", "m"),
         ),
     )
-    assert understand(["swift", "export"]) == Program(module="swift.cli.export")
+    assert parse(["swift", "export"]) == Program(module="swift.cli.export")
 
 
 def test_another_command_of_that_name_is_run_itself(swift):
     swift.write_text("#!/usr/bin/env python3\nfrom swiftclient.shell import main\n")
-    assert understand(["swift", "stat"]) == Program(path=str(swift), arguments=("stat",))
+    assert parse(["swift", "stat"]) == Program(path=str(swift), arguments=("stat",))
 
 
 @pytest.mark.parametrize("command", [["swift"], ["swift", "--help"], ["swift", "sft", "a.yaml"]])
 def test_without_options_of_a_program_it_is_told_what_to_type(swift, command):
     with pytest.raises(UsageError, match=r"memcalc simulate -- swift sft --model|what swift"):
-        understand(command)
+        parse(command)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_without_options_of_a_program_it_is_told_what_to_type(swift, command):
 )
 def test_a_command_without_a_program_is_told_what_to_type(here, command):
     with pytest.raises(UsageError, match=r"There is no script|memcalc simulate -- python"):
-        understand(command)
+        parse(command)
 
 
 @pytest.mark.parametrize(
@@ -98,23 +98,23 @@ def test_a_command_without_a_program_is_told_what_to_type(here, command):
     ],
 )
 def test_a_launcher_is_recognised(here, command, launcher):
-    assert understand(command).launcher == launcher
+    assert parse(command).launcher == launcher
 
 
 def test_a_launcher_that_says_nothing_of_its_processes_is_refused(here):
     with pytest.raises(UsageError, match="torchrun --nproc-per-node"):
-        understand(["mpirun", "python", "train.py"])
+        parse(["mpirun", "python", "train.py"])
 
 
 def test_variables_that_stand_before_a_program_are_its_own(here):
     expected = Program(path="train.py", environment=(("A", "1"), ("B_2", "x=y z")))
     for before in ((), ("env",), ("/usr/bin/env",)):
-        assert understand([*before, "A=1", "B_2=x=y z", "python", "train.py"]) == expected
-    assert understand(["python", "train.py", "A=1"]).environment == ()
+        assert parse([*before, "A=1", "B_2=x=y z", "python", "train.py"]) == expected
+    assert parse(["python", "train.py", "A=1"]).environment == ()
     with pytest.raises(UsageError, match="Nothing to simulate"):
-        understand(["A=1"])
+        parse(["A=1"])
     with pytest.raises(UsageError, match="env -i is not followed"):
-        understand(["env", "-i", "python", "train.py"])
+        parse(["env", "-i", "python", "train.py"])
 
 
 def test_what_starts_a_program_elsewhere_is_told_where_to_stand(here):
@@ -134,7 +134,7 @@ def test_what_starts_a_program_elsewhere_is_told_where_to_stand(here):
         ("not_there python train.py", "leave it out, as in memcalc simulate -- python train.py."),
     ):
         with pytest.raises(UsageError) as found:
-            understand_text(typed)
+            parse_text(typed)
         assert wanted in str(found.value)
 
 
@@ -150,19 +150,19 @@ def test_the_commands_of_a_shells_script_are_named_and_it_is_not_run(here):
     (here / "run.sh").write_text(SHELL)
     for typed in ("bash run.sh", "bash -x run.sh", "./run.sh"):
         with pytest.raises(UsageError) as found:
-            understand_text(typed)
+            parse_text(typed)
         assert str(found.value).endswith(
             "type memcalc simulate -- LR=3 python train.py --lr 3 or memcalc simulate -- torchrun "
             "--nproc-per-node 2 train.py or memcalc simulate -- python third.py (and 1 more)."
         )
     with pytest.raises(UsageError, match=r"type memcalc simulate -- python train\.py"):
-        understand_text("sh -c 'cd x; python train.py'")
+        parse_text("sh -c 'cd x; python train.py'")
     for typed, said in (
         ("bash no.sh", "There is no script no"),
         ("sh -c ls", "the one that trains"),
     ):
         with pytest.raises(UsageError, match=said):
-            understand_text(typed)
+            parse_text(typed)
 
 
 def test_a_console_script_may_be_told_a_python_file(here, monkeypatch):
@@ -170,7 +170,7 @@ def test_a_console_script_may_be_told_a_python_file(here, monkeypatch):
     tool.write_text("#!/usr/bin/env python3\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(here))
-    assert understand(["tune", "train.py"]) == Program(path=str(tool), arguments=("train.py",))
+    assert parse(["tune", "train.py"]) == Program(path=str(tool), arguments=("train.py",))
 
 
 def test_a_program_finds_the_variables_that_stand_before_it(here):

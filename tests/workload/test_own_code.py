@@ -7,8 +7,8 @@ from memcalc import imports, registry
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.desk import Desk
 from memcalc.estimation.question import code_in
+from memcalc.estimation.worker import Worker
 from memcalc.files.artifact import decode, encode
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -191,7 +191,7 @@ def eager_and_compiled():
     found = []
     for name in ("Net", "compiled"):
         plan = Plan(model=f"own_net.py:{name}", inputs=("x=float32[5,3,8,8]",), gpu="T4")
-        prediction = decode(Prediction, Desk().answer({"plan": encode(plan)})["prediction"])
+        prediction = decode(Prediction, Worker().answer({"plan": encode(plan)})["prediction"])
         found.append((prediction.peak.allocated, prediction.components["weights"]))
     return found
 

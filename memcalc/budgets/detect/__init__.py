@@ -13,7 +13,7 @@ from memcalc.budgets.detect import axolotl, script, trainer
 from memcalc.budgets.detect.records import Detected
 from memcalc.catalog.launch_files import accelerate
 from memcalc.errors import SettingError, UsageError
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS
 from memcalc.workload import layouts
 
@@ -96,11 +96,15 @@ def _read(path: Path) -> Detected | None:
     if not os.path.isfile(path):
         return None
     try:
-        data = plain.content(path, _LARGEST)
+        data = untrusted_values.content(path, _LARGEST)
         if path.suffix == ".py":
             found = script.read(data.decode("utf-8-sig"), path.name, path.parent)
         else:
-            values = plain.loads(data) if path.suffix == ".json" else plain.yaml(data.decode())
+            values = (
+                untrusted_values.loads(data)
+                if path.suffix == ".json"
+                else untrusted_values.yaml(data.decode())
+            )
             found = _from_mapping(values, path) if isinstance(values, dict) else None
     except (UsageError, ValueError):
         return None
@@ -134,12 +138,12 @@ def _only_plain(found: Detected) -> Detected:
     left: list[str] = []
     for key, value in found.settings.items():
         try:
-            plain = FIELDS[key].check(value)
+            untrusted_values = FIELDS[key].check(value)
         except SettingError:
-            plain = None
+            untrusted_values = None
         # A model with a colon is code that an estimate would run: a file cannot ask for that.
-        if plain is None or (key in ("model", "optim") and ":" in plain):
+        if untrusted_values is None or (key in ("model", "optim") and ":" in untrusted_values):
             left.append(f"{key} = {str(value)[:40]!r} is not read")
         else:
-            kept[key] = plain
+            kept[key] = untrusted_values
     return replace(found, settings=kept, unread=(*found.unread, *left))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc.budgets.detect import spread
+from memcalc.budgets.detect import parallelism
 
 STRONG = (
     "per_device_train_batch_size",
@@ -68,7 +68,7 @@ def settings(
         found["precision"] = precision
     if found.get("max_grad_norm") == 1.0:
         del found["max_grad_norm"]
-    more, notes = spread.found(arguments, folder or Path())
+    more, notes = parallelism.found(arguments, folder or Path())
     # What a file of DeepSpeed says itself is what the Trainer makes sure that its arguments say.
     found = {**more, **found}
     if isinstance(arguments.get("optim_args"), str) and arguments["optim_args"]:

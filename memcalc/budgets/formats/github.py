@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from memcalc.budgets.formats import words
+from memcalc.budgets.formats import text
 from memcalc.budgets.records import Report, Status, Verdict
-from memcalc.foreign import github, github_property
+from memcalc.untrusted_text import github, github_property
 
 _PLACE = re.compile(r"([^:]+):(\d+): (.*)", re.DOTALL)
 _TITLE = "title=memcalc check"
@@ -32,7 +32,7 @@ def render(report: Report) -> str:
     ]
     # The report's own warnings come last and say in sum what the single ones say.
     lines += warnings[-MOST:]
-    return "\n".join([*lines, words.summary(report)]) + "\n"
+    return "\n".join([*lines, text.summary(report)]) + "\n"
 
 
 def refusal(message: str) -> str:
@@ -40,13 +40,13 @@ def refusal(message: str) -> str:
     match = _PLACE.match(message)
     if match is None:
         return f"::error {_TITLE}::{github(message)}\n"
-    file = github_property(words.in_repository(match[1]))
+    file = github_property(text.in_repository(match[1]))
     return f"::error file={file},line={match[2]},{_TITLE}::{github(match[3])}\n"
 
 
 def _annotation(kind: str, verdict: Verdict) -> str:
     where = verdict.budget.where
     title = f"memcalc: {verdict.budget.run} {verdict.budget.name}"
-    file = github_property(words.in_repository(where.file))
+    file = github_property(text.in_repository(where.file))
     properties = f"file={file},line={where.line},title={github_property(title)}"
-    return f"::{kind} {properties}::{github(words.sentence(verdict))}"
+    return f"::{kind} {properties}::{github(text.sentence(verdict))}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from memcalc import foreign
+from memcalc import untrusted_text
 from memcalc.budgets.figures import change
-from memcalc.budgets.formats import words
+from memcalc.budgets.formats import text
 from memcalc.budgets.records import Report, Status, Verdict
 from memcalc.version import __version__
 
@@ -27,7 +27,7 @@ def render(report: Report, *, code: int) -> str:
         "notes": list(report.notes),
         "versions": report.versions,
     }
-    return foreign.json(json.dumps(body, indent=2, ensure_ascii=False)) + "\n"
+    return untrusted_text.json(json.dumps(body, indent=2, ensure_ascii=False)) + "\n"
 
 
 def _budget(verdict: Verdict) -> dict[str, Any]:
@@ -51,5 +51,5 @@ def _budget(verdict: Verdict) -> dict[str, Any]:
         "source": verdict.source or None,
         "reason": verdict.reason,
         "remedy": verdict.remedy or None,
-        "message": words.sentence(verdict),
+        "message": text.sentence(verdict),
     }

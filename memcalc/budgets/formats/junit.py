@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from memcalc import foreign
-from memcalc.budgets.formats import words
+from memcalc import untrusted_text
+from memcalc.budgets.formats import text
 from memcalc.budgets.records import Report, Status, Verdict
 
 
@@ -17,15 +17,15 @@ def render(report: Report) -> str:
         groups.setdefault(verdict.budget.run, []).append(verdict)
     for run, verdicts in groups.items():
         skipped = sum(verdict.status is Status.NO_BASELINE for verdict in verdicts)
-        described = {"name": foreign.line(run), "skipped": str(skipped), **_counts(verdicts)}
+        described = {"name": untrusted_text.line(run), "skipped": str(skipped), **_counts(verdicts)}
         suite = ElementTree.SubElement(root, "testsuite", described)
         for verdict in verdicts:
             _case(suite, verdict)
         if report.warnings:
             noise = ElementTree.SubElement(suite, "system-err")
-            noise.text = "\n".join(map(foreign.line, report.warnings))
+            noise.text = "\n".join(map(untrusted_text.line, report.warnings))
     ElementTree.indent(root)
-    body = foreign.lines(ElementTree.tostring(root, encoding="unicode"))
+    body = untrusted_text.lines(ElementTree.tostring(root, encoding="unicode"))
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
 
 
@@ -34,15 +34,15 @@ def _case(suite: ElementTree.Element, verdict: Verdict) -> None:
     case = ElementTree.SubElement(
         suite,
         "testcase",
-        name=foreign.line(budget.name),
-        classname=foreign.line(f"memcalc.{budget.run}"),
+        name=untrusted_text.line(budget.name),
+        classname=untrusted_text.line(f"memcalc.{budget.run}"),
     )
-    message = foreign.line(words.sentence(verdict))
+    message = untrusted_text.line(text.sentence(verdict))
     tags = {Status.OVER: "failure", Status.UNKNOWN: "error", Status.NO_BASELINE: "skipped"}
     if verdict.status in tags:
         tag = tags[verdict.status]
         found = ElementTree.SubElement(case, tag, message=message, type=verdict.status.value)
-        found.text = foreign.line(f"{budget.where}: {words.sentence(verdict)}")
+        found.text = untrusted_text.line(f"{budget.where}: {text.sentence(verdict)}")
     else:
         ElementTree.SubElement(case, "system-out").text = message
 

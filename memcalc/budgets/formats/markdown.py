@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc import foreign
-from memcalc.budgets.formats import words
+from memcalc import untrusted_text
+from memcalc.budgets.formats import text
 from memcalc.budgets.records import Report, Status, Verdict
 
 MARKER = "<!-- memcalc:check -->"
@@ -27,7 +27,7 @@ def render(report: Report, *, only_failures: bool = False) -> str:
     shown = report.failures if only_failures else report.verdicts
     failures = len(report.failures)
     verdict = "Memory budgets hold" if not failures else "Memory budgets do not hold"
-    parts = [f"{MARKER}\n### {verdict}\n\n{words.summary(report)}.\n"]
+    parts = [f"{MARKER}\n### {verdict}\n\n{text.summary(report)}.\n"]
     open_rows = max(OPEN_ROWS, failures)
     if shown:
         parts.append(_table(shown[:open_rows]))
@@ -36,35 +36,35 @@ def render(report: Report, *, only_failures: bool = False) -> str:
     if rest:
         title = f"<summary>{len(rest)} more</summary>"
         parts.append(f"<details>\n{title}\n\n{_table(rest)}\n</details>\n")
-    parts += [f"> {escape(text)}\n" for text in (*report.warnings, *report.notes)]
+    parts += [f"> {escape(sentence)}\n" for sentence in (*report.warnings, *report.notes)]
     return _bounded(parts)
 
 
-def escape(text: str) -> str:
+def escape(sentence: str) -> str:
     """Text that Markdown takes as text, on one line."""
-    return foreign.markdown(words.one_line(text))
+    return untrusted_text.markdown(text.one_line(sentence))
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
-    return foreign.grid(_HEAD, list(map(_row, verdicts)), words=(0, 1, 6))
+    return untrusted_text.grid(_HEAD, list(map(_row, verdicts)), words=(0, 1, 6))
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:
-    before, changed = words.before_and_change(verdict)
-    value, _, difference = words.comparison(verdict)
+    before, changed = text.before_and_change(verdict)
+    value, _, difference = text.comparison(verdict)
     said = _SIGNS[verdict.status]
     if verdict.status is Status.OVER and difference:
         said += f" by {difference.removeprefix('+')}"
     return (
         escape(verdict.budget.run),
         escape(verdict.budget.name),
-        *(_figure(text) for text in (before, value, changed, words.limit(verdict))),
+        *(_figure(text) for text in (before, value, changed, text.limit(verdict))),
         said,
     )
 
 
 def _reason(verdict: Verdict) -> str:
-    why = words.why(verdict)
+    why = text.why(verdict)
     name = f"{verdict.budget.run} {verdict.budget.name}"
     return f"- {escape(f'{name}: {why}')}\n" if why else ""
 

@@ -7,8 +7,8 @@ import json
 from typing import Any
 from urllib.parse import quote
 
-from memcalc import foreign
-from memcalc.budgets.formats import words
+from memcalc import untrusted_text
+from memcalc.budgets.formats import text
 from memcalc.budgets.records import Report, Status, Verdict
 from memcalc.version import __version__
 
@@ -39,7 +39,7 @@ def render(report: Report, *, code: int) -> str:
         ],
     }
     body = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-    return foreign.json(json.dumps(body, indent=2)) + "\n"
+    return untrusted_text.json(json.dumps(body, indent=2)) + "\n"
 
 
 def _rules() -> list[dict[str, Any]]:
@@ -54,14 +54,14 @@ def _result(verdict: Verdict) -> dict[str, Any]:
     rules = list(_RULES)
     name, _ = _RULES[verdict.status]
     # The same budget is the same alert, wherever in the file it moves.
-    file = words.in_repository(budget.where.file)
+    file = text.in_repository(budget.where.file)
     identity = f"{file}\0{budget.run}\0{budget.rule}\0{budget.metric}"
     known = hashlib.sha256(identity.encode("utf-8", "backslashreplace")).hexdigest()
     return {
         "ruleId": name,
         "ruleIndex": rules.index(verdict.status),
         "level": "error",
-        "message": {"text": _plain(words.sentence(verdict))},
+        "message": {"text": _plain(text.sentence(verdict))},
         "locations": [
             {
                 "physicalLocation": {
@@ -76,4 +76,4 @@ def _result(verdict: Verdict) -> dict[str, Any]:
 
 def _plain(text: str) -> str:
     """A message without links of its own (SARIF 2.1.0, 3.11.6)."""
-    return foreign.line(text).replace("](", "] (")
+    return untrusted_text.line(text).replace("](", "] (")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memcalc import foreign
-from memcalc.budgets.formats import words
+from memcalc import untrusted_text
+from memcalc.budgets.formats import text
 from memcalc.budgets.records import Report, Status, Verdict
-from memcalc.folding import fold
+from memcalc.wrap import fold
 
 _COLORS = {
     Status.OVER: "\x1b[1;31m",
@@ -49,14 +49,17 @@ def render(
     lines = [line for lines in _lines(shown, width, color) for line in lines]
     notes = [f"note: {note}" for note in report.notes if not only_failures]
     warnings = [f"warning: {warning}" for warning in report.warnings]
-    for text in (*notes, *warnings, words.summary(report)):
-        lines += fold(foreign.line(text), width, 2)
-    return foreign.lines("\n".join(lines) + "\n")
+    for sentence in (*notes, *warnings, text.summary(report)):
+        lines += fold(untrusted_text.line(sentence), width, 2)
+    return untrusted_text.lines("\n".join(lines) + "\n")
 
 
 def _lines(verdicts: Sequence[Verdict], width: int, color: bool) -> list[list[str]]:
     cells = [
-        (words.STATUS[v.status], *map(foreign.line, (v.budget.run, v.budget.name, *_figures(v))))
+        (
+            text.STATUS[v.status],
+            *map(untrusted_text.line, (v.budget.run, v.budget.name, *_figures(v))),
+        )
         for v in verdicts
     ]
     columns = [max((len(row[at]) for row in cells), default=0) for at in range(6)]
@@ -70,7 +73,7 @@ def _lines(verdicts: Sequence[Verdict], width: int, color: bool) -> list[list[st
 
 def _figures(verdict: Verdict) -> tuple[str, str, str]:
     """Value, limit and difference, their one unit said once, behind the limit."""
-    value, against, apart = words.comparison(verdict)
+    value, against, apart = text.comparison(verdict)
     if not against:
         return value, "", ""
     return value.rsplit(" ", 1)[0], against, apart.rsplit(" ", 1)[0]
@@ -87,7 +90,7 @@ def _row(verdict: Verdict, row: tuple[str, ...], form: _Form) -> list[str]:
     else:
         lines = fold(f"{status}  {row[1]}  {row[2]}", form.width, hang)
         lines += [" " * hang + figures] if figures else []
-    reason = words.why(verdict)
+    reason = text.why(verdict)
     if reason and len(lines[-1]) + 2 + len(reason) <= form.width:
         lines[-1] += f"  {reason}"
     elif verdict.status in (Status.OVER, Status.UNKNOWN):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from memcalc.errors import UsageError
-from memcalc.files import plain
+from memcalc.files import untrusted_values
 
 _LARGEST = 1 << 20
 
@@ -31,10 +31,14 @@ def mapping(path: Path) -> Mapping[str, Any]:
     Raises:
         UsageError: it cannot be read, or holds something else.
     """
-    written = plain.content(path, _LARGEST)
+    written = untrusted_values.content(path, _LARGEST)
     kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
-        data = plain.loads(written) if kind == "JSON" else plain.yaml(written.decode("utf-8-sig"))
+        data = (
+            untrusted_values.loads(written)
+            if kind == "JSON"
+            else untrusted_values.yaml(written.decode("utf-8-sig"))
+        )
     except ValueError as error:
         raise UsageError(f"{path} is not {kind}: {error}.") from None
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):

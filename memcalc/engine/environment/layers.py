@@ -21,7 +21,7 @@ import msgspec
 from memcalc.engine.environment.records import Progress, Report
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files import cache, lock
-from memcalc.files.plain import reason
+from memcalc.files.untrusted_values import reason
 
 _MARKER = "memcalc-complete.json"
 _UNFINISHED = ".making-"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from memcalc.errors import EstimateError
-from memcalc.files.plain import reason
+from memcalc.files.untrusted_values import reason
 
 
 def text(count: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.engine import lines
+from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Refused, Timeline
 from memcalc.engine.recorder import Interval, Notes
@@ -97,7 +97,7 @@ def _cached_lines() -> Any:
         found = known.get(id(frames))
         if found is None:
             kept.append(frames)
-            found = known[id(frames)] = lines.of_frames(frames)
+            found = known[id(frames)] = source_lines.of_frames(frames)
         return found
 
     return line_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
-from memcalc.engine import traffic
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Interval, Notes
 from memcalc.records.prediction import ALLOCATOR_RUNGS
@@ -76,7 +76,7 @@ class Counters:
                 peak = stats[f"{rung}_bytes"]["all"]["peak"]
                 setattr(interval, rung, max(getattr(interval, rung), peak))
             interval.end = notes.now()
-            interval.given = traffic.so_far()
+            interval.given = nccl_traffic.so_far()
             _keep_highest(unread, stats)
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.nn.utils import clip_grad
 
-from memcalc.engine import lines
+from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import tag
 from memcalc.engine.scripts.counters import Counters
@@ -110,7 +110,7 @@ class Phases:
         if self.phase is Phase.BACKWARD or threading.get_ident() != self._main:
             return original(*args, **kwargs)
         self._counters.guess(Component.ACTIVATIONS, self._since)
-        self._enter(Phase.BACKWARD, lines.line())
+        self._enter(Phase.BACKWARD, source_lines.line())
         try:
             return original(*args, **kwargs)
         finally:

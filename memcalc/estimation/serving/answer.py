@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import SettingError, UsageError
-from memcalc.estimation.outside import CODE, CONTEXT, outside_span
+from memcalc.estimation.process_share import CODE, CONTEXT, outside_span
 from memcalc.estimation.serving import arguments, probe, sglang, vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Mapping
 
 from memcalc.catalog import models
-from memcalc.children.ending import oom_kills
+from memcalc.children.exit_reason import oom_kills
 from memcalc.errors import MeasureError, UsageError
 from memcalc.files.artifact import encode
 from memcalc.measure.gpu.sampler import INTERVAL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from memcalc.children.ending import ending
+from memcalc.children.exit_reason import ending
 from memcalc.measure.ranks.member import Member
 from memcalc.records.measurement import RankReading
 

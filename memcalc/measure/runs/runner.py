@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.catalog import models
-from memcalc.children.ask import Child, Parent
+from memcalc.children.client import Child, Parent
 from memcalc.errors import MeasureError, MeasureTimeoutError
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.gpu.sampler import Sampler

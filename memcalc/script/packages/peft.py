@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memcalc.engine import lines
+from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.script.files import NOT_WRITTEN
 from memcalc.script.packages.checkpoints import SavedFolders
@@ -22,7 +22,7 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
     """
 
     def save(original: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
-        say(lines.named(NOT_WRITTEN))
+        say(source_lines.named(NOT_WRITTEN))
         kwargs.pop("push_to_hub", None)
         original(model, folders.instead(save_directory), *args, **kwargs)
 

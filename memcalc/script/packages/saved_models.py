@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from memcalc.engine import lines
+from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.script.files import NOT_WRITTEN
 from memcalc.script.packages.checkpoints import SavedFolders
@@ -35,7 +35,7 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
 
     def models(module: ModuleType) -> None:
         def save(original: Any, model: Any, save_directory: Any, *args: Any, **kw: Any) -> None:
-            say(lines.named(NOT_WRITTEN))
+            say(source_lines.named(NOT_WRITTEN))
             if getattr(model, "hf_quantizer", None) is None:
                 original(model, folders.instead(save_directory), **{**kw, **_NOT_PUSHED})
 
@@ -70,7 +70,7 @@ class _Trainers:
             patches.wrap(module.Trainer, name, self._not_written)
 
     def _not_written(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        self._say(lines.named(NOT_WRITTEN))
+        self._say(source_lines.named(NOT_WRITTEN))
 
     def _save_model(
         self, original: Any, trainer: Any, output_dir: Any = None, *args: Any, **kwargs: Any

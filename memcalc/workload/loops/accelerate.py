@@ -23,7 +23,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     from memcalc.workload import huggingface
     from memcalc.workload.job import Turns, as_found
-    from memcalc.workload.script import Script
+    from memcalc.workload.loop_variables import Script
 
     with huggingface.state(job.device), as_found(job.model):
         accelerator = _accelerator(job)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps."""
-    from memcalc.workload.script import Script
+    from memcalc.workload.loop_variables import Script
 
     engine = job.kept.get("engine")
     if engine is None:
@@ -43,10 +43,10 @@ def run(job: Job, watch: Watch, steps: int) -> None:
 def _engine(job: Job) -> Any:
     import deepspeed
 
-    from memcalc.workload import zero
+    from memcalc.workload import deepspeed_zero
 
     engine, *_ = deepspeed.initialize(
-        model=job.model, optimizer=job.optimizer, config=zero.config(job)
+        model=job.model, optimizer=job.optimizer, config=deepspeed_zero.config(job)
     )
     return engine
 

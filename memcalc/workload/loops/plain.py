@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
-    from memcalc.workload.script import Script
+    from memcalc.workload.loop_variables import Script
 
     script = Script(job, job.model, job.precision.context(job.device))
     scaler = job.precision.scaler(job.device)

@@ -1,0 +1,1 @@
+"""Questions that ask several estimates: explain, fit, suggest, remedies."""

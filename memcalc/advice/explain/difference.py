@@ -1,0 +1,117 @@
+"""Two answers side by side: what changed between them, where, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from memcalc.advice.explain.records import Group, PeakContents
+from memcalc.advice.explain.sections import Chapter
+from memcalc.records.changes import plan_changes, version_changes
+from memcalc.records.fields import changed_settings
+from memcalc.records.prediction import RUNGS, Prediction
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure in bytes, before and now; ``None``: it was not known."""
+
+    name: str
+    before: int | None
+    now: int | None
+
+    @property
+    def by(self) -> int | None:
+        """How much more it is now."""
+        if self.before is None or self.now is None:
+            return None
+        return self.now - self.before
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What changed from one answer to another."""
+
+    before: Prediction
+    now: Prediction
+    settings: tuple[str, ...]
+    """Of the plan, such as ``batch 8 -> 16``."""
+    versions: tuple[str, ...]
+    """Of libraries, such as ``torch 2.12.0 then, 2.13.0 now``."""
+    rungs: tuple[Change, ...]
+    """The ladder at the peak."""
+    components: tuple[Change, ...]
+    """Of what is held at the peak, the largest change first; they sum to that of requested."""
+    phases: tuple[Change, ...]
+    """Allocated peak of each phase; requested, where that is all that is known of one."""
+    kinds: tuple[Change, ...]
+    """Kinds of storage at the peak that changed, by component, module and operator, the largest
+    change first; empty where a trace is missing."""
+
+    @property
+    def same(self) -> bool:
+        """No figure changed."""
+        changes = (*self.rungs, *self.components, *self.phases)
+        return all(change.before == change.now for change in changes)
+
+
+def difference(before: Chapter, now: Chapter) -> Difference:
+    """Compare two answers."""
+    old, new = before.prediction, now.prediction
+    return Difference(
+        before=old,
+        now=new,
+        settings=tuple(plan_changes(changed_settings(old.plan), changed_settings(new.plan))),
+        versions=tuple(version_changes(old.versions, new.versions)),
+        rungs=tuple(
+            Change(name=rung, before=getattr(old.peak, rung), now=getattr(new.peak, rung))
+            for rung in RUNGS
+        ),
+        components=_changes(
+            {name.value: size for name, size in old.components.items()},
+            {name.value: size for name, size in new.components.items()},
+        ),
+        phases=_phases(old, new),
+        kinds=_kinds(before.peak, now.peak),
+    )
+
+
+def _changes(before: Mapping[str, int], now: Mapping[str, int]) -> tuple[Change, ...]:
+    """What is missing on one side is 0 there."""
+    found = [
+        Change(name=name, before=before.get(name, 0), now=now.get(name, 0))
+        for name in dict.fromkeys((*before, *now))
+    ]
+    return tuple(sorted(found, key=lambda change: -abs(change.by or 0)))
+
+
+def _phases(old: Prediction, new: Prediction) -> tuple[Change, ...]:
+    known = old.peak.allocated is not None and new.peak.allocated is not None
+    rung = "allocated" if known else "requested"
+    before, now = (
+        {phase.phase.value: getattr(phase, rung) for phase in one.phases} for one in (old, new)
+    )
+    return tuple(
+        Change(name=name, before=before.get(name), now=now.get(name))
+        for name in dict.fromkeys((*before, *now))
+    )
+
+
+def _kinds(before: PeakContents | None, now: PeakContents | None) -> tuple[Change, ...]:
+    if before is None or now is None:
+        return ()
+    changes = _changes(_by_name(before), _by_name(now))
+    return tuple(change for change in changes if change.by)
+
+
+def _by_name(peak: PeakContents) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for group in peak.groups:
+        found[_name(group)] = found.get(_name(group), 0) + group.bytes
+    return found
+
+
+def _name(group: Group) -> str:
+    # peft wraps a model in two modules of these names: the same layer is the same.
+    module = group.module.removeprefix("base_model.model.")
+    made = " ".join(part for part in (module, group.op) if part) or "the loss"
+    return f"{group.component.value.replace('_', ' ')}: {made}"

@@ -1,0 +1,102 @@
+"""What a quantised base is made of: bytes of each kind of layer, and of each of its constants."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+import msgspec
+
+from memcalc.advice.explain.module_names import Pattern, cut, write
+from memcalc.records.model import Inventory, Parameter
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor of one layer."""
+
+    name: str
+    """``weight``; of a constant its name in the checkpoint, such as ``absmax``."""
+    dtype: str
+    bytes: int
+
+
+class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Weights of the same name and shape in all repetitions of a layer."""
+
+    name: str
+    """Of the module, such as ``model.layers.[0-31].mlp.up_proj``."""
+    shape: tuple[int, ...]
+    """Of the weight, before it was packed."""
+    count: int
+    tensors: tuple[Held, ...]
+    """Of one of them: its weight, then its constants."""
+    quantised: bool
+    numel: int
+    """Weights of one of them."""
+
+    @property
+    def each(self) -> int:
+        """Bytes of one of them."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @property
+    def per_weight(self) -> float:
+        """Bytes of a weight, constants included."""
+        return self.each / max(1, self.numel)
+
+
+def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
+    """All kinds of layers of a quantised model, adapters apart, quantised ones first, in order.
+
+    Empty where nothing is quantised.
+    """
+    if not any(tensor.original is not None for tensor in inventory.tensors):
+        return ()
+    found: dict[Hashable, list[tuple[int, ...]]] = {}
+    kinds: dict[Hashable, tuple[Pattern, tuple[Held, ...], Parameter]] = {}
+    for weight, constants in _weights(inventory):
+        pattern, indices = cut(_module(weight.name), None)
+        tensors = (
+            Held(name="weight", dtype=weight.dtype, bytes=weight.bytes),
+            *(
+                Held(name=one.name[len(weight.name) + 1 :], dtype=one.dtype, bytes=one.bytes)
+                for one in constants
+            ),
+        )
+        key = (pattern, weight.original or weight.shape, tensors)
+        found.setdefault(key, []).append(indices)
+        kinds[key] = (pattern, tensors, weight)
+    listed = [
+        LayerKind(
+            name=write(pattern, found[key]),
+            shape=weight.original or weight.shape,
+            count=len(found[key]),
+            tensors=tensors,
+            quantised=weight.original is not None,
+            numel=weight.numel,
+        )
+        for key, (pattern, tensors, weight) in kinds.items()
+    ]
+    return tuple(sorted(listed, key=lambda kind: not kind.quantised))
+
+
+def _weights(inventory: Inventory) -> Iterator[tuple[Parameter, list[Parameter]]]:
+    """Each weight of the base with the constants that turn it back."""
+    constants: dict[str, list[Parameter]] = {}
+    base = [one for one in inventory.tensors if not one.buffer and "lora_" not in one.name]
+    for tensor in base:
+        if not tensor.constant:
+            constants[tensor.name] = []
+            continue
+        owner = tensor.name
+        while owner not in constants:
+            owner = owner.rpartition(".")[0]
+        constants[owner].append(tensor)
+    for tensor in base:
+        if not tensor.constant:
+            yield tensor, constants[tensor.name]
+
+
+def _module(name: str) -> str:
+    """Of a weight; peft's own names around the model's are left out."""
+    path = name.removeprefix("base_model.model.").removesuffix(".weight")
+    return path.removesuffix(".base_layer")

@@ -1,0 +1,61 @@
+"""What an explanation is made of. All sizes are unrounded bytes.
+
+The peak's groups sum to the peak's requested bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from memcalc.advice.explain.layers import LayerKind
+from memcalc.advice.remedies.records import Figures, Option, Search
+from memcalc.records import display
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Component, Phase
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Storages alive at one moment that are of one kind."""
+
+    component: Component
+    module: str
+    """Its path, repeated layers as ``h.[0-11]``; empty where no module made them."""
+    op: str
+    dtype: str
+    """Empty for scratch, which is plain bytes."""
+    count: int
+    bytes: int
+    kept: str
+    """What keeps them alive, and until when."""
+    line: str = ""
+    """Of the user's code that asked for them, as ``train.py:41``; empty: nobody noted it."""
+
+
+class PeakContents(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest moment of one phase of the steady step."""
+
+    phase: Phase
+    event: int
+    """Index among the trace's events; all up to and with it have happened."""
+    requested: int
+    components: dict[Component, int]
+    groups: tuple[Group, ...]
+    """Everything alive, largest first; they sum to ``requested``."""
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a plan needs what it needs, and what would need less."""
+
+    prediction: Prediction
+    figures: Figures
+    peak: PeakContents
+    others: tuple[PeakContents, ...]
+    """The highest moments of the other phases."""
+    layers: tuple[LayerKind, ...] = ()
+    """Of a quantised base: what each kind of layer holds."""
+    options: tuple[Option, ...] = ()
+    """The largest saving of reserved bytes first."""
+    search: Search | None = None
+
+    def _repr_html_(self) -> str | None:
+        return display.html(self)

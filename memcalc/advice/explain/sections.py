@@ -1,0 +1,74 @@
+"""What a report shows of one plan: its prediction, and what a trace adds to it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memcalc.advice.explain.peak import moments
+from memcalc.advice.explain.records import PeakContents
+from memcalc.advice.explain.timeline import Timeline, timeline
+from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.question import code_in
+from memcalc.records.prediction import Prediction
+
+
+class Chapter(msgspec.Struct, frozen=True, kw_only=True):
+    """One plan in a report."""
+
+    prediction: Prediction
+    peak: PeakContents | None = None
+    line: Timeline | None = None
+    notes: tuple[str, ...] = ()
+    """What a reader must know, such as that the trace is newer than the figures."""
+
+
+def chapter(traced: Traced, *, depth: int | None = None) -> Chapter:
+    """What there is to show of a plan that was just traced."""
+    prediction, plan = traced.prediction, traced.prediction.plan
+    found = moments(traced.trace, plan, depth=depth)
+    return Chapter(
+        prediction=prediction,
+        peak=found[prediction.peak.phase],
+        line=timeline(traced.trace, plan),
+    )
+
+
+def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Chapter:
+    """A saved prediction with the trace it lacks: from the cache, or traced again.
+
+    The figures stay those that were saved; where the trace says something else, a note says so,
+    and the parts that need the trace are left out.
+    """
+    if saved.method != "trace":
+        return Chapter(prediction=saved, notes=("closed forms answered: there is no timeline",))
+    # Of a command the trace is kept; it is never run again.
+    code = code_in(saved.plan) if not saved.plan.command else None
+    if code is not None:
+        note = f"no timeline: {code} is code, which a file cannot have run"
+        return Chapter(prediction=saved, notes=(note,))
+    answer = tracer.trace(saved.plan)
+    if isinstance(answer, MemcalcError):
+        return Chapter(prediction=saved, notes=(f"no timeline: {answer}",))
+    fresh = answer.prediction
+    differing = [
+        f"{name} {version} then, {fresh.versions.get(name, 'none')} now"
+        for name, version in saved.versions.items()
+        if fresh.versions.get(name) != version
+    ]
+    same = (fresh.peak, fresh.phases, fresh.components) == (
+        *(saved.peak, saved.phases),
+        saved.components,
+    )
+    if not same:
+        why = f" ({'; '.join(differing)})" if differing else ""
+        note = f"no timeline: traced again, this plan's figures are not those saved{why}"
+        return Chapter(prediction=saved, notes=(note,))
+    versions = f", with other versions ({'; '.join(differing)})" if differing else ""
+    found = chapter(answer, depth=depth)
+    return Chapter(
+        prediction=saved,
+        peak=found.peak,
+        line=found.line,
+        notes=(f"the timeline is traced anew{versions}, and its figures are those saved",),
+    )

@@ -1,0 +1,60 @@
+"""Sizes that a GPU's matrix units like.
+
+Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores":
+dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100. In a
+transformer the dimension that batch and sequence decide is their product, the tokens of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from memcalc.advice.fit.records import Limit
+from memcalc.catalog.capabilities import Architecture
+from memcalc.records.plan import Plan
+
+_ELEMENT = {"amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2, "tf32": 4}
+_GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """A size, and why."""
+
+    size: int
+    reason: str
+
+
+def multiple(precision: str, architecture: Architecture) -> int:
+    """What the tokens of a batch should be a multiple of; 1 where no Tensor Cores run."""
+    element = _ELEMENT.get(precision)
+    if element is None or (precision == "tf32" and not architecture.tf32):
+        return 1
+    return architecture.tile_bytes // element or 1
+
+
+def advise(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture) -> Advice | None:
+    """The largest size up to the limit that makes whole tiles; ``None``: nothing fits.
+
+    Args:
+        limit: what fits.
+        plan: its precision decides, and the size that is not searched.
+        seq: tokens per sample of the plan.
+        architecture: of the GPU.
+    """
+    most = limit.value(limit.best)
+    if most is None:
+        return None
+    wanted = multiple(plan.precision, architecture)
+    if wanted == 1:
+        return Advice(most, "these products run without Tensor Cores, so any size will do")
+    guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"
+    if limit.axis == "seq":
+        return Advice(most - most % wanted or most, guide)
+    step = wanted // math.gcd(wanted, seq or 1)
+    if step == 1:
+        return Advice(most, f"any batch of {seq} tokens makes multiples of {wanted}; {guide}")
+    if most < step:
+        return Advice(most, f"too few for multiples of {wanted} tokens; {guide}")
+    return Advice(most - most % step, guide)

@@ -1,0 +1,98 @@
+"""How many of a GPU a plan needs: the fewest over which a layout fits, and what each one sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from memcalc.advice.fit.records import DevicesFit
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import Tracer
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict
+from memcalc.units import format_bytes
+from memcalc.workload import layouts
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+_WITHIN_MACHINE = 8
+"""Products are not divided over more GPUs: machines that join more by NVLink are few."""
+_WHOLE = ("ddp", "zero1")
+"""Those that keep all weights on each GPU, and buckets as large as all gradients."""
+
+
+def devices_that_fit(plan: Plan, tracer: Tracer) -> tuple[DevicesFit, ...]:
+    """The plan over more and more GPUs, each with the plan's batch, until a layout fits.
+
+    Rows of the last count are sorted: what fits comes first, and of that what sends least.
+    """
+    found: list[DevicesFit] = []
+    excluded = ""
+    for count in COUNTS:
+        rows = list(_over(plan, count, tracer, excluded))
+        if count == 1:
+            excluded = _too_large_whole(plan, tracer)
+        found += sorted(rows, key=_order)
+        if any(map(_fits, rows)):
+            break
+    return tuple(found)
+
+
+def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
+    """Why no layout that keeps the whole model on each GPU can fit; empty: one might.
+
+    Weights and DDP's buckets, which are as large as all gradients, are there at once in any of
+    them. So a model that is larger by these alone is not traced whole over every number of GPUs.
+    """
+    (answer,) = tracer.answers([plan])
+    if isinstance(answer, MemcalcError) or answer.fit is None or plan.scheme is not None:
+        return ""
+    width = 2 if plan.precision in ("bf16", "fp16") else 4
+    least = (answer.parameters + answer.trainable) * width
+    if least <= answer.fit.limit:
+        return ""
+    return f"does not fit: weights and buckets alone are {format_bytes(least)}"
+
+
+def _layouts(count: int) -> tuple[str, ...]:
+    """What a model may be spread by over so many GPUs."""
+    # DDP holds the same on any number of GPUs: where two are too few, more are.
+    whole = _WHOLE if count == 2 else _WHOLE[1:]
+    copies = (f"hsdp=2x{count // 2}",) if count > 2 else ()
+    divided = (f"tp={count}",) if count <= _WITHIN_MACHINE else ()
+    return (*whole, *copies, *divided, "fsdp2")
+
+
+def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[DevicesFit]:
+    names = _layouts(count)
+    if count > 1 and excluded:
+        whole = [name for name in names if name in _WHOLE]
+        yield from (DevicesFit(devices=count, parallel=name, reason=excluded) for name in whole)
+        names = tuple(name for name in names if name not in whole)
+    spreads = [(name, count) for name in names] if count > 1 else [(None, 1)]
+    plans = [
+        replace(plan, devices=count, parallel=name, parallel_args=(), rank=None)
+        for name, count in spreads
+    ]
+    for there, answer in zip(plans, tracer.answers(plans), strict=True):
+        if isinstance(answer, UsageError) and layouts.spread(there).layout == "tp":
+            # Not for this model: its layers, or their heads, cannot be divided so.
+            continue
+        if isinstance(answer, MemcalcError):
+            yield DevicesFit(devices=count, parallel=there.parallel, reason=str(answer))
+        else:
+            yield DevicesFit(
+                devices=count,
+                parallel=there.parallel,
+                fit=answer.fit,
+                sent=answer.traffic,
+                messages=answer.sent,
+            )
+
+
+def _fits(row: DevicesFit) -> bool:
+    return row.fit is not None and row.fit.verdict is FitVerdict.FITS
+
+
+def _order(row: DevicesFit) -> tuple[bool, int]:
+    return not _fits(row), row.sent

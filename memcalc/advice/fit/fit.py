@@ -1,0 +1,240 @@
+"""``memcalc.fit``: from a plan to what fits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.advice.fit import alignment, search
+from memcalc.advice.fit.devices import devices_that_fit
+from memcalc.advice.fit.oracle import Oracle
+from memcalc.advice.fit.other_gpus import gpus_that_fit
+from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
+from memcalc.advice.fit.settings import with_settings
+from memcalc.catalog import gpus as catalog
+from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.estimation import validate
+from memcalc.estimation.estimate import Tracer
+from memcalc.estimation.fits import Device, device_of
+from memcalc.estimation.pool import room
+from memcalc.estimation.predict import UNCOUNTED
+from memcalc.estimation.question import ASSUMED
+from memcalc.estimation.validate import check
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict
+
+SEQ_STEP = 8
+"""Sequences are tried in multiples of this: attention kernels pad others."""
+_FINDS = ("batch", "seq", "grid", "gpus", "settings", "devices")
+_MOST_BATCH = 1 << 20
+_MOST_SEQ = 1 << 24
+_GRID_SEQS: tuple[int, ...] = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+_GRID_SEQS += (1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_GRID_SIZE = 10
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What shall be found beside the plan's own verdict."""
+
+    memory: int | None = None
+    """Bytes of the device, in place of the GPU's own."""
+    batch: bool = True
+    seq: bool = True
+    grid: bool = False
+    gpus: bool = False
+    settings: bool = False
+    devices: bool = False
+
+
+def fit(
+    model: str,
+    *,
+    memory: int | None = None,
+    find: tuple[str, ...] = ("batch", "seq"),
+    use_cache: bool = True,
+    **settings: Any,
+) -> FitAnswer:
+    """Find what fits a GPU: the largest batch and sequence, other GPUs, other settings.
+
+    Args:
+        model: as for ``estimate``.
+        memory: bytes of the device, in place of the GPU's own.
+        find: some of ``batch``, ``seq``, ``grid``, ``gpus``, ``settings``, ``devices``.
+        use_cache: keep and reuse what is learnt on disk.
+        **settings: fields of ``Plan``; ``gpu`` says where to fit.
+
+    Returns:
+        What fits; all sizes are unrounded bytes.
+
+    Raises:
+        UsageError: the question cannot be understood.
+        EstimateError: it could not be answered.
+    """
+    plan = make({"model": model, **settings})
+    wanted = {name: name in find for name in _FINDS}
+    unknown = set(find) - set(wanted)
+    if unknown:
+        raise UsageError(f"Unknown thing to find {unknown.pop()!r}: choose {', '.join(wanted)}.")
+    return answer(plan, Question(memory=memory, **wanted), use_cache=use_cache)
+
+
+def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnswer:
+    """Answer a question about a plan; see ``fit``."""
+    source = check(plan)
+    _refuse(plan, question)
+    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+        found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
+        if question.devices:
+            found = replace(found, devices=devices_that_fit(plan, tracer))
+        if question.settings:
+            found = with_settings(found, question.memory, tracer)
+        # A client's process starts when it is first asked.
+        told = _answer(found, question, Oracle(tracer.clients(room()), source.config))
+    longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
+    notes = validate.notes(source, longest)
+    return replace(told, assumptions=(*told.assumptions, *notes))
+
+
+def _refuse(plan: Plan, question: Question) -> None:
+    if plan.target == "cpu":
+        raise UsageError("A CPU run has no GPU to fit: leave --target cpu out.")
+    if plan.inputs:
+        raise UsageError(
+            "memcalc fit makes the batches itself, and --input describes them: use memcalc "
+            "estimate with --gpu for this model."
+        )
+    if question.devices and (plan.gpu is None or question.memory is not None):
+        raise UsageError("How many of which GPU? Name it with --gpu, and leave --memory out.")
+    if question.memory is not None and question.memory < 1:
+        raise UsageError(f"memory = {question.memory} is no memory at all: give more bytes.")
+    if plan.gpu is None and question.memory is None and (question.settings or not question.gpus):
+        raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
+
+
+def _answer(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
+    plan = found.plan
+    if plan.gpu is not None or question.memory is not None:
+        found = _on_device(found, question, oracle)
+    if question.gpus:
+        found = replace(found, gpus=gpus_that_fit(plan, oracle))
+    return replace(
+        found,
+        traces=found.traces + oracle.traces,
+        assumptions=oracle.assumptions or found.assumptions,
+        uncounted=(*(oracle.uncounted or found.uncounted), *plan.unread, *UNCOUNTED),
+    )
+
+
+def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
+    plan, device = found.plan, _device(found.plan, question)
+    here = found.here
+    if here is None or question.batch or question.seq or question.grid:
+        here = oracle.probe(plan, device)
+    limits, unknown = [], {}
+    axes = [("batch", question.batch), ("seq", question.seq and here is not None and here.seq)]
+    asked = [axis for axis, wanted in axes if wanted]
+    jobs = [functools.partial(_limit_or_reason, axis, plan, here, device, oracle) for axis in asked]
+    for axis, limit in zip(asked, oracle.each(jobs), strict=True):
+        if isinstance(limit, Limit):
+            limits.append(limit)
+        else:
+            unknown[axis] = limit
+    grid = _grid(plan, here.seq, device, oracle) if question.grid else None
+    return replace(
+        found,
+        device=device.name,
+        capacity=device.capacity,
+        context=device.context,
+        here=here,
+        limits=tuple(limits),
+        grid=grid,
+        unknown=unknown,
+    )
+
+
+def _device(plan: Plan, question: Question) -> Device:
+    gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
+    return device_of(gpu, question.memory, plan)
+
+
+def _limit_or_reason(
+    axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle
+) -> Limit | str:
+    """The largest size; or why there is none to find: some models take one length only."""
+    try:
+        return _limit(axis, plan, here, device, oracle)
+    except UsageError as error:
+        if axis == "batch":
+            raise
+        return str(error)
+
+
+def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -> Limit:
+    step = 1 if axis == "batch" else SEQ_STEP
+    most = _MOST_BATCH if axis == "batch" else (oracle.longest(plan) or _MOST_SEQ) // step
+
+    def at(size: int) -> Plan:
+        if axis == "batch":
+            return replace(plan, batch=size)
+        return replace(plan, seq=size * step)
+
+    start = max((here.batch if axis == "batch" else here.seq or step) // step, 1)
+
+    @functools.cache
+    def ask(size: int) -> Probe | None:
+        try:
+            return oracle.probe(at(size), device)
+        except UsageError:
+            if size <= start:
+                raise
+            # Longer than the model takes; its limit is not known beforehand.
+            return None
+
+    plain = best = search.largest(ask, search.fits, start=start, limit=most)
+    gap = oracle.probe(at(best + 1), device) if best < most and ask(best + 1) else None
+    if best:
+        best = search.islands(ask, best, most)
+    if best:
+        perhaps = ask(search.beyond(ask, search.may_fit, best, most))
+    else:
+        perhaps = ask(search.largest(ask, search.may_fit, start=1, limit=most) or 1)
+    above = ask(best + 1) if best < most else None
+    limit = Limit(
+        axis=axis,
+        step=step,
+        best=ask(best) if best else None,
+        above=above,
+        perhaps=perhaps if _too_close(perhaps) else None,
+        gap=gap if best > plain else None,
+    )
+    return _advised(limit, plan, here)
+
+
+def _advised(limit: Limit, plan: Plan, here: Probe) -> Limit:
+    capability = catalog.find(plan.gpu).capability if plan.gpu else ASSUMED.capability
+    advised = alignment.advise(limit, plan, here.seq, ARCHITECTURES[capability])
+    if advised is None:
+        return limit
+    return replace(limit, suggested=advised.size, advice=advised.reason)
+
+
+def _too_close(probe: Probe | None) -> bool:
+    return probe is not None and probe.fit.verdict is FitVerdict.TOO_CLOSE
+
+
+def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:
+    longest = oracle.longest(plan) or _GRID_SEQS[-1]
+    seqs: tuple[int | None, ...] = (None,)
+    if seq is not None:
+        seqs = tuple(size for size in _GRID_SEQS if size <= longest)[-_GRID_SIZE:]
+    batches = tuple(1 << power for power in range(_GRID_SIZE))
+    plans = [replace(plan, batch=batch, seq=length) for length in seqs for batch in batches]
+    probes = iter(oracle.table(plans, device))
+    cells = tuple(tuple(itertools.islice(probes, len(batches))) for _ in seqs)
+    return Grid(batches=batches, seqs=seqs, cells=cells)

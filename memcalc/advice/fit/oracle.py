@@ -1,0 +1,136 @@
+"""Says of any batch and sequence whether it fits: each size is run over the stub driver."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from memcalc.advice.fit.records import Probe
+from memcalc.catalog import positions
+from memcalc.errors import MemcalcError
+from memcalc.estimation.client import Client, Judged
+from memcalc.estimation.fits import Device
+from memcalc.estimation.pool import asking
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit, FitVerdict
+
+T = TypeVar("T")
+
+
+class Oracle:
+    """Answers for one program on any device; what it learns is kept for the next question.
+
+    Threads may share it: each question is asked of a client that is free.
+
+    Args:
+        clients: child processes.
+        config: the model's, where it has one.
+    """
+
+    def __init__(self, clients: Sequence[Client], config: dict[str, Any] | None) -> None:
+        self._clients = clients
+        self._config = config
+        self._free = list(clients)
+        self._changed = threading.Condition()
+        self._known: dict[tuple[Plan, tuple[Device, ...]], Judged] = {}
+        self.traces = 0
+        self.assumptions: tuple[str, ...] = ()
+        """Of the last run that answered."""
+        self.uncounted: tuple[str, ...] = ()
+        """The same: what it did not count."""
+
+    def probe(self, plan: Plan, device: Device) -> Probe:
+        """Does this plan fit this device?
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
+        found = self._ask(plan, (device,))
+        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0], traced=True)
+
+    def fits(self, plan: Plan, devices: Sequence[Device]) -> tuple[Fit, ...]:
+        """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
+
+        Raises:
+            MemcalcError: it could not be estimated.
+        """
+        return self._ask(plan, tuple(devices)).fits
+
+    def each(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Answer several questions at once.
+
+        Raises:
+            MemcalcError: one could not be answered.
+        """
+        with asking(self._clients) as threads:
+            return [one.result() for one in [threads.submit(job) for job in jobs]]
+
+    def table(self, plans: Sequence[Plan], device: Device) -> list[Probe]:
+        """Probe plans that differ in batch and sequence only, small ones first.
+
+        What is at least as large as one that does not fit is not run: its ``fit`` is that one's,
+        and its ``fit.metric`` is then ``allocated``, for the least that it needs.
+
+        Raises:
+            MemcalcError: one could not be estimated.
+        """
+        found: dict[int, Probe] = {}
+        too_large: list[tuple[Plan, Probe]] = []
+
+        def one(index: int) -> None:
+            plan = plans[index]
+            for other, probe in list(too_large):
+                if plan.batch >= other.batch and (plan.seq or 0) >= (other.seq or 0):
+                    found[index] = Probe(batch=plan.batch, seq=plan.seq, fit=_at_least(probe.fit))
+                    return
+            found[index] = self.probe(plan, device)
+            if found[index].fit.verdict is FitVerdict.DOES_NOT_FIT:
+                too_large.append((plan, found[index]))
+
+        order = sorted(range(len(plans)), key=lambda n: plans[n].batch * (plans[n].seq or 1))
+        with asking(self._clients) as threads:
+            for done in [threads.submit(one, index) for index in order]:
+                done.result()
+        return [found[index] for index in range(len(plans))]
+
+    def longest(self, plan: Plan) -> int | None:
+        """The longest sequence the model takes; ``None``: no limit is known."""
+        if self._config is None:
+            return None
+        named = positions.lengths(self._config).longest
+        return named - (plan.generate or 1) + 1 if named is not None else None
+
+    def _ask(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
+        with self._changed:
+            known = self._known.get((plan, devices))
+        if known is not None:
+            return known
+        client = self._taken()
+        try:
+            answer = client.judged(plan, devices)
+        finally:
+            with self._changed:
+                self._free.append(client)
+                self._changed.notify()
+        if isinstance(answer, MemcalcError):
+            raise answer
+        with self._changed:
+            self.traces += 1
+            self.assumptions, self.uncounted = answer.assumptions, answer.uncounted
+            self._known[plan, devices] = answer
+        return answer
+
+    def _taken(self) -> Client:
+        """A client that nobody asks at the moment, the first of them where several are free."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._free))
+            first = min(self._free, key=self._clients.index)
+            self._free.remove(first)
+            return first
+
+
+def _at_least(fit: Fit) -> Fit:
+    return replace(fit, metric="allocated", needed_high=None, retries=0)

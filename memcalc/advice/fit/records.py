@@ -1,0 +1,112 @@
+"""What ``memcalc fit`` answers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memcalc.advice.remedies.records import Figures, Option, Search
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.records.trace import Sent
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch and sequence, and whether it fits."""
+
+    batch: int
+    seq: int | None
+    fit: Fit
+    traced: bool = False
+    """A plain trace of this very point says so, not arithmetic alone."""
+
+    @property
+    def fits(self) -> bool:
+        """For sure, with the largest context that is likely."""
+        return self.fit.verdict is FitVerdict.FITS
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest batch (or sequence) that fits."""
+
+    axis: str
+    """``batch`` or ``seq``."""
+    step: int
+    """Sizes tried are multiples of this."""
+    best: Probe | None
+    """The largest that fits; ``None``: not even the smallest does."""
+    above: Probe | None
+    """The next one, which does not fit for sure; ``None``: the model takes no more."""
+    perhaps: Probe | None
+    """A larger one that is too close to call; ``None``: none was seen."""
+    gap: Probe | None = None
+    """The smallest that does not fit for sure, where that is below ``best``: sizes that make
+    whole blocks of the allocator waste less than their neighbours."""
+    suggested: int | None = None
+    advice: str = ""
+    """Why the suggestion, and its source."""
+
+    def value(self, probe: Probe | None) -> int | None:
+        """A probe's size along the axis."""
+        if probe is None:
+            return None
+        return probe.batch if self.axis == "batch" else probe.seq
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """Batches by sequences; ``cells[i][j]`` is sequence ``i`` with batch ``j``."""
+
+    batches: tuple[int, ...]
+    seqs: tuple[int | None, ...]
+    cells: tuple[tuple[Probe, ...], ...]
+
+
+class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of the catalogue; ``fit`` is ``None`` where it could not be estimated."""
+
+    name: str
+    capacity: int
+    fit: Fit | None
+    reason: str = ""
+
+
+class DevicesFit(msgspec.Struct, frozen=True, kw_only=True):
+    """So many GPUs and a layout over them; ``fit`` is ``None`` where it could not be estimated."""
+
+    devices: int
+    parallel: str | None
+    """``None``: one GPU."""
+    fit: Fit | None = None
+    sent: int = 0
+    """Bytes that each GPU sends in an optimizer step."""
+    messages: tuple[Sent, ...] = ()
+    """They by collective."""
+    reason: str = ""
+
+
+class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What fits, for one plan and one device."""
+
+    plan: Plan
+    device: str | None
+    """Name of the GPU; ``None``: only ``gpus`` was asked."""
+    capacity: int | None
+    context: Span | None
+    here: Probe | None
+    """The plan itself."""
+    limits: tuple[Limit, ...] = ()
+    grid: Grid | None = None
+    gpus: tuple[GpuFit, ...] = ()
+    devices: tuple[DevicesFit, ...] = ()
+    """Over how many of the GPU the plan fits; the last rows are of the fewest."""
+    before: Figures | None = None
+    """Of the plan itself, traced; ``None``: ``settings`` was not asked."""
+    settings: tuple[Option, ...] = ()
+    """The plan with one change each; what fits and costs least first."""
+    search: Search | None = None
+    """The cheapest changes together that fit; ``None``: the plan does, or it was not asked."""
+    traces: int = 0
+    """Plain traces that were made for this answer."""
+    assumptions: tuple[str, ...] = ()
+    uncounted: tuple[str, ...] = ()
+    unknown: dict[str, str] = msgspec.field(default_factory=dict)
+    """Why something asked for is missing, by its name."""

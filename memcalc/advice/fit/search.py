@@ -1,0 +1,125 @@
+"""Finds the largest size that fits with few questions: memory grows almost evenly with size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.advice.fit.records import Probe
+from memcalc.records.prediction import Fit, FitVerdict
+
+Ask = Callable[[int], Probe | None]
+"""Answers for a size; ``None``: the model takes no such size."""
+Accept = Callable[[Probe | None], bool]
+
+
+_ROUND = 8
+_ISLANDS = 8
+"""So many multiples of ``_ROUND`` are tried."""
+
+
+def fits(probe: Probe | None) -> bool:
+    """It fits for sure."""
+    return probe is not None and probe.fits
+
+
+def may_fit(probe: Probe | None) -> bool:
+    """It fits, or it is too close to call."""
+    return probe is not None and probe.fit.verdict is not FitVerdict.DOES_NOT_FIT
+
+
+def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
+    """The size that is accepted while the next one is not; 0 where the first is not.
+
+    Sizes are counted 1, 2, 3 and so on. The next guess lies where a straight line through the
+    two sizes that enclose the answer meets the capacity, and as far from the size it was held
+    against last as that has moved, twice as far each time: a straight line is off by little, and a
+    crooked one costs little. Where the size that fits fills the device, there is no such line, and
+    the middle is tried.
+
+    Args:
+        ask: about one size; asked twice about the same one it should remember.
+        accept: what counts.
+        start: a first guess.
+        limit: the largest size there is.
+    """
+    low, high = _enclose(ask, accept, min(start, limit), limit)
+    gap, accepted = 1, None
+    while high - low > 1:
+        if low == 0 or high > limit or 2 * gap >= high - low or _gives_back(ask(low)):
+            guess = (low + high) // 2
+        else:
+            guess = min(max(_line(ask, low, high), low + gap), high - gap)
+        last, accepted = accepted, accept(ask(guess))
+        gap = 2 * gap if accepted is last else 1
+        if accepted:
+            low = guess
+        else:
+            high = guess
+    return low
+
+
+def beyond(ask: Ask, accept: Accept, best: int, limit: int) -> int:
+    """The same where the answer lies a little above a size that is accepted."""
+    low, step = best, 1
+    while low < limit:
+        size = min(low + step, limit)
+        if not accept(ask(size)):
+            return largest(ask, accept, start=low, limit=size - 1) if size > low + 1 else low
+        low, step = size, 2 * step
+    return low
+
+
+def islands(ask: Ask, best: int, limit: int) -> int:
+    """The largest size that fits among the next round ones; ``best`` where none does.
+
+    The allocator hands out blocks of 2 MiB and more, so sizes that fill them whole can fit where
+    smaller ones do not.
+    """
+    first = best - best % _ROUND + _ROUND
+    for size in range(first + (_ISLANDS - 1) * _ROUND, best, -_ROUND):
+        if size <= limit and fits(ask(size)):
+            return size
+    return best
+
+
+def _gives_back(probe: Probe | None) -> bool:
+    """The GPU is full: what is reserved says nothing of how much more fits."""
+    return probe is not None and probe.fit.retries > 0
+
+
+def _enclose(ask: Ask, accept: Accept, start: int, limit: int) -> tuple[int, int]:
+    """A size that is accepted (or 0), and a larger one that is not (or lies beyond the limit)."""
+    if not accept(ask(start)):
+        return 0, start
+    low, size = start, start
+    while size < limit:
+        size = min(max(size * 2, _reach(ask, start, low)), limit)
+        if not accept(ask(size)):
+            return low, size
+        low = size
+    return low, limit + 1
+
+
+def _reach(ask: Ask, start: int, low: int) -> int:
+    """A little beyond where a line through two accepted sizes meets the capacity."""
+    if low == start:
+        return 0
+    first, second = ask(start), ask(low)
+    assert first is not None
+    assert second is not None
+    slope = (_high(second.fit) - _high(first.fit)) / (low - start)
+    room = second.fit.least_margin
+    return low + int(room / slope * 1.02) + 1 if slope > 0 else 0
+
+
+def _line(ask: Ask, low: int, high: int) -> int:
+    lower, upper = ask(low), ask(high)
+    share = 0.5
+    if lower is not None and upper is not None:
+        rise = _high(upper.fit) - _high(lower.fit)
+        share = lower.fit.least_margin / rise if rise > 0 else share
+    return min(max(low + round(share * (high - low)), low + 1), high - 1)
+
+
+def _high(fit: Fit) -> int:
+    return fit.needed_high if fit.needed_high is not None else fit.needed

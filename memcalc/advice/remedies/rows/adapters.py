@@ -1,0 +1,41 @@
+"""Remedies that train other parameters than the model has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.advice.remedies import sources
+from memcalc.advice.remedies.records import Remedy
+from memcalc.advice.remedies.rows.lower_precision import in_4_bit, not_in_4_bit, typed
+from memcalc.records.compact_options import USUAL_LORA
+from memcalc.records.plan import Plan
+from memcalc.workload.tasks import Task
+
+
+def lora(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Adapters train."""
+    if plan.adapters is None:
+        yield Remedy(
+            key="LoRA",
+            title=f"LoRA (--lora {USUAL_LORA})",
+            changes=(("lora", USUAL_LORA),),
+            rank=7,
+            cost="adapters train, the model itself does not",
+            source=sources.LORA,
+        )
+
+
+def qlora(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Adapters train, around weights in 4 bit."""
+    if plan.scheme is not None:
+        return
+    changes = in_4_bit(plan, ("lora", plan.adapters or USUAL_LORA))
+    yield Remedy(
+        key="QLoRA",
+        title=f"QLoRA ({typed(changes)})",
+        changes=changes,
+        rank=8,
+        cost="adapters train, on weights rounded to 4 bit that every product turns back",
+        source=sources.QLORA,
+        unfit=not_in_4_bit(plan),
+    )

@@ -1,0 +1,195 @@
+"""Remedies with the same result, that make a step slower."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from memcalc import registry
+from memcalc.advice.remedies.records import Change, Remedy
+from memcalc.catalog import models
+from memcalc.records.plan import Plan
+from memcalc.workload import layouts, loops
+from memcalc.workload.liger import knows
+from memcalc.workload.tasks import Task
+
+CHUNKS = 8
+"""Pieces of a loss; the default of torchtune's ``CEWithChunkedOutputLoss`` (0.6)."""
+SHARDED = "fsdp2"
+"""The layout that divides most."""
+SHARDS = {"zero1": "optimizer state", SHARDED: "weights, gradients and state"}
+"""Layouts that divide among GPUs what DDP holds on each, those that divide less first."""
+_RECOMPUTE = "Chen et al. 2016, arXiv:1604.06174; operations counted in the trace"
+_IN_BACKWARD = "PyTorch's tutorial on fusing the optimizer step into the backward pass (2.13)"
+_ACCUMULATE = (
+    "mean of equal micro-batches is the mean of the batch; not so for batch norm, nor for a mean "
+    "over tokens where padding leaves some micro-batches fewer of them"
+)
+_SHARDS = "Rajbhandari et al. 2020, arXiv:1910.02054, section 7: three times the model, not twice"
+_LOADED = (
+    "fully_shard moves what is not on its GPU, unit by unit (PyTorch 2.13, _move_states_to_device)"
+)
+_OFFLOADED = "CPUOffloadPolicy of PyTorch 2.13, torch/distributed/fsdp/_fully_shard"
+_LIGER = (
+    "Hsu et al. 2024, arXiv:2410.10989, and README of Liger-Kernel (0.8.5): exact, and a fifth "
+    "more tokens a second in its trials"
+)
+_CHUNKED = "same loss up to rounding, held by memcalc's tests; operations counted in the trace"
+
+
+def accumulation(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """The batch in pieces."""
+    pieces = pieces_of(plan)
+    reason = None
+    if plan.inputs:
+        reason = "the batch is part of --input's description"
+    elif not pieces:
+        reason = "a batch of one cannot be cut"
+    elif task.in_batch:
+        reason = "its loss compares the samples of a batch, so pieces have another gradient"
+    remedy = accumulate(plan, pieces[0] if pieces else 1)
+    if reason is not None:
+        remedy = replace(remedy, unfit=reason, title="smaller micro-batches", changes=())
+    yield remedy
+
+
+def accumulate(plan: Plan, pieces: int) -> Remedy:
+    """The same batch in so many equal pieces, one after the other."""
+    size, count = plan.batch // pieces, plan.grad_accum * pieces
+    return Remedy(
+        key="accumulate",
+        name=f"accumulate (micro-batches of {size})",
+        title=f"micro-batches of {size}, {count} per step (--batch {size} --grad-accum {count})",
+        changes=(("batch", size), ("grad_accum", count)),
+        rank=1,
+        cost="same gradient; more and smaller kernels, slower where they leave the GPU idle",
+        source=_ACCUMULATE,
+    )
+
+
+def two_of(plan: Plan, pieces: int) -> Remedy:
+    """Two of those micro-batches: what all of them ask for, at a fraction of the events."""
+    whole, size = accumulate(plan, pieces), plan.batch // pieces
+    if plan.grad_accum * pieces == 2:
+        return whole
+    changes: tuple[Change, ...] = (("batch", size), ("grad_accum", 2))
+    return replace(whole, name=f"two micro-batches of {size}", changes=changes)
+
+
+def pieces_of(plan: Plan) -> list[int]:
+    """Into how many equal pieces the batch can be cut, fewest first."""
+    if plan.inputs:
+        return []
+    return [n for n in range(2, plan.batch + 1) if plan.batch % n == 0]
+
+
+def sharded(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """What several GPUs hold alike is divided among them."""
+    spread = layouts.spread(plan)
+    if spread.world == 1 or spread.layout not in ("ddp", "zero1"):
+        return
+    for name, what in SHARDS.items():
+        if name == spread.layout:
+            continue
+        yield Remedy(
+            key=name,
+            title=f"{what} in shards (--parallel {name})",
+            changes=(("devices", spread.world), ("parallel", name), ("parallel_args", ())),
+            rank=3,
+            cost="50 % more communication per step",
+            source=_SHARDS,
+        )
+
+
+def on_the_host(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """A quantised base that never lies whole on a GPU; and shards that wait in host memory."""
+    said = dict(plan.parallel_args)
+    if layouts.spread(plan).layout not in layouts.SHARDED:
+        return
+    if plan.scheme is not None and "load" not in said:
+        yield Remedy(
+            key="load on the host",
+            title="the base is loaded on the host (--parallel-arg load=cpu)",
+            changes=(("parallel_args", (*plan.parallel_args, ("load", "cpu"))),),
+            rank=1,
+            cost="each process holds the whole base in host memory, and quantises it on the CPU",
+            source=_LOADED,
+        )
+    if "offload" not in said:
+        yield Remedy(
+            key="offload",
+            title="shards wait in host memory (--parallel-arg offload=cpu)",
+            changes=(("parallel_args", (*plan.parallel_args, ("offload", "cpu"))),),
+            rank=4,
+            cost="weights cross the bus in forward and backward, and the CPU updates them",
+            source=_OFFLOADED,
+        )
+
+
+def chunked_loss(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Logits of a part of the tokens at a time."""
+    if plan.loss_chunks == 1 and not plan.liger:
+        yield Remedy(
+            key="chunked loss",
+            title=f"loss in {CHUNKS} pieces (--loss-chunks {CHUNKS})",
+            changes=(("loss_chunks", CHUNKS),),
+            rank=3,
+            cost="output head runs twice",
+            source=_CHUNKED,
+            unfit=None if task.loss_in_pieces else "only a causal language model's loss is cut",
+        )
+
+
+def liger(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Kernels that are fused, and make no logits; where its package is, for it is run."""
+    if plan.liger or not knows(models.find(plan.model).model_type):
+        return
+    yield Remedy(
+        key="Liger",
+        title="Liger's kernels (--liger)",
+        changes=(("liger", True), ("loss_chunks", 1)),
+        rank=3,
+        cost="another package's kernels; the model returns no logits",
+        source=_LIGER,
+        unfit=None if task.loss_in_pieces else "it is for causal language models",
+    )
+
+
+def in_backward(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Each gradient is used and freed in backward."""
+    if plan.optim_in_backward or registry.of(plan).row.in_backward:
+        return
+    # What PyTorch itself cannot run together is refused where the changed plan is made.
+    clips = plan.max_grad_norm is None and loops.of(plan).clip_to(plan) is not None
+    yield Remedy(
+        key="in backward",
+        title="update inside backward (--optim-in-backward)",
+        changes=(("optim_in_backward", True),),
+        rank=3,
+        cost="no accumulation, no clipping; one small kernel launch per parameter",
+        source=_IN_BACKWARD,
+        unfit=f"the {plan.loop} loop clips gradients: all must be known" if clips else None,
+    )
+
+
+def checkpointing(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """What layers save is computed again."""
+    if not plan.checkpointing:
+        yield Remedy(
+            key="checkpointing/2",
+            title="checkpoint every second layer (--checkpointing --checkpoint-every 2)",
+            changes=(("checkpointing", True), ("checkpoint_every", 2)),
+            rank=3,
+            cost="half the layers run twice forward",
+            source=_RECOMPUTE,
+        )
+    if not plan.checkpointing or plan.checkpoint_every > 1:
+        yield Remedy(
+            key="checkpointing",
+            title="checkpoint every layer (--checkpointing)",
+            changes=(("checkpointing", True), ("checkpoint_every", 1)),
+            rank=4,
+            cost="layers run twice forward",
+            source=_RECOMPUTE,
+        )

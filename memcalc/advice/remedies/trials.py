@@ -1,0 +1,123 @@
+"""Changed plans, each estimated in full and only once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.advice.remedies.records import Change, Option, Remedy, Trial, figures
+from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.fits import device_of
+from memcalc.estimation.pool import room
+from memcalc.estimation.replays import on_device
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+
+
+class Trials:
+    """Tries remedies on one plan, all in the same child processes."""
+
+    def __init__(self, base: Traced, tracer: Tracer, memory: int | None = None) -> None:
+        """Try nothing yet.
+
+        Args:
+            base: the plan as it is, traced.
+            tracer: estimates, as many plans side by side as it has workers.
+            memory: bytes of the device to fit, in place of the GPU's own.
+        """
+        self.plan = base.prediction.plan
+        self.side_by_side = tracer.workers or room()
+        self._tracer = tracer
+        self._memory = memory
+        self._known: dict[Plan, Prediction | MemcalcError] = {}
+        self.base = self._on_device(base)
+        self._known[self.plan] = self.base.prediction
+        self.before = figures(self.base.prediction)
+
+    def saving(self, option: Option) -> int:
+        """What options are sorted by; what has no figures comes last."""
+        rung = "reserved" if self.before.peak.reserved is not None else "requested"
+        saved = option.trial.saved(self.before, rung)
+        return -saved if saved is not None else 1 << 60
+
+    def options(self, remedies: Sequence[Remedy]) -> Iterator[Option]:
+        """Try each remedy by itself; yields in their order, as soon as it is known."""
+        answers = self.each([[remedy] for remedy in remedies])
+        return (Option(remedy=r, trial=t) for r, t in zip(remedies, answers, strict=True))
+
+    def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
+        """Estimate the plan with each of these sets of changes."""
+        plans = [self._changed(stage) for stage in stages]
+        fresh = [plan for plan in plans if isinstance(plan, Plan) and plan not in self._known]
+        asked = list(dict.fromkeys(fresh))
+        answers = zip(asked, self._answers(asked), strict=True)
+        for stage, plan in zip(stages, plans, strict=True):
+            names = tuple(remedy.name or remedy.key for remedy in stage)
+            if isinstance(plan, str):
+                yield Trial(remedies=names, figures=None, error=plan)
+                continue
+            while plan not in self._known:
+                known, answer = next(answers)
+                self._known[known] = answer
+            found = self._known[plan]
+            if isinstance(found, MemcalcError):
+                yield Trial(remedies=names, figures=None, error=str(found))
+            else:
+                yield Trial(remedies=names, figures=figures(found))
+
+    def one(self, remedies: Sequence[Remedy]) -> Trial:
+        """Estimate the plan with these changes, made in this order."""
+        return next(self.each([remedies]))
+
+    def prediction(self, plan: Plan) -> Prediction:
+        """The whole of an estimate whose figures a trial has."""
+        found = self._known[plan]
+        assert isinstance(found, Prediction)
+        return found
+
+    def _answers(self, plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+        if self._memory is None:
+            yield from self._tracer.answers(plans)
+            return
+        for found in self._tracer.traces(plans):
+            yield found if isinstance(found, MemcalcError) else self._on_device(found).prediction
+
+    def _on_device(self, traced: Traced) -> Traced:
+        if self._memory is None:
+            return traced
+        gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
+        device = device_of(gpu, self._memory, traced.prediction.plan)
+        return replace(traced, prediction=on_device(traced.prediction, traced.trace, device))
+
+    def _changed(self, remedies: Sequence[Remedy]) -> Plan | str:
+        """The changed plan, or why there is none."""
+        refused = next((remedy.unfit for remedy in remedies if remedy.unfit is not None), None)
+        if refused is not None:
+            return refused
+        try:
+            return apply(self.plan, remedies)
+        except UsageError as error:
+            return str(error)
+
+
+def apply(plan: Plan, remedies: Sequence[Remedy]) -> Plan:
+    """The plan with all changes; where two change the same field, the later one stands.
+
+    Raises:
+        UsageError: the changes do not go together.
+    """
+    return changed(plan, [change for remedy in remedies for change in remedy.changes])
+
+
+def changed(plan: Plan, changes: Iterable[Change]) -> Plan:
+    """The plan with these changes; where two are of the same field, the later one stands.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    return make(msgspec.structs.asdict(plan) | dict(changes))

@@ -1,0 +1,94 @@
+"""What is suggested. Sizes are unrounded bytes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memcalc.advice.remedies.records import Change, Figures, Remedy
+from memcalc.records.plan import Plan
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to train, as people speak of it."""
+
+    key: str
+    title: str
+    changes: tuple[Change, ...]
+    """Of the plan that was asked about."""
+    costs: str
+    """What is given up for it."""
+    source: str
+    """Where that is known from."""
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast a step may be, worked out and not measured."""
+
+    low: float
+    """Samples a second."""
+    high: float
+    tokens: int | None
+    """Of a sample; ``None``: it has none."""
+
+
+class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A way, and the plan that fits by it."""
+
+    way: Way
+    figures: Figures | None
+    """``None``: nothing fits."""
+    remedies: tuple[Remedy, ...] = ()
+    """What was added so that it fits, cheapest first."""
+    closest: Figures | None = None
+    """Where nothing fits: what was tried and needs least."""
+    error: str | None = None
+    """Why there is no estimate."""
+    speed: Speed | None = None
+    no_speed: str = ""
+    """Why that is not known."""
+
+
+class Suggestions(msgspec.Struct, frozen=True, kw_only=True):
+    """All ways, those that fit first and the cheapest of them first."""
+
+    plan: Plan
+    gpu: str
+    capacity: int
+    found: tuple[Suggestion, ...]
+
+    @property
+    def fitting(self) -> tuple[Suggestion, ...]:
+        """Those with a plan that fits."""
+        return tuple(one for one in self.found if one.figures is not None)
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """A way, and the smallest card that it fits."""
+
+    way: Way
+    lean: bool
+    """With checkpointing, and the batch cut into micro-batches."""
+    gpu: str = ""
+    """The card that was tried and fits; empty: none does."""
+    sold_as: int = 0
+    """Gigabytes by the name on its box."""
+    capacity: int = 0
+    """Bytes it offers a process."""
+    figures: Figures | None = None
+    """On that card."""
+    closest: Figures | None = None
+    """Where no card does: on the largest one."""
+    error: str | None = None
+    """Why there is no estimate."""
+
+
+class Cards(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest card for each way, the way that gives up least first."""
+
+    plan: Plan
+    found: tuple[Card, ...]
+
+    @property
+    def fitting(self) -> tuple[Card, ...]:
+        """Those that fit some card."""
+        return tuple(one for one in self.found if one.figures is not None)

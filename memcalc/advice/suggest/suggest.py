@@ -1,0 +1,217 @@
+"""From a plan and a GPU to the ways of training that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from memcalc.advice.remedies.goals import fitting, needed
+from memcalc.advice.remedies.records import Change, Figures, Remedy
+from memcalc.advice.remedies.rows.slower import SHARDED, SHARDS
+from memcalc.advice.remedies.search import search
+from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.trials import Trials, apply, changed
+from memcalc.advice.suggest.records import Suggestion, Suggestions, Way
+from memcalc.advice.suggest.speed import speed
+from memcalc.advice.suggest.strategies import ways
+from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.analytic import least
+from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.records.model import Inventory
+from memcalc.records.plan import Plan
+
+COUNTS = (2, 4, 8)
+"""GPUs of a box, where one is too few to train every weight."""
+DEAREST = 4
+"""Rank of the most costly remedies that a way may be given: they change how it is trained only."""
+_LEFT_OUT = ("amp", "in backward")
+_STATELESS: tuple[Change, ...] = (("optim", "sgd"), ("optim_args", ()))
+"""What a GPU holds that shares optimizer state with enough others."""
+
+
+def suggest(model: str, *, gpu: str, use_cache: bool = True, **settings: Any) -> Suggestions:
+    """Find the ways to train a model that fit a GPU.
+
+    Args:
+        model: as for ``memcalc.estimate``.
+        gpu: name of the GPU.
+        use_cache: keep and reuse traces on disk.
+        **settings: fields of ``Plan``; batch and accumulation say how many samples a step has.
+
+    Raises:
+        UsageError: the question cannot be understood.
+    """
+    return suggest_plan(make({"model": model, "gpu": gpu, **settings}), use_cache=use_cache)
+
+
+def check_trains(plan: Plan) -> None:
+    """See that a plan is one that ways to train are about.
+
+    Raises:
+        UsageError: it trains nothing, or on no GPU.
+    """
+    if plan.infers:
+        asked = "generate" if plan.generate is not None else "inference"
+        raise UsageError(
+            f"memcalc suggest finds ways to train: leave out {asked}, or ask memcalc fit."
+        )
+    if plan.target == "cpu":
+        raise UsageError("A CPU run needs no card: leave --target cpu out.")
+
+
+def suggest_plan(
+    plan: Plan,
+    *,
+    use_cache: bool = True,
+    seen: Callable[[Suggestion, int], None] = lambda one, count: None,
+) -> Suggestions:
+    """Find the ways that fit a plan's GPU.
+
+    Args:
+        plan: what is trained, and on which GPU.
+        use_cache: keep and reuse traces on disk.
+        seen: told each suggestion as soon as it is known, and how many there will be.
+
+    Raises:
+        UsageError: the plan names no GPU, or cannot be understood.
+    """
+    if plan.gpu is None:
+        raise UsageError("Suggest for which GPU? Name one with --gpu; see memcalc list gpus.")
+    check_trains(plan)
+    gpu = gpus.find(plan.gpu)
+    tried = list(ways(plan))
+    found: list[Suggestion] = []
+    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+        # All of them first: who is asked cannot be asked something else in between.
+        bases = list(_bases(_divided(plan), tried, tracer))
+        for way, base in zip(tried, bases, strict=True):
+            one = _suggestion(way, base, tracer, _undivided(plan, way))
+            found.append(one)
+            seen(one, len(tried))
+        if plan.devices == 1 and found[0].closest is not None:
+            found += _over_several(plan, tried[0], tracer)
+    if all(one.error is not None for one in found):
+        raise UsageError(found[0].error or "Nothing can be tried.")
+    ordered = sorted(found, key=lambda one: one.figures is None)
+    return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
+
+
+def _bases(plan: Plan, tried: list[Way], tracer: Tracer) -> Iterator[Traced | MemcalcError]:
+    """The plan in each way, traced side by side."""
+    plans: list[Plan | MemcalcError] = []
+    for way in tried:
+        try:
+            plans.append(changed(plan, way.changes))
+        except UsageError as error:
+            plans.append(error)
+    traced = tracer.traces([one for one in plans if isinstance(one, Plan)])
+    for one in plans:
+        yield next(traced) if isinstance(one, Plan) else one
+
+
+def _over_several(plan: Plan, way: Way, tracer: Tracer) -> Iterator[Suggestion]:
+    """A way that one GPU is too small for, over the fewest that it fits, with as many samples."""
+    samples = plan.batch * plan.grad_accum
+    for count in COUNTS:
+        if samples % count:
+            return
+        spread = (
+            ("devices", count),
+            ("parallel", SHARDED),
+            ("batch", samples // count),
+            ("grad_accum", 1),
+        )
+        more = replace(
+            way,
+            key=f"{way.key} x {count}",
+            title=f"{way.title}, over {count} GPUs ({SHARDED})",
+            changes=(*way.changes, *spread),
+            costs=f"{count} GPUs, and what they send each other",
+        )
+        (base,) = _bases(plan, [more], tracer)
+        one = _suggestion(more, base, tracer)
+        if one.figures is not None:
+            yield one
+            return
+
+
+def _suggestion(
+    way: Way, base: Traced | MemcalcError, tracer: Tracer, undivided: Plan | None = None
+) -> Suggestion:
+    """What a way comes to; ``undivided`` is its plan where the layout was not said."""
+    if isinstance(base, MemcalcError) and undivided is not None:
+        (base,), undivided = tracer.traces([undivided]), None
+    if isinstance(base, MemcalcError):
+        return Suggestion(way=way, figures=None, error=str(base))
+    trials = Trials(base, tracer)
+    goal = fitting(trials.before)
+    shards: tuple[Remedy, ...] = ()
+    if undivided is not None:
+        if goal is None:
+            less = _less_divided(way, undivided, trials.before, base.trace.inventory, tracer)
+            if less is not None:
+                return less
+        shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
+    if goal is None:
+        return _fits(way, trials, trials.before, shards)
+    usable = [r for r in candidates(trials.plan) if _may_be_given(r)]
+    found = search(trials, trials.before, usable, goal, base.trace.inventory)
+    if found.best is not None and found.best.figures is not None:
+        return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
+    every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
+    return Suggestion(way=way, figures=None, closest=min(every, key=needed))
+
+
+def _divided(plan: Plan) -> Plan:
+    """The plan to begin with: where several GPUs hold the same by default, they share it.
+
+    What divides most is the quickest to trace, and tells whether anything can fit.
+    """
+    return replace(plan, parallel=SHARDED) if plan.devices > 1 and plan.parallel is None else plan
+
+
+def _undivided(plan: Plan, way: Way) -> Plan | None:
+    if _divided(plan) is plan:
+        return None
+    try:
+        return changed(plan, way.changes)
+    except UsageError:
+        return None
+
+
+def _less_divided(
+    way: Way, plan: Plan, divided: Figures, inventory: Inventory, tracer: Tracer
+) -> Suggestion | None:
+    """The layout that divides least and fits; ``None``: only that which divides most does."""
+    assert divided.fit is not None
+    outside = divided.context.low if divided.context is not None else 0
+    known = {one.key: (one,) for one in candidates(plan) if one.key in SHARDS}
+    for name in ("", *SHARDS):
+        if name == SHARDED:
+            return None
+        remedies = known.get(name, ())
+        alone = (("devices", 1), ("parallel", None), *(_STATELESS if name else ()))
+        if least(changed(plan, alone), inventory) + outside > divided.fit.limit:
+            continue
+        (answer,) = tracer.traces([apply(plan, remedies)])
+        if isinstance(answer, MemcalcError):
+            continue
+        there = Trials(answer, tracer)
+        if fitting(there.before) is None:
+            return _fits(way, there, there.before, remedies)
+    return None
+
+
+def _may_be_given(remedy: Remedy) -> bool:
+    return remedy.rank <= DEAREST and remedy.key not in _LEFT_OUT and remedy.unfit is None
+
+
+def _fits(way: Way, trials: Trials, figures: Figures, remedies: tuple[Remedy, ...]) -> Suggestion:
+    one = Suggestion(way=way, figures=figures, remedies=remedies)
+    assert trials.plan.gpu is not None
+    rate = speed(trials.prediction(figures.plan), gpus.find(trials.plan.gpu))
+    return replace(one, no_speed=rate) if isinstance(rate, str) else replace(one, speed=rate)

@@ -1,0 +1,185 @@
+"""One check from files to a report, and the exit code that a report has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.budgets import baseline, collect, reasons, sizes
+from memcalc.budgets.judge import judge, worst_first
+from memcalc.budgets.records import (
+    Baseline,
+    BudgetedRun,
+    BudgetFile,
+    Evidence,
+    Known,
+    Report,
+    Rule,
+    Status,
+    Verdict,
+)
+from memcalc.errors import EstimateError, OverBudgetError, UsageError
+from memcalc.records.changes import plan_changes, version_changes
+from memcalc.units import format_mib
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """How to check."""
+
+    effort: collect.Effort = msgspec.field(default_factory=collect.Effort)
+    saved: tuple[Path, ...] = ()
+    """Results to judge instead of finding out."""
+    baseline: Path | None = None
+    """Instead of the one the file names."""
+    update: bool = False
+    """Write the baseline anew from what is found."""
+    remedy: reasons.Remedy = reasons.no_remedy
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A report and the evidence behind it."""
+
+    report: Report
+    runs: tuple[BudgetedRun, ...]
+    evidence: tuple[Evidence, ...]
+
+
+def check(files: Sequence[BudgetFile], question: Question) -> CheckResult:
+    """Find out what every run costs and judge its budgets.
+
+    Raises:
+        UsageError: a file names something unknown, or a result or baseline cannot be read.
+    """
+    for file in files:
+        collect.validate(file.runs)
+    known = [_known(file, question) for file in files]
+    runs = tuple(run for file in files for run in file.runs)
+    evidence = tuple(_find_out(runs, question))
+    versions = baseline.versions_of(evidence)
+    verdicts: list[Verdict] = []
+    warnings = list(dict.fromkeys(each.doubt for each in evidence if each.doubt))
+    notes = [*_understood(runs), *_measured(evidence)]
+    at = 0
+    for file, before in zip(files, known, strict=True):
+        found = evidence[at : at + len(file.runs)]
+        at += len(file.runs)
+        if question.update:
+            before = _updated(file, question, found, versions)
+            notes.append(f"wrote {baseline.same_folder(str(_path(file, question)))}")
+        verdicts += _judged(file, found, before, question)
+        warnings += _warnings(file, before, versions, _path(file, question))
+    report = Report(
+        verdicts=worst_first(verdicts),
+        warnings=tuple(warnings),
+        notes=tuple(notes),
+        versions=versions,
+    )
+    return CheckResult(report=report, runs=runs, evidence=evidence)
+
+
+def exit_code(report: Report, *, exit_zero: bool = False) -> int:
+    """0: all hold; 1: at least one does not; 3: none was seen over, but some could not be told.
+
+    Over wins: who lets a 3 pass must not let an exceeded budget pass with it. ``exit_zero``
+    forgives only what is over.
+    """
+    if report.count(Status.OVER) and not exit_zero:
+        return OverBudgetError.exit_code
+    return EstimateError.exit_code if report.count(Status.UNKNOWN) else 0
+
+
+def _find_out(runs: Sequence[BudgetedRun], question: Question) -> list[Evidence]:
+    if question.saved:
+        return collect.saved(runs, question.saved)
+    if question.effort.device is not None:
+        return collect.measure(runs, question.effort)
+    return collect.estimate(runs, question.effort)
+
+
+def _path(file: BudgetFile, question: Question) -> Path:
+    return question.baseline or Path(file.baseline)
+
+
+def _known(file: BudgetFile, question: Question) -> Baseline | None:
+    found = None if question.update else baseline.read(_path(file, question))
+    if question.baseline is not None and found is None and not question.update:
+        raise UsageError(f"There is no {question.baseline}: --update-baseline writes it.")
+    return found
+
+
+def _updated(
+    file: BudgetFile, question: Question, found: Sequence[Evidence], versions: dict[str, str]
+) -> Baseline:
+    failed = [run.name for run, e in zip(file.runs, found, strict=True) if e.error is not None]
+    if failed:
+        reason = next(e.error for e in found if e.error is not None)
+        raise EstimateError(
+            f"The baseline is left as it was: {', '.join(failed)} could not be told ({reason})"
+        )
+    made = baseline.make(_path(file, question), file.runs, found, versions)
+    baseline.write(made)
+    return made
+
+
+def _judged(
+    file: BudgetFile, found: Sequence[Evidence], before: Baseline | None, question: Question
+) -> list[Verdict]:
+    verdicts = []
+    for run, evidence in zip(file.runs, found, strict=True):
+        known = before.runs.get(run.name) if before is not None else None
+        for verdict in judge(run, evidence, known, question.remedy):
+            verdicts.append(_with_plan_changes(verdict, run, known, _path(file, question)))
+    return verdicts
+
+
+def _with_plan_changes(
+    verdict: Verdict, run: BudgetedRun, known: Known | None, path: Path
+) -> Verdict:
+    """Growth is explained first by what the pull request changed in the plan."""
+    if known is None or verdict.budget.rule is not Rule.GROWTH or verdict.limit is None:
+        return verdict
+    changes = ", ".join(plan_changes(known.plan, baseline.brief(run.plan, path.parent)))
+    parts = [part for part in (changes, verdict.reason) if part]
+    return replace(verdict, reason="; ".join(parts))
+
+
+def _understood(runs: Sequence[BudgetedRun]) -> list[str]:
+    said: dict[str, None] = {}
+    for run in runs:
+        for budget in run.budgets:
+            for amount in (budget.amount, budget.margin):
+                if amount is not None and amount.bytes is not None and sizes.is_decimal(amount):
+                    size = f"{format_mib(amount.bytes)} ({amount.bytes:,} bytes)"
+                    said[f"{amount.text} is understood as {size}"] = None
+    return list(said)
+
+
+def _measured(evidence: Sequence[Evidence]) -> list[str]:
+    devices = {e.measurement.device: None for e in evidence if e.measurement is not None}
+    return [
+        "measured on the CPU: the figures are of PyTorch's CPU allocator"
+        if device == "cpu"
+        else f"measured on {device}"
+        for device in devices
+    ]
+
+
+def _warnings(
+    file: BudgetFile, before: Baseline | None, versions: dict[str, str], path: Path
+) -> list[str]:
+    growing = [run.name for run in file.runs if any(b.rule is Rule.GROWTH for b in run.budgets)]
+    shown = baseline.same_folder(str(path))
+    write = "memcalc check --update-baseline writes it"
+    if before is None:
+        return [f"there is no {shown}: growth is not checked; {write}"] if growing else []
+    found = []
+    missing = [name for name in growing if name not in before.runs]
+    if missing:
+        found.append(f"{shown} does not hold {', '.join(missing)}: {write}")
+    differences = version_changes(before.versions, versions)
+    if differences:
+        found.append(f"{shown} was written with other versions: {'; '.join(differences)}")
+    return found

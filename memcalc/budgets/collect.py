@@ -1,0 +1,214 @@
+"""Finds out what each run costs: estimated, measured, or read from saved results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from memcalc.budgets import commands
+from memcalc.budgets.records import BudgetedRun, Evidence
+from memcalc.catalog import gpus, models
+from memcalc.errors import MemcalcError, SettingError, UsageError
+from memcalc.estimation.estimate import answers
+from memcalc.estimation.validate import check_names
+from memcalc.files import artifact
+from memcalc.files.results import Run, load, predictions
+from memcalc.records.fields import FIELDS
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How to find out."""
+
+    use_cache: bool = True
+    workers: int | None = None
+    device: str | None = None
+    """Measure here (``cuda`` or ``cpu``); ``None``: estimate."""
+    steps: int = 4
+    timeout: float = 600.0
+
+
+def validate(runs: Sequence[BudgetedRun]) -> None:
+    """Find what the runs of a file name, all but their models: those fail one by one.
+
+    Raises:
+        UsageError: something is unknown, with its line.
+    """
+    for run in runs:
+        try:
+            check_names(run.plan)
+        except SettingError as error:
+            raise UsageError(_with_line(error, run)) from None
+
+
+def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
+    """What went wrong, behind the line of the setting that is to blame."""
+    if not isinstance(error, SettingError):
+        return str(error)
+    return f"{run.where.file}:{run.lines.get(error.setting, run.where.line)}: {error}"
+
+
+def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
+    """Estimate every run; runs with the same plan are estimated once, and commands simulated."""
+    simulated = commands.simulated([run for run in runs if run.plan.command])
+    estimated = iter(_estimated([run for run in runs if not run.plan.command], effort))
+    return [simulated[run.name] if run.plan.command else next(estimated) for run in runs]
+
+
+def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
+    found: dict[tuple[str, str], Prediction | MemcalcError] = {}
+    for method in dict.fromkeys(run.method for run in runs):
+        plans = {_key(run.plan): run.plan for run in runs if run.method == method}
+        asked = list(plans.values())
+        said = answers(asked, method=method, use_cache=effort.use_cache, workers=effort.workers)
+        found |= {(method, key): answer for key, answer in zip(plans, said, strict=True)}
+    return [_evidence(_varied(found[run.method, _key(run.plan)], run), run) for run in runs]
+
+
+def _varied(answer: Prediction | MemcalcError, run: BudgetedRun) -> Prediction | MemcalcError:
+    """The answer over the batches that a run names."""
+    if run.lengths is None or isinstance(answer, MemcalcError):
+        return answer
+    from memcalc.estimation.lengths import over_batches, varied
+
+    try:
+        return over_batches(answer, varied(answer.plan, run.lengths))
+    except MemcalcError as error:
+        return error
+
+
+def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
+    if isinstance(answer, MemcalcError):
+        return Evidence(error=_with_line(answer, run))
+    if answer.method != run.method:
+        # A figure of another kind, not this one.
+        error = f"no answer by {run.method}: the one that was saved is {answer.method}"
+        return Evidence(error=error)
+    known = answer.varied.lengths if answer.varied is not None else None
+    if known != run.lengths:
+        error = f"the answer that was saved is over lengths {known}, not {run.lengths}"
+        return Evidence(error=error)
+    return Evidence(prediction=answer)
+
+
+def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
+    """Train every run for real, one after the other, and put its estimate beside it."""
+    from memcalc.measure.runs.runner import Request, Runner
+
+    if command := next((run for run in runs if run.plan.command), None):
+        raise UsageError(
+            f"{command.where}: a command is simulated, not measured: leave --measure out."
+        )
+    if varying := next((run for run in runs if run.lengths is not None), None):
+        raise UsageError(
+            f"{varying.where}: batches of varying length are replayed, not measured: leave "
+            "--measure or lengths out."
+        )
+    found: dict[str, Evidence] = {}
+    estimates = estimate(runs, effort)
+    with Runner() as runner:
+        for run, estimated in zip(runs, estimates, strict=True):
+            key = _key(run.plan)
+            if key in found:
+                continue
+            request = Request(
+                plan=run.plan,
+                device=effort.device or "cuda",
+                steps=effort.steps,
+                timeout=effort.timeout,
+            )
+            try:
+                measured = runner.measure(request, lambda reading: None)
+            except MemcalcError as error:
+                # An estimate must not stand in for the measurement that was asked for.
+                found[key] = Evidence(error=str(error))
+                continue
+            found[key] = Evidence(prediction=estimated.prediction, measurement=measured)
+    return [found[_key(run.plan)] for run in runs]
+
+
+def saved(runs: Sequence[BudgetedRun], files: Sequence[Path]) -> list[Evidence]:
+    """Look every run up in results that memcalc wrote.
+
+    Raises:
+        UsageError: a file cannot be read, or holds no results.
+    """
+    known = {_key(result.plan): result for file in files for result in _results(file)}
+    names = " and ".join(str(file) for file in files)
+    return [_saved(run, known.get(_key(run.plan)), list(known.values()), names) for run in runs]
+
+
+def _saved(run: BudgetedRun, result: Run | None, others: Sequence[Run], names: str) -> Evidence:
+    if result is None:
+        return _absent(run.plan, [other.plan for other in others], names)
+    answer = result.measurement or result.prediction
+    if answer is None:
+        return Evidence(error=result.error or f"{names} says nothing about this run")
+    stale, doubt = _compared(run, answer.config, names)
+    if stale:
+        return Evidence(error=stale)
+    if result.measurement is None and result.prediction is not None:
+        return replace(_evidence(result.prediction, run), doubt=doubt)
+    return Evidence(prediction=result.prediction, measurement=result.measurement, doubt=doubt)
+
+
+def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
+    """Whether a result is of the model as it is now: why it is not, and what could not be seen."""
+    name = run.plan.name
+    code = f"{names}: {name} is code; that it is still as it was is not checked"
+    if run.plan.command is not None:
+        return "", code
+    try:
+        now = models.find(run.plan.model)
+    except MemcalcError as error:
+        if then is None or models.is_local(run.plan.model):
+            return str(error), ""
+        return "", f"{names}: that {name} is still as it was is not checked: {error}"
+    if now.digest is None:
+        return "", code
+    if then is None:
+        return f"{names} does not say which config of {name} it is of: write it anew", ""
+    if then != now.digest:
+        return f"{names} is of another config of {name}, which has changed: write it anew", ""
+    return "", ""
+
+
+def _results(file: Path) -> list[Run]:
+    data = artifact.read(file)
+    if data.get("kind") == "measurements":
+        return load(file)
+    return [Run(plan=found.plan, prediction=found) for found in predictions(data, file)]
+
+
+def _key(plan: Plan) -> str:
+    """One text for a plan, however its GPU is spelled and its arguments are ordered."""
+    data = artifact.encode(plan)
+    data["optim_args"] = sorted(data["optim_args"], key=str)
+    if plan.gpu is not None:
+        data["gpu"] = gpus.find(plan.gpu).name
+    return json.dumps(data, sort_keys=True, default=str)
+
+
+def _absent(plan: Plan, others: Sequence[Plan], names: str) -> Evidence:
+    unlike = [[f for f in FIELDS if getattr(o, f) != getattr(plan, f)] for o in others]
+    closest = min(unlike, key=len, default=[])
+    beside = f"; the closest differs in {', '.join(closest)}" if 0 < len(closest) < 5 else ""
+    return Evidence(error=f"There is no result of this run in {names}{beside}")
+
+
+def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
+    """The evidence in the form in which results are saved."""
+    return [
+        Run(
+            plan=run.plan,
+            prediction=evidence.prediction,
+            measurement=evidence.measurement,
+            error=evidence.error,
+        )
+        for run, evidence in zip(runs, found, strict=True)
+    ]

@@ -1,0 +1,94 @@
+"""The words all formats share: one sentence for a budget, one for a report."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from memcalc import untrusted_text
+from memcalc.budgets.figures import change, signed, writer
+from memcalc.budgets.records import Report, Rule, Status, Verdict
+
+STATUS = {
+    Status.OVER: "over",
+    Status.UNKNOWN: "unknown",
+    Status.NO_BASELINE: "new",
+    Status.HOLDS: "ok",
+}
+
+
+def comparison(verdict: Verdict) -> tuple[str, str, str]:
+    """Value, limit with its sign, and difference, all in one unit; empty where not known."""
+    write = writer(verdict)
+    value = write(verdict.value) if verdict.value is not None else ""
+    if verdict.limit is None or verdict.difference is None:
+        return value, "", ""
+    sign = ">" if verdict.difference > 0 else "<="
+    return value, f"{sign} {write(verdict.limit)}", signed(verdict.difference, write)
+
+
+def before_and_change(verdict: Verdict) -> tuple[str, str]:
+    """The baseline's figure and what was added, in the unit of the rest."""
+    write, added = writer(verdict), change(verdict)
+    if verdict.before is None or added is None:
+        return "", ""
+    share = f" ({added / verdict.before:+.1%})" if verdict.before and added else ""
+    return write(verdict.before), (signed(added, write) if added else "0") + share
+
+
+def limit(verdict: Verdict) -> str:
+    """The limit in the unit of the rest, and how it was written where that says more."""
+    budget = verdict.budget
+    shown = writer(verdict)(verdict.limit) if verdict.limit is not None else ""
+    if budget.rule is Rule.GROWTH and budget.amount is not None:
+        growth = f"+{budget.amount.text}"
+        return f"{shown} ({growth})" if shown else growth
+    return shown or (budget.amount.text if budget.amount is not None else str(budget.gpu))
+
+
+def why(verdict: Verdict) -> str:
+    """The reason, what would bring it under, and where an estimate stands in."""
+    parts = [verdict.reason]
+    if verdict.budget.margin is not None and verdict.limit is not None:
+        parts.append(f"{verdict.budget.margin.text} margin kept")
+    if verdict.remedy:
+        parts.append(verdict.remedy)
+    return one_line("; ".join(part for part in parts if part))
+
+
+def one_line(text: str) -> str:
+    """Harmless and without runs of spaces: reasons quote what other code says."""
+    return " ".join(untrusted_text.line(text).split())
+
+
+def sentence(verdict: Verdict) -> str:
+    """Everything about one budget, for places that have one text."""
+    value, against, difference = comparison(verdict)
+    figures = " ".join(part for part in (value, against) if part)
+    apart = f" ({difference})" if difference and verdict.difference else ""
+    lead = {Status.UNKNOWN: "could not tell", Status.NO_BASELINE: "not checked"}
+    told = lead.get(verdict.status, "")
+    parts = [part for part in (told, f"{figures}{apart}", why(verdict)) if part]
+    return untrusted_text.line(f"{verdict.budget.run}: {verdict.budget.name}: {': '.join(parts)}")
+
+
+def in_repository(file: str) -> str:
+    """The path as the forge knows it: from the root of the checkout that a CI job works in."""
+    root = os.environ.get("GITHUB_WORKSPACE") or os.environ.get("CI_PROJECT_DIR")
+    full = Path(file).absolute()
+    if root and full.is_relative_to(root):
+        return full.relative_to(root).as_posix()
+    return file
+
+
+def summary(report: Report) -> str:
+    """How many of how many."""
+    total = len(report.verdicts)
+    counts = [
+        (report.count(Status.OVER), "over"),
+        (report.count(Status.UNKNOWN), "could not be told"),
+        (report.count(Status.NO_BASELINE), "without a baseline"),
+        (report.count(Status.HOLDS), "ok"),
+    ]
+    told = ", ".join(f"{count} {word}" for count, word in counts if count)
+    return f"{total} budget{'s' * (total != 1)}: {told}"

@@ -1,0 +1,104 @@
+"""What would bring a run under its budget: the cheapest changes that do, each really estimated."""
+
+from __future__ import annotations
+
+import json
+
+from memcalc.advice.remedies.advice import advise
+from memcalc.advice.remedies.goals import Goal
+from memcalc.advice.remedies.records import Change, Figures, Search
+from memcalc.advice.remedies.trials import Trials
+from memcalc.budgets import metrics
+from memcalc.budgets.judge import judged
+from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
+from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import RUNGS
+from memcalc.units import format_mib
+
+
+class Adviser:
+    """Called with an exceeded budget, looks for changes of the plan that keep it."""
+
+    def __init__(self, *, use_cache: bool) -> None:
+        """Try nothing yet; ``use_cache``: keep and reuse answers on disk."""
+        self._tracer = Tracer(use_cache=use_cache, workers=None)
+        self._trials: dict[Plan, Trials | None] = {}
+
+    def __enter__(self) -> Adviser:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tracer.__exit__()
+
+    def __call__(self, budget: Budget, evidence: Evidence, before: Known | None) -> str:
+        """One clause; empty where the run was measured, or closed forms answered for it."""
+        prediction = evidence.prediction
+        if evidence.measurement is not None or prediction is None or prediction.method != "trace":
+            return ""
+        trials = self._of(prediction.plan)
+        if trials is None:
+            return ""
+
+        def verdict(figures: Figures) -> Verdict:
+            changed = Evidence(prediction=trials.prediction(figures.plan))
+            return judged(budget, changed, before)
+
+        now = verdict(trials.before)
+        goal = Goal(
+            limit=now.limit or 0,
+            rung=budget.metric,
+            holds=lambda figures: verdict(figures).status is Status.HOLDS,
+            outside=_outside(budget, trials.before),
+        )
+        found = advise(trials, goal, by_itself=False).search
+        assert found is not None
+        sizes = {
+            trial.remedies: verdict(trial.figures).value
+            for trial in found.trials
+            if trial.figures is not None
+        }
+        return _clause(found, sizes, now.value)
+
+    def _of(self, plan: Plan) -> Trials | None:
+        if plan not in self._trials:
+            base = self._tracer.trace(plan)
+            self._trials[plan] = Trials(base, self._tracer) if isinstance(base, Traced) else None
+        return self._trials[plan]
+
+
+def _outside(budget: Budget, before: Figures) -> int | None:
+    """What counts beside the allocator's bytes; ``None``: the figure is no rung of the ladder."""
+    rung = metrics.rung_of(budget.metric)
+    if budget.rule is Rule.FITS or rung == "process_used":
+        return before.context.low if before.context is not None else 0
+    return 0 if rung in RUNGS else None
+
+
+def _clause(found: Search, sizes: dict[tuple[str, ...], int | None], now: int | None) -> str:
+    if found.best is not None:
+        titles = ", ".join(_written(change) for one in found.remedies for change in one.changes)
+        costs = "; ".join(dict.fromkeys(remedy.cost for remedy in found.remedies))
+        size = sizes.get(found.best.remedies)
+        to = f" to {format_mib(size)}" if size is not None else ""
+        return f"{titles} in the file brings it{to} (cost: {costs})"
+    lower = {keys: size for keys, size in sizes.items() if size is not None}
+    nearest = min(lower, key=lower.__getitem__, default=None)
+    if nearest is None or (now is not None and lower[nearest] >= now):
+        return "none of the known changes helps"
+    return f"no change is enough; {', '.join(nearest)}: {format_mib(lower[nearest])}"
+
+
+def _written(change: Change) -> str:
+    """A change as a budget file says it."""
+    name, value = change
+    if isinstance(value, tuple):
+        inside = ", ".join(f"{key} = {_toml(one)}" for key, one in value)
+        return f"{name} = {{{inside}}}"
+    return f"{name} = {_toml(value)}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)

@@ -1,0 +1,337 @@
+"""The asking side: a parent process of one's own, and the children it forks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from memcalc.children.channel import Channel
+from memcalc.children.exit_reason import ending, noise_of
+from memcalc.errors import MemcalcError, UsageError
+
+_PATIENCE = 5.0
+"""Seconds that a killed process has to be gone."""
+WARM = "MEMCALC_WARM"
+"""Names an abstract socket where a parent listens that somebody else has started; its kind follows.
+
+For tests, which would else wait for PyTorch's import a hundred times; ``launch`` starts it.
+"""
+
+
+class Parent:
+    """A process that forks children; started when the first is asked for. Threads may share it."""
+
+    def __init__(
+        self,
+        failure: type[MemcalcError],
+        environment: Mapping[str, str],
+        *,
+        kind: str = "",
+        first: Sequence[str] = (),
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            failure: raised where a job fails.
+            environment: of the process and its children.
+            kind: of the process: what its children need to have been loaded first.
+            first: folders that are searched before all others for what is imported.
+        """
+        self.first = tuple(first)
+        self._kind = kind
+        self.failure = failure
+        self.environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._noise = -1
+        self._number = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Parent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def child(self, module: str, name: str, *, hint: str = "", aloud: bool = False) -> Child:
+        """Fork a child.
+
+        Args:
+            module: the job module, by its full name.
+            name: what its jobs are called in sentences.
+            hint: told to the module's ``warm``.
+            aloud: what it prints goes to standard error as it comes, and it may read standard
+                input, unless that is a terminal.
+
+        Raises:
+            MemcalcError: of the kind ``failure``: there is no process for it.
+        """
+        with self._lock:
+            self._number += 1
+            message = {"fork": self._number, "module": module, "name": name, "hint": hint}
+            here, there = socket.socketpair()
+            with there:
+                aloud = aloud or bool(os.environ.get("MEMCALC_DEBUG"))
+                given = [
+                    there.fileno(),
+                    *([2] if aloud else []),
+                    *([0] if aloud and _piped() else []),
+                ]
+                try:
+                    if not self._sent(message, given) and not self._sent(message, given):
+                        raise self.failure(self.how_it_ended())
+                except BaseException:
+                    here.close()
+                    raise
+            return Child(self, self._number, here, name)
+
+    def end(self, number: int) -> None:
+        """Have a child killed, with all that it has started."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._control is not None:
+                self._control.send(json.dumps({"end": number}).encode())
+
+    def close(self) -> None:
+        """Leave no process behind; from here on there is none."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def how_it_ended(self) -> str:
+        """One sentence on a parent that is gone, or that nobody hears from."""
+        status, noise = None, ""
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(_PATIENCE)
+                status = -code if code < 0 else code << 8
+            noise = noise_of(self._noise)
+        return ending("process that starts the runs", status, noise=noise)
+
+    def _sent(self, message: dict[str, Any], given: list[int]) -> bool:
+        """Ask the parent; one that has died is replaced, and asked the next time."""
+        if self._closed:
+            raise self.failure("The process that starts the runs was closed.")
+        if self._process is not None and self._process.poll() is not None:
+            self._stop()
+        if self._control is None:
+            self._start()
+        assert self._control is not None
+        try:
+            socket.send_fds(self._control, [json.dumps(message).encode()], given)
+        except OSError:
+            self._stop()
+            return False
+        return True
+
+    def _start(self) -> None:
+        known = "" if self.first else self.environment.get(WARM)
+        try:
+            if known:
+                self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                self._control.connect(f"\0{known}{self._kind}")
+                return
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            # A file, because a pipe that nobody reads would block a process that prints a lot.
+            self._noise = os.memfd_create("noise")
+            with theirs:
+                self._process = launch(theirs, self.environment, self._noise, self.first)
+        except OSError as error:
+            self._stop()
+            raise self.failure(f"No process can be started: {error.strerror}.") from None
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._noise >= 0:
+            os.close(self._noise)
+            self._noise = -1
+
+
+def _piped() -> bool:
+    """Something other than a terminal is there to be read on standard input."""
+    try:
+        os.fstat(0)
+    except OSError:
+        return False
+    return not os.isatty(0)
+
+
+def launch(
+    control: socket.socket,
+    environment: Mapping[str, str],
+    noise: int,
+    first: Sequence[str] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a parent, which dies with this process.
+
+    Args:
+        control: where it shall be asked, or listen for those who ask.
+        environment: of the process.
+        noise: descriptor for what it prints.
+        first: folders that are searched before all others.
+    """
+    return subprocess.Popen(
+        # Not the folder it is started in comes first, but what this process imports from.
+        [
+            *(sys.executable, "-P", "-m", "memcalc.children.parent"),
+            *(str(control.fileno()), str(os.getpid())),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None if os.environ.get("MEMCALC_DEBUG") else noise,
+        pass_fds=[control.fileno()],
+        env={**environment, "PYTHONPATH": os.pathsep.join([*first, *_path()])},
+        # Ctrl-C at a terminal reaches the asker alone.
+        start_new_session=True,
+    )
+
+
+class Child:
+    """One child, asked one job after the other by one thread, until one of them kills it."""
+
+    def __init__(self, parent: Parent, number: int, end: socket.socket, name: str) -> None:
+        self.alive = True
+        self._parent = parent
+        self._number = number
+        self._channel = Channel(end)
+        self._name = name
+        self._job = 0
+        self._garbled = False
+        self._send(
+            {
+                "environment": parent.environment,
+                "folder": _folder(),
+                "path": [*parent.first, *_path()],
+            }
+        )
+
+    def ask(
+        self,
+        request: dict[str, Any],
+        *,
+        heard: Callable[[dict[str, Any]], None] = lambda event: None,
+        tick: Callable[[], None] = lambda: None,
+        interval: float = math.inf,
+        timeout: float = math.inf,
+    ) -> dict[str, Any]:
+        """Have a job done.
+
+        Args:
+            request: what; as the job module understands it.
+            heard: told of every event as it comes; one that waits goes on when this returns.
+            tick: called when something was heard, and at least every ``interval``.
+            interval: seconds.
+            timeout: seconds after which the child is ended.
+
+        Raises:
+            TimeoutError: the time is up.
+            UsageError: the job says that it was asked wrongly.
+            MemcalcError: of the parent's kind ``failure``: it failed, or the child died.
+        """
+        self._job += 1
+        self._garbled = False
+        done = False
+        try:
+            self._send({"job": self._job, **request})
+            for message in self._messages(time.monotonic() + timeout, interval, tick):
+                if "ended" in message:
+                    self._close()
+                    raise self._parent.failure(self._what_came(str(message["ended"])))
+                if message.get("job") != self._job:
+                    continue
+                if "event" in message:
+                    heard(message["event"])
+                    if message.get("waits"):
+                        self._send({"go": self._job})
+                    continue
+                done = True
+                return self._understood(message)
+            self._close()
+            raise self._parent.failure(self._what_came(self._parent.how_it_ended()))
+        finally:
+            if not done:
+                # It is in the middle of a job that nobody waits for any more.
+                self.end()
+
+    def end(self) -> None:
+        """Kill the child and wait until it is gone."""
+        if not self.alive:
+            return
+        self._parent.end(self._number)
+        with contextlib.suppress(TimeoutError):
+            for message in self._messages(time.monotonic() + _PATIENCE, math.inf, lambda: None):
+                if "ended" in message:
+                    break
+        self._close()
+
+    def _messages(
+        self, deadline: float, interval: float, tick: Callable[[], None]
+    ) -> Iterator[dict[str, Any]]:
+        while True:
+            left = min(deadline - time.monotonic(), interval)
+            if deadline <= time.monotonic():
+                raise TimeoutError
+            self._channel.end.settimeout(left if left < math.inf else None)
+            try:
+                message = self._channel.receive()
+            except TimeoutError:
+                tick()
+                continue
+            except ValueError:
+                self._garbled = True
+                continue
+            if message is None:
+                return
+            yield message
+            tick()
+
+    def _understood(self, message: dict[str, Any]) -> dict[str, Any]:
+        answer = message.get("answer")
+        if isinstance(answer, dict):
+            return answer
+        sentence = str(message.get("error", f"The {self._name} gave no answer that can be read."))
+        if message.get("exit_code") == UsageError.exit_code:
+            raise UsageError(sentence)
+        raise self._parent.failure(sentence)
+
+    def _what_came(self, sentence: str) -> str:
+        return f"What the {self._name} said cannot be read." if self._garbled else sentence
+
+    def _send(self, message: dict[str, Any]) -> None:
+        # A child that is gone shows in what comes, or does not.
+        with contextlib.suppress(OSError):
+            self._channel.end.settimeout(None)
+            self._channel.send(message)
+
+    def _close(self) -> None:
+        self.alive = False
+        self._channel.end.close()
+
+
+def _path() -> list[str]:
+    return [entry for entry in sys.path if isinstance(entry, str)]
+
+
+def _folder() -> str | None:
+    with contextlib.suppress(FileNotFoundError):
+        return os.getcwd()
+    return None

@@ -1,0 +1,101 @@
+"""Answers by closed forms: nothing is traced, and for shipped models PyTorch is not imported."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from memcalc import registry
+from memcalc.catalog import gpus, inventory, models
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation import validate
+from memcalc.estimation.analytic import as_planned
+from memcalc.estimation.analytic import estimate as by_closed_forms
+from memcalc.estimation.validate import check
+from memcalc.records.model import Inventory
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.workload import layouts, tasks
+
+if TYPE_CHECKING:
+    from memcalc.estimation.client import Client
+
+
+def answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
+    """Answer each plan, or say why it cannot be."""
+    with _Inventories() as inventories:
+        for plan in plans:
+            try:
+                yield _answer(plan, inventories)
+            except MemcalcError as error:
+                yield error
+
+
+def _answer(plan: Plan, inventories: _Inventories) -> Prediction:
+    source = check(plan)
+    if layouts.spread(plan).world > 1:
+        raise UsageError("Of several GPUs closed forms say nothing: leave --method analytic out.")
+    if plan.inference or plan.generate is not None:
+        raise UsageError("Of inference closed forms say nothing: leave --method analytic out.")
+    if plan.scheme is not None:
+        raise UsageError(
+            f"Of a base in {plan.scheme} closed forms say nothing: leave --method analytic out."
+        )
+    if plan.liger:
+        raise UsageError(
+            "Of Liger's kernels closed forms say nothing: leave --method analytic out."
+        )
+    tensors = as_planned(inventories.of(plan, source), plan)
+    choice = registry.of(plan)
+    state = registry.state_of(choice, tensors.parameters, plan)
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    answer = by_closed_forms(plan, source, tensors, state, choice, gpu)
+    notes = (*models.notes(plan.model), *validate.notes(source, plan.seq))
+    return replace(
+        answer,
+        assumptions=(*notes, *answer.assumptions),
+        uncounted=(*validate.uncounted(source), *answer.uncounted),
+    )
+
+
+class _Inventories:
+    """The tensors of models; those that are not shipped are built once, in a child process."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._client: Client | None = None
+        self._known: dict[tuple[str, ...], Inventory] = {}
+
+    def __enter__(self) -> _Inventories:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def of(self, plan: Plan, source: models.ModelSource) -> Inventory:
+        """The inventory of a plan's model with its head.
+
+        Raises:
+            MemcalcError: the model cannot be built.
+        """
+        head = tasks.choose(source, plan.task)
+        # Adapters are added by peft's own code, in the precision that it gives them.
+        adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
+        key = (source.name, head.name, *adapted)
+        if key not in self._known:
+            shipped = inventory.load(source, head.name) if not adapted else None
+            self._known[key] = shipped or self._built(plan)
+        return self._known[key]
+
+    def _built(self, plan: Plan) -> Inventory:
+        from memcalc.estimation.client import Client
+
+        if self._client is None:
+            self._client = self._stack.enter_context(Client())
+        answer = self._client.inventory(plan)
+        if isinstance(answer, MemcalcError):
+            raise answer
+        return answer

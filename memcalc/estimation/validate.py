@@ -1,0 +1,312 @@
+"""Finds everything that a plan names, and refuses what cannot be run, before anything heavy is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from memcalc import registry
+from memcalc.allocator.settings import parse_alloc_conf
+from memcalc.catalog import gpus, inventory, models, positions, quantised
+from memcalc.errors import SettingError, UsageError
+from memcalc.estimation.analytic import as_planned
+from memcalc.estimation.question import ASSUMED, version_of
+from memcalc.files import extras
+from memcalc.records.compact_options import adapter
+from memcalc.records.model import Inventory
+from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.workload import cache_packages, layouts, liger, loops, tasks
+
+_FLASH_ATTN_SINCE = (8, 0)
+"""Capability of GPUs."""
+
+
+def check(plan: Plan) -> models.ModelSource:
+    """Find everything a plan names, and see that it goes together.
+
+    Raises:
+        SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
+            another setting does not allow.
+    """
+    check_names(plan)
+    if plan.command is not None:
+        told = f"A command runs as it is: type memcalc simulate -- {plan.command}"
+        raise SettingError("command", told)
+    with _blamed_on("model"):
+        source = models.find(plan.model)
+    with _blamed_on("task"):
+        head = tasks.choose(source, plan.task)
+    _check_quant(plan, source)
+    if plan.liger:
+        _check_liger(source)
+    if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):
+        told = f"{source.name} chooses its attention itself: leave --attention out."
+        raise SettingError("attention", told)
+    if source.config is not None:
+        refusal = positions.lengths(source.config).refusal(source.name, plan.seq)
+        if refusal is not None:
+            raise SettingError("seq", refusal)
+    shipped = inventory.load(source, head.name) if plan.freeze or plan.adapters else None
+    if shipped is not None:
+        _check_parameters(plan, shipped)
+    return source
+
+
+def check_names(plan: Plan) -> None:
+    """Find what a plan names without looking for its model.
+
+    Raises:
+        SettingError: something is unknown, or has no meaning.
+    """
+    with _blamed_on("task"):
+        if plan.task != "auto":
+            tasks.find(plan.task)
+    with _blamed_on("loop"):
+        loops.of(plan)
+    with _blamed_on("optim"):
+        registry.check_precision(registry.of(plan), plan)
+    _check_layout(plan)
+    with _blamed_on("cache"):
+        cache_packages.check(plan.cache)
+    with _blamed_on("gpu"):
+        if plan.gpu is not None:
+            gpus.find(plan.gpu)
+    _check_flash_attn(plan)
+    with _blamed_on("torch"):
+        version = version_of(plan.torch)
+    with _blamed_on("alloc_conf"):
+        parse_alloc_conf(plan.alloc_conf, torch=version)
+
+
+def _check_flash_attn(plan: Plan) -> None:
+    """Source: ``mha_fwd`` in csrc/flash_attn/flash_api.cpp (2.8.3)."""
+    if plan.attention != FLASH_ATTN:
+        return
+    if plan.precision in ("fp32", "tf32"):
+        told = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
+        raise SettingError("attention", told)
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    if gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
+        told = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
+        raise SettingError("attention", told)
+
+
+def _check_layout(plan: Plan) -> None:
+    with _blamed_on("parallel"):
+        layout = layouts.of(plan)
+        layouts.checked_rank(plan)
+        several = layout.name != layouts.SINGLE
+        missing = layout.package and extras.lacking(
+            f"--parallel {plan.parallel} needs", layout.package, f"torch-memcalc[{layout.package}]"
+        )
+        if missing:
+            raise UsageError(f"{missing}.")
+    if several and plan.loop != "plain":
+        _check_wrapped(plan, layout)
+    if several:
+        _check_beside_training(plan, layout)
+    if several and not _divided(plan, layout):
+        raise SettingError("optim", _undivided(plan, layout))
+    if layout.package and plan.target == "cpu":
+        raise SettingError(
+            "target", f"--parallel {plan.parallel} is answered for GPUs: leave --target out."
+        )
+
+
+def _check_beside_training(plan: Plan, layout: layouts.Layout) -> None:
+    if plan.resume and (layout.name != "ddp" or plan.loop != "plain"):
+        raise SettingError(
+            "resume",
+            "Over several GPUs --resume is answered in the plain loop with ddp; other layouts load "
+            "shards, each in a way of its own: leave it out.",
+        )
+    if plan.eval and (layout.package or plan.loop != "plain"):
+        raise SettingError(
+            "eval",
+            "Over several GPUs --eval is answered in the plain loop with PyTorch's own layouts: "
+            "leave it out.",
+        )
+
+
+_KNOWN_BY_STATE = ("ddp", "zero1", "fsdp1")
+"""Layouts that hand plain tensors to an optimizer whose own code is not run here."""
+
+
+def _divided(plan: Plan, layout: layouts.Layout) -> bool:
+    """What a rank holds of the optimizer's state is known.
+
+    DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states of
+    bitsandbytes follow from lengths alone.
+    """
+    choice = registry.of(plan)
+    flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
+    return choice.traceable or flat or layout.name in _KNOWN_BY_STATE
+
+
+def _undivided(plan: Plan, layout: layouts.Layout) -> str:
+    choice = registry.of(plan)
+    if layout.package or choice.row.package != "bitsandbytes":
+        reason = f"how {layout.name} divides its state is not known, as its code is not run here"
+    else:
+        reason = f"its kernels take no DTensors, which {layout.name} makes of parameters"
+    return (
+        f"--optim {plan.optim} with --parallel {plan.parallel}: {reason}. Choose an optimizer of "
+        "PyTorch, or --parallel zero1."
+    )
+
+
+def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
+    """A loop that wraps the model by accelerate."""
+    if layout.handed_over is None:
+        raise SettingError(
+            "loop",
+            f"--loop {plan.loop} over several GPUs is answered for {', '.join(layouts.driven())}, "
+            f"and the plan has {plan.parallel}: leave --loop out.",
+        )
+    given = dict(plan.parallel_args)
+    if "device_mesh" in given:
+        raise SettingError(
+            "parallel_args",
+            f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine has: "
+            "HYBRID_SHARD is answered in the plain loop, so leave --loop out.",
+        )
+    if "no_sync" in given:
+        raise SettingError(
+            "parallel_args",
+            f"When gradients are exchanged under --loop {plan.loop} is accelerate's to say: "
+            "no_sync is of the plain loop, so leave one of them out.",
+        )
+    if plan.loop == "trainer" and "gradient_as_bucket_view" in given:
+        raise SettingError(
+            "parallel_args", "The Trainer hands no gradient_as_bucket_view on: leave it out."
+        )
+    half = {"amp-bf16": "bfloat16", "amp-fp16": "float16"}.get(plan.precision)
+    for name in ("param_dtype", "reduce_dtype"):
+        if given.get(name, half) != half:
+            raise SettingError(
+                "parallel_args",
+                f"accelerate takes {name} from its mixed precision, which is {plan.precision}: "
+                f"leave {name} out.",
+            )
+
+
+def _check_quant(plan: Plan, source: models.ModelSource) -> None:
+    refusal = quant_refusal(plan, source) if plan.scheme is not None else None
+    if refusal is not None:
+        raise SettingError("quant", f"--quant {plan.quant}: {refusal}.")
+    if plan.scheme is None and "load" in dict(plan.parallel_args):
+        raise SettingError(
+            "parallel_args",
+            "load=cpu is of quantised bases, which are loaded before they are divided; others "
+            "never lie whole on a GPU: leave it out, or add quant.",
+        )
+    already = checkpoint_refusal(plan, source)
+    if already is not None:
+        raise SettingError("quant", already)
+
+
+def _check_liger(source: models.ModelSource) -> None:
+    if source.factory is not None:
+        told = (
+            f"liger is for models of transformers, and {source.name} is a callable: leave it out."
+        )
+        raise SettingError("liger", told)
+    for name in liger.PACKAGES:
+        missing = extras.lacking("--liger needs", name, "torch-memcalc[liger]")
+        if missing is not None:
+            raise SettingError("liger", f"{missing} on Linux, which Triton is made for.")
+
+
+def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
+    """Why a checkpoint that is quantised already cannot be answered so; ``None``: it can."""
+    if source.config is None:
+        return None
+    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    there = ASSUMED.capability if gpu is None else gpu.capability
+    capability = None if plan.target == "cpu" else there
+    return quantised.refusal(source.config, source.name, plan.quant, capability)
+
+
+def notes(source: models.ModelSource, seq: int | None) -> tuple[str, ...]:
+    """What an answer has to say of a model's config, and of its checkpoint."""
+    said = (f"the config is revision {source.revision} of the hub",) if source.revision else ()
+    return (*said, *positions.notes(source.config, seq), *quantised.notes(source.config))
+
+
+def uncounted(source: models.ModelSource) -> tuple[str, ...]:
+    """What a model's checkpoint may take beside what an answer counts."""
+    return quantised.uncounted(source.config)
+
+
+_WHOLE = ("ddp", "zero1")
+"""Layouts that leave the weights whole on each GPU."""
+
+
+def _unspread(plan: Plan) -> str | None:
+    """Why a base of bitsandbytes cannot be spread by the plan's layout; ``None``: it can."""
+    layout = layouts.spread(plan).layout
+    if layout in (*_WHOLE, *layouts.SHARDED) and (layout in _WHOLE or plan.scheme != "int8"):
+        return None
+    engine = "DeepSpeed's engine is not simulated over a quantised base"
+    reasons = {
+        "tp": "transformers spreads no layers of bitsandbytes over tensor-parallel ranks",
+        "zero2": engine,
+        "zero3": engine,
+        "fsdp1": "FSDP1 takes weights of one type in a unit, and peft's way around that, a unit "
+        "for each adapter, is not simulated",
+    }
+    if layout in layouts.SHARDED:
+        return "FSDP has no type for weights in 8 bit: type --quant nf4-dq, or --parallel ddp"
+    reason = reasons.get(layout, "such a mesh is not simulated over a quantised base")
+    other = "fsdp2 or " if plan.scheme != "int8" else ""
+    return f"{reason}: type --parallel {other}ddp"
+
+
+def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
+    """Why a plan's base cannot be loaded quantised; ``None``: as far as is known it can."""
+    if source.factory is not None:
+        return f"it is for models that transformers loads, and {source.name} is a callable"
+    several = layouts.spread(plan).world > 1
+    if plan.scheme is not None and plan.scheme.startswith("torchao-"):
+        refused = quantised.torchao_refusal(plan.scheme, trains=not plan.infers, several=several)
+        return refused or extras.lacking("it needs", "torchao", "torch-memcalc[torchao]")
+    if several and (refused := _unspread(plan)) is not None:
+        return refused
+    already = quantised.settings_in(source.config)
+    if already is not None and layouts.spread(plan).layout in layouts.SHARDED:
+        refused = quantised.unsharded(already)
+        if refused is not None:
+            return refused
+    return extras.lacking("it needs", "bitsandbytes")
+
+
+def _check_parameters(plan: Plan, shipped: Inventory) -> None:
+    """Hold patterns and targets against the parameters there are."""
+    if plan.adapters is None:
+        with _blamed_on("freeze"):
+            as_planned(shipped, plan)
+        return
+    targets = adapter(plan.adapters).target
+    owners = {parameter.name.rpartition(".")[0] for parameter in shipped.parameters}
+    if isinstance(targets, tuple) and not any(
+        f".{owner}".endswith(f".{target}") for owner in owners for target in targets
+    ):
+        known = sorted({owner.rpartition(".")[2] for owner in owners} - {""})
+        named = ", ".join(name for name in known if not name.isdigit())
+        raise SettingError(
+            "lora", f"{shipped.model} has no module called {' or '.join(targets)}: name of {named}."
+        )
+
+
+@contextlib.contextmanager
+def _blamed_on(setting: str) -> Iterator[None]:
+    """Say which setting an error is about, so that a file's line can be named."""
+    try:
+        yield
+    except SettingError:
+        raise
+    except UsageError as error:
+        raise SettingError(setting, str(error)) from None
+    except (OSError, TypeError, ValueError) as error:
+        # Names that no file system takes.
+        raise SettingError(setting, f"{setting} is not understood: {error}.") from None

@@ -1,0 +1,329 @@
+"""Answers questions by runs over the stub driver, each in a copy of this process.
+
+What a run changes in PyTorch, in packages or on the simulated GPU is gone with the copy, so that
+the second answer is that of a fresh process. The model is built once for all that differ in size.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from memcalc.allocator.settings import without_fraction
+from memcalc.catalog import models
+from memcalc.children.breadcrumbs import Breadcrumbs
+from memcalc.children.fork import CodeError, forked
+from memcalc.engine import driver, ranks, run, simulated_gpu
+from memcalc.engine import program as programs
+from memcalc.engine import torch_internals as internals
+from memcalc.engine.cudnn import loading
+from memcalc.engine.cudnn.library import Missing
+from memcalc.errors import UsageError
+from memcalc.estimation.client import Judged, Reached
+from memcalc.estimation.fits import Device
+from memcalc.estimation.predict import predict
+from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.replays import UNLIMITED, judged, outcome, room_of
+from memcalc.estimation.serving.answer import Engine, Model, predicted
+from memcalc.estimation.serving.probe import generating, read
+from memcalc.estimation.state import state_for
+from memcalc.files.artifact import decode, encode
+from memcalc.files.trace_file import pack, unpack
+from memcalc.records.model import OptimizerState
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Prediction
+from memcalc.records.trace import Trace
+from memcalc.units import GIB, format_bytes
+from memcalc.workload import cache_layers, layouts, tasks
+from memcalc.workload.inventory import whole
+from memcalc.workload.model import in_its_words
+from memcalc.workload.program import Program
+
+NAME = "simulated run"
+_OUT_OF_MEMORY = "OutOfMemoryError"
+"""PyTorch's own, by its name."""
+_OF_CUDNN = ("convolution", "_convolution", "_thnn", "lstm", "gru", "rnn")
+"""How the names of such operators begin where PyTorch's own kernels run."""
+_ROOMY = 80 * GIB
+"""Bytes of the card that a generation runs on where no GPU is named."""
+_OF_TRANSFORMERS = ("masking_utils", "modeling_layers", "models.auto.modeling_auto")
+"""What every model of transformers imports."""
+
+
+def warm(architecture: str) -> None:
+    """Import what runs of an architecture have in common; of a callable, nothing is known."""
+    if not architecture:
+        return
+    for name in (*_OF_TRANSFORMERS, f"models.{architecture}.modeling_{architecture}"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"transformers.{name}")
+
+
+class Worker:
+    """Answers requests, and keeps the last program for the next one that differs in size only."""
+
+    def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
+        internals.prepare_to_fork()
+        self._breadcrumbs = breadcrumbs
+        self._counted = False
+        self._program: tuple[Plan, Program] | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request.
+
+        Raises:
+            MemcalcError: it cannot be answered.
+        """
+        plan = decode(Plan, request["plan"])
+        keep = bool(request.get("keep") or request.get("bare"))
+        self._counted = bool(keep or request.get("counted"))
+        if plan.engine is not None:
+            if keep:
+                raise UsageError(
+                    "An engine is answered by memcalc estimate alone: leave out engine."
+                )
+            return {"prediction": encode(self.served(plan))}
+        if request.get("inventory"):
+            source = models.find(plan.model)
+            return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
+        question = asked(plan)
+        program = self._prepared(question)
+        if "lengths" in request:
+            device = decode(Device, request["device"]) if request["device"] is not None else None
+            lengths = [int(length) for length in request["lengths"]]
+            varied = functools.partial(self._over_lengths, question, program, lengths, device)
+            return forked(varied, NAME, self._where)
+        numbers = ranks.asked(program)
+        if len(numbers) > 1:
+            traced = self._largest(question, program, numbers, keep=keep)
+            if "devices" in request:
+                return _judged(question, traced, [decode(Device, d) for d in request["devices"]])
+            return _answered(question, traced, keep)
+        work: Callable[[int], dict[str, Any]]
+        if "devices" in request:
+            devices = [decode(Device, one) for one in request["devices"]]
+            work = functools.partial(self._judged_here, question, program, numbers[0], devices)
+        else:
+            work = functools.partial(self._answered_here, question, program, numbers[0], keep)
+        return self._in_enough_room(question, work)
+
+    def trace(self, question: Asked, *, keep: bool = False) -> Trace:
+        """The run that a question asks about; of several ranks the one that needs most.
+
+        Args:
+            question: what to run.
+            keep: name the operator and the dtype of every block, whatever time that takes.
+
+        Raises:
+            MemcalcError: it cannot be run.
+        """
+        program = self._prepared(question)
+        return self._largest(question, program, ranks.asked(program), keep=keep)
+
+    def _largest(
+        self, question: Asked, program: Program, numbers: tuple[int, ...], *, keep: bool
+    ) -> Trace:
+        if len(numbers) == 1:
+            return self._trace(question, program, numbers[0], keep)
+        traces = {number: self._trace(question, program, number, keep) for number in numbers}
+        return ranks.largest(traces, layouts.spread(question.plan).world)
+
+    def _answered_here(
+        self, question: Asked, program: Program, rank: int, keep: bool, room: int
+    ) -> dict[str, Any]:
+        return _answered(question, self._run_here(question, program, rank, keep, room), keep)
+
+    def _judged_here(
+        self, question: Asked, program: Program, rank: int, devices: list[Device], room: int
+    ) -> dict[str, Any]:
+        traced = self._run_here(question, program, rank, keep=False, room=room)
+        return _judged(question, traced, devices)
+
+    def _over_lengths(
+        self, question: Asked, program: Program, lengths: list[int], device: Device | None
+    ) -> dict[str, Any]:
+        """Train on batches of these lengths, in this process."""
+        self._settle(question, 0)
+        traced = run.over_lengths(program, lengths)
+        peaks = outcome(question, traced).peaks
+        fit = None
+        if device is not None:
+            state = state_for(question, traced)
+            fit = judged(question, traced, device.holding(state))
+        reached = Reached(
+            requested=peaks.requested, allocated=peaks.allocated, reserved=peaks.reserved, fit=fit
+        )
+        return {"reached": encode(reached)}
+
+    def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
+        """Run one rank in a copy of this process."""
+
+        def work(room: int) -> dict[str, Any]:
+            return {"trace": pack(self._run_here(question, program, rank, keep, room))}
+
+        return unpack(base64.b64decode(self._in_enough_room(question, work)["trace"]))
+
+    def _run_here(
+        self, question: Asked, program: Program, rank: int, keep: bool, room: int
+    ) -> Trace:
+        """Run in this process, which CUDA over the stub driver belongs to from here on."""
+        plan = question.plan
+        self._settle(question, rank, room)
+        drop = self._breadcrumbs.drop if self._breadcrumbs is not None else None
+        with in_its_words(plan.model, self._where):
+            traced = run.trace(program, detailed=keep, counted=self._counted, drop=drop)
+        notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
+        missed = traced.uncounted
+        if plan.target != "cpu":
+            notes += loading.assumptions(self._cudnn)
+            if isinstance(self._cudnn, Missing) and _convolves(traced):
+                missed = (*missed, *self._cudnn.uncounted)
+        return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
+
+    def _settle(self, question: Asked, rank: int, room: int = UNLIMITED) -> None:
+        """Let this process be one that has the plan's GPU and settings."""
+        plan = question.plan
+        if plan.target == "cpu":
+            if layouts.spread(plan).world > 1:
+                ranks.join(rank, layouts.spread(plan).world, "fake")
+            return
+        simulated_gpu.insert(question.gpu, question.target, room=room)
+        self._cudnn = driver.cudnn(question.target.capability)
+        os.environ.update(loading.environment(self._cudnn))
+        loading.adapt(self._cudnn)
+        internals.allow_cuda_after_fork()
+        own = without_fraction(plan.alloc_conf)
+        if own:
+            internals.set_allocator(own)
+        programs.configure(plan)
+        spread = layouts.spread(plan)
+        if spread.layout != layouts.SINGLE:
+            ranks.join(rank, spread.world)
+        simulated_gpu.check(question.target)
+
+    def served(self, plan: Plan) -> Prediction:
+        """What a serving engine would reserve.
+
+        Raises:
+            MemcalcError: it would not start, or its rules are not known for such a model.
+        """
+        question = asked(plan)
+        assert question.gpu is not None
+        if (models.find(plan.model).config or {}).get("quantization_config"):
+            raise UsageError(
+                f"The checkpoint {plan.model} is quantised, which engines keep as it is: that is "
+                "not answered so far. Leave --engine out."
+            )
+        generates = self._prepared(replace(question, plan=generating(plan)))
+        engine = Engine(plan, question.gpu, _served_model(generates))
+        probe = asked(engine.probe())
+        length = (generates.seq or 0) + (plan.generate or 0)
+        # What no engine takes is refused before anything is run.
+        engine.check(length)
+        program = self._prepared(probe)
+        traced = self._trace(probe, program, 0, keep=True)
+        prediction = predict(probe, traced, state_for(probe, traced))
+        serving = engine.serving(read(traced, probe.plan.batch), length)
+        return predicted(prediction, plan, serving, question.gpu)
+
+    def _in_enough_room(
+        self, question: Asked, work: Callable[[int], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Run where nothing is ever full; a generation on its GPU, which has the cache given back.
+
+        A cache that grows leaves blocks behind that are too small for it, and nothing but a device
+        that is full makes the allocator give them back. Where a generation does not fit, the answer
+        is that of the first device of 2, 4, 8 times the size on which it does.
+        """
+        if question.plan.generate is None:
+            return forked(functools.partial(work, UNLIMITED), NAME, self._where)
+        room = _room(question)
+        while True:
+            try:
+                return forked(functools.partial(work, room), NAME, self._where)
+            except CodeError as error:
+                if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
+                    raise
+            room = 2 * max(room, GIB)
+
+    def _where(self) -> str:
+        """Where the program is, or was when it died."""
+        return self._breadcrumbs.where() if self._breadcrumbs is not None else ""
+
+    def _prepared(self, question: Asked) -> Program:
+        """The plan's program, without memory for its weights."""
+        plan, known = question.plan, self._program
+        if known is None or known[0] != plan.program or known[1].inputs is None:
+            with simulated_gpu.asked_without_cuda(question.target):
+                self._program = known = (plan.program, programs.build(plan, real_weights=False))
+        if known[1].inputs is None:
+            return known[1]
+        return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
+
+
+def _convolves(traced: Trace) -> bool:
+    """Whether operators that cuDNN has kernels for were run."""
+    return any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
+
+
+def _room(question: Asked) -> int:
+    """Bytes that the allocator has on the plan's GPU beside the largest context; 80 GiB if none."""
+    device = room_of(question)
+    if device is None:
+        return _ROOMY
+    return min(
+        device.room(device.context.high), question.settings.allowed(device.capacity) or UNLIMITED
+    )
+
+
+def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
+    """What of reserved memory depends on the size of the device that a generation ran on."""
+    if question.plan.generate is None:
+        return ()
+    if question.gpu is None:
+        return (
+            f"reserved is from a run on a card of {format_bytes(room)} (name yours with --gpu)",
+        )
+    if room > _room(question):
+        return (f"does not fit; reserved is from a run on an imaginary {format_bytes(room)} card",)
+    return ()
+
+
+def _answered(question: Asked, traced: Trace, keep: bool) -> dict[str, Any]:
+    state: OptimizerState = state_for(question, traced)
+    kept = {"trace": pack(traced)} if keep else {}
+    return {"prediction": encode(predict(question, traced, state)), **kept}
+
+
+def _judged(question: Asked, traced: Trace, devices: list[Device]) -> dict[str, Any]:
+    """Whether a run fits each of these devices."""
+    state = state_for(question, traced)
+    found = Judged(
+        fits=tuple(judged(question, traced, device.holding(state)) for device in devices),
+        seq=traced.seq,
+        assumptions=traced.assumptions,
+        uncounted=traced.uncounted,
+    )
+    return {"judged": encode(found)}
+
+
+def _served_model(program: Program) -> Model:
+    """What an engine's rules ask of the model.
+
+    Raises:
+        UsageError: they are not known for it.
+    """
+    inputs = program.inputs
+    return Model(
+        name=type(program.model).__name__,
+        positions=inputs.lengths.named if inputs is not None else None,
+        windows=cache_layers.windows(program.model),
+        latent=cache_layers.latent(program.model),
+    )

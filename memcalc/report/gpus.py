@@ -1,0 +1,105 @@
+"""Which card a model needs, as blocks and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.advice.explain.command_line import options
+from memcalc.advice.remedies.goals import needed, needed_within
+from memcalc.advice.suggest.records import Card, Cards
+from memcalc.files.artifact import document, encode
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.report.rows import asked_for
+from memcalc.units import format_bytes, unit_for
+
+
+def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
+    """The smallest card for each way, how much it needs there, and what to type next."""
+    plan, shown = found.plan, list(_shown(found))
+    smallest = min(shown, key=lambda one: one.capacity, default=None)
+    whole = next((one for one in shown if not one.lean), None)
+    if smallest is None:
+        yield Line("does not fit on one card of those that are known, in any way", Kind.VERDICT)
+    else:
+        yield Line(f"fits {_size(smallest)}: {_title(smallest)}", Kind.VERDICT)
+        if whole is not None and whole.capacity > smallest.capacity:
+            yield Line(f"fits {_size(whole)}: {_title(whole)}", Kind.VERDICT)
+    yield Line(f"  {asked_for(plan)}")
+    yield Line("")
+    if shown:
+        yield _table(shown)
+        yield Line("")
+    for one in found.found:
+        if one.figures is None and not one.lean:
+            yield Line(_missed(one))
+    yield Line(
+        "each names the card of that size with the least usable memory; the next size down was "
+        "tried and does not fit",
+        Kind.NOTE,
+    )
+    if verbose:
+        for one in shown:
+            yield Line(f"source, {_title(one)}: {one.way.source}", Kind.NOTE)
+    if smallest is None or smallest.figures is None:
+        yield Line("next: how many GPUs it takes")
+        yield Line(f"  memcalc fit {options(plan)} --gpu 'H100 SXM' --count", Kind.COMMAND)
+        return
+    yield Line("next: the best ways on a card of yours; or one of these in full")
+    yield Line(f"  memcalc suggest {options(plan)} --gpu '{smallest.gpu}'", Kind.COMMAND)
+    yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
+
+
+def _shown(found: Cards) -> Iterator[Card]:
+    """All that fit some card; the lean form of a way only where it needs a smaller one."""
+    as_it_is = {one.way.key: one.capacity for one in found.fitting if not one.lean}
+    for one in found.fitting:
+        if not one.lean or one.capacity < as_it_is.get(one.way.key, 1 << 62):
+            yield one
+
+
+def _table(shown: list[Card]) -> Table:
+    unit = unit_for(max(one.capacity for one in shown))
+    rows: list[tuple[Cell, ...]] = []
+    for one in shown:
+        assert one.figures is not None
+        at = one.figures.plan
+        rows.append(
+            (
+                (one.way.title, "with checkpointing" if one.lean else "as it is"),
+                f"{at.batch} x {at.grad_accum}",
+                _size(one),
+                Size(needed_within(one.figures, one.capacity), unit),
+                Size(one.capacity, unit),
+                one.way.costs,
+            )
+        )
+    head = ("way", "batch x accum", "smallest card", f"needs {unit.name}", "has", "what it costs")
+    return Table(head=head, rows=rows, words=(0, 2, 5))
+
+
+def _title(one: Card) -> str:
+    return f"{one.way.title}, with checkpointing" if one.lean else one.way.title
+
+
+def _size(one: Card) -> str:
+    return f"{one.sold_as} GB ({one.gpu})"
+
+
+def _missed(one: Card) -> str:
+    if one.error is not None:
+        return f"{one.way.title}: not estimated: {one.error}"
+    if one.closest is None:
+        return f"{one.way.title}: fits no card"
+    return f"{one.way.title}: needs {format_bytes(needed(one.closest))}, more than any card has"
+
+
+def words(one: Card) -> str:
+    """A way whose card was just found, in a line."""
+    if one.figures is None:
+        return _missed(one)
+    return f"{_title(one)}: {_size(one)}"
+
+
+def as_json(found: Cards) -> str:
+    """Everything, in exact bytes."""
+    return document("cards", encode(found), indent=1)

@@ -1,0 +1,70 @@
+"""What lies around a user's program while it runs: its files, and processes that it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memcalc.engine import source_lines
+from memcalc.engine.scripts.session import Session
+from memcalc.script import decisions, large_weights, lightning, packages, protection, spawn
+from memcalc.script.records import Request
+from memcalc.script.subprocesses import Subprocesses
+
+
+@contextlib.contextmanager
+def program(request: Request, session: Session) -> Iterator[Subprocesses]:
+    """Keep the user's files as they are, and run the first of processes that it starts here."""
+    patches, others = session.patches, Subprocesses()
+    patches.environment("MEMCALC_SIMULATED", "1")
+    others.install(patches)
+
+    def started(count: int, of: str) -> None:
+        session.say(f"{source_lines.named(f'of {count} {of}')} the first runs")
+        if count > 1:
+            _count_gpus(patches, count)
+            session.be_one_of_many()
+
+    _spawn_here(patches, lambda count: started(count, "spawned processes"))
+    if request.launched:
+        _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    elif request.gpus > 1:
+        lightning.install(patches, request.gpus, started)
+    decisions.install(patches, session)
+    if not request.weights:
+        large_weights.install(patches, session.say)
+    folders = protection.install(patches, session.say)
+    packages.install(patches, session, folders, weights=request.weights)
+    yield others
+
+
+def _spawn_here(patches: Any, started: Any) -> None:
+    """Of spawned processes the first runs here."""
+    module = sys.modules["torch.multiprocessing.spawn"]
+    start = spawn.instead(started)
+    for name in spawn.NAMES:
+        patches.wrap(module, name, lambda _, *a, **kw: start(*a, **kw), (torch.multiprocessing,))
+
+
+def _count_gpus(patches: Any, count: int) -> None:
+    """The machine has a GPU for each of its processes at least; this one has the first."""
+    if count <= torch.cuda.device_count():
+        return
+    first_gpu = torch.cuda.get_device_properties(0)
+    for owner, name, value in (
+        (torch.cuda, "device_count", count),
+        (torch.accelerator, "device_count", count),
+        (torch.cuda, "get_device_properties", first_gpu),
+    ):
+        patches.set(owner, name, lambda *_, value=value, **__: value)
+
+    def states() -> list[torch.Tensor]:
+        return [torch.cuda.get_rng_state(0) for _ in range(count)]
+
+    for module in (torch.cuda, torch.cuda.random):
+        patches.set(module, "get_rng_state_all", states)

@@ -1,0 +1,84 @@
+"""Snapshots of the real allocator, shown and asked what if."""
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from memcalc.advice.explain.recorded import read
+from memcalc.allocator.counter import Levels
+from memcalc.errors import UsageError
+from memcalc.report import recorded as report
+from memcalc.report.blocks import markdown, terminal
+from memcalc.units import MIB
+
+FOLDER = Path(__file__).parents[3] / "evidence" / "standin" / "allocator" / "snapshots"
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    def unpack(name):
+        whole = pickle.loads(gzip.decompress((FOLDER / f"{name}.pickle.gz").read_bytes()))
+        path = tmp_path / f"{name}.pickle"
+        path.write_bytes(pickle.dumps(whole["snapshot"]))
+        return path, whole
+
+    return unpack
+
+
+@pytest.mark.parametrize("version", ["2.11", "2.13"])
+@pytest.mark.parametrize(
+    "kind", ["training", "training-expandable", "random-max-split", "random-shared"]
+)
+def test_a_real_run_is_replayed_and_its_peaks_are_those_measured(snapshot, kind, version):
+    path, whole = snapshot(f"{kind}-torch{version}")
+    found = read(path)
+    assert found.conf == whole["conf"]
+    assert found.not_replayed is None
+    for at, rung in enumerate(Levels.__struct_fields__):
+        highest = max(row[at + 1] for row in whole["levels"])
+        assert getattr(found.replayed, rung) >= highest
+        assert getattr(found.replayed, rung) >= getattr(found.held.levels, rung)
+    assert found.what_ifs[0].conf == found.conf
+    assert len(found.what_ifs) == 3 - (found.conf == "max_split_size_mb:128")
+
+
+def test_settings_of_your_own_can_be_asked_about(snapshot):
+    path, _ = snapshot("training-torch2.13")
+    plain, asked = read(path, ["expandable_segments:True"]).what_ifs
+    assert asked.peaks.requested == plain.peaks.requested
+    assert asked.peaks.reserved < plain.peaks.reserved
+    small = read(path, device_bytes=plain.peaks.reserved // 2)
+    assert "asked for" in small.what_ifs[0].out_of_memory
+    assert "out of memory" in terminal(report.blocks(small, 3))
+
+
+def test_a_history_that_starts_in_the_middle_says_so(snapshot):
+    path, _ = snapshot("middle-torch2.13")
+    found = read(path)
+    assert found.replayed is None
+    assert found.older > 0
+    text = terminal(report.blocks(found, 3))
+    assert "starts in the middle" in text
+    assert "older than the recording" in text
+
+
+def test_all_formats_say_the_same(snapshot):
+    found = read(snapshot("training-torch2.13")[0])
+    body = json.loads(report.as_json(found))
+    assert body["what_ifs"][0]["peaks"]["reserved"] == found.what_ifs[0].peaks.reserved
+    pools = body["held"]["reserved_by_pool"]
+    assert sum(pool["bytes"] for pool in pools) == found.held.levels.reserved
+    reserved = found.what_ifs[1].peaks.reserved
+    assert f"| {reserved / MIB:,.1f} |" in markdown(report.blocks(found, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"device": 3}, "no device 3"), ({"confs": ["max_split:3"]}, "did you mean max_split_size")],
+)
+def test_a_question_that_makes_no_sense_is_refused(snapshot, arguments, words):
+    with pytest.raises(UsageError, match=words):
+        read(snapshot("training-torch2.13")[0], **arguments)

@@ -1,0 +1,60 @@
+"""Which card a model needs: that one fits and the next smaller does not are both estimates."""
+
+import pytest
+
+import memcalc
+from memcalc.advice.suggest.gpus import PIECES, _one_of_each_size, cards
+from memcalc.catalog import gpus
+from memcalc.catalog.plan import make
+from memcalc.records.prediction import FitVerdict
+from memcalc.report import gpus as report
+from memcalc.report.blocks import terminal
+
+WIDE = {"batch": 256, "seq": 512}
+"""Logits of this batch are more than a small card has."""
+
+
+@pytest.fixture(scope="module")
+def found(small_model, once):
+    with once("cards"):
+        return cards(make({"model": small_model, **WIDE}))
+
+
+@pytest.mark.nightly
+def test_it_fits_the_card_that_is_named_and_none_of_a_smaller_size(found):
+    one = max(found.fitting, key=lambda each: each.capacity)
+    plan = one.figures.plan
+    assert one.figures.fit.verdict is FitVerdict.FITS
+    settings = {
+        name: getattr(plan, name)
+        for name in plan.__struct_fields__
+        if name not in ("model", "command", "gpu")
+    }
+    sizes = [gpu.name for gpu in _one_of_each_size()]
+    smaller = sizes[sizes.index(one.gpu) - 1]
+    below = memcalc.estimate(plan.model, gpu=smaller, **settings)
+    assert below.fit.verdict is not FitVerdict.FITS
+
+
+@pytest.mark.nightly
+def test_a_step_keeps_its_samples_and_the_lean_form_needs_no_larger_card(found):
+    sizes = {(one.way.key, one.lean): one.capacity for one in found.fitting}
+    for one in found.fitting:
+        plan = one.figures.plan
+        assert plan.batch * plan.grad_accum == WIDE["batch"]
+        assert plan.grad_accum == (PIECES if one.lean else 1)
+        assert sizes[one.way.key, True] <= sizes[one.way.key, False]
+
+
+def test_cards_are_those_that_pytorch_has_builds_for():
+    assert all(gpu.capability >= (7, 5) for gpu in _one_of_each_size())
+    assert len({gpu.sold_as for gpu in gpus.table()}) >= len(list(_one_of_each_size()))
+
+
+@pytest.mark.nightly
+def test_the_answer_comes_first_and_ends_with_what_to_type(found):
+    text = terminal(list(report.blocks(found)), width=80)
+    assert text.startswith("✓ fits ")
+    assert "GB (" in text.splitlines()[0]
+    assert "memcalc suggest" in text
+    assert max(map(len, text.splitlines())) <= 80
