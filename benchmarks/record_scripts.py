@@ -102,13 +102,12 @@ def _over_stub(script: Path) -> tuple[str, dict[str, Any] | None]:
 
 def _on_card(script: Path) -> tuple[str, dict[str, Any] | None]:
     with tempfile.NamedTemporaryFile("r") as told:
-        _ran([sys.executable, "-c", _BARE, told.name, str(script)], {})
-        text = told.read()
-    return "known", json.loads(text) if text else None
+        done = _ran([sys.executable, "-c", _BARE, told.name, str(script)], {})
+        return "known", None if done is None else json.loads(told.read())
 
 
 def _ran(command: Sequence[str], variables: dict[str, str]) -> str | None:
-    """What a command printed; ``None``: it did not end, as some loops do over zeros."""
+    """What a command printed; ``None``: it failed, or never ended, as some loops over zeros."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -121,7 +120,7 @@ def _ran(command: Sequence[str], variables: dict[str, str]) -> str | None:
             )
         except subprocess.TimeoutExpired:
             return None
-    return done.stdout.decode()
+    return None if done.returncode else done.stdout.decode()
 
 
 def _versions() -> dict[str, str]:
