@@ -24,6 +24,7 @@ from typing import IO, NamedTuple
 
 HERE = Path(__file__).parent
 SUITES = HERE.parent / "configs" / "suites"
+DECODES = str(HERE.parent / "evidence" / "standin" / "decode-torch2.13-cc90.json")
 
 
 SCRIPTS = (
@@ -87,7 +88,7 @@ def parts(folder: Path) -> dict[str, Part]:
         "quantised": of_suite(0.8, "quantised", "standin-quant", 5),
         "convolutions": of_suite(0.8, "convolutions", "standin_cudnn", 2),
         "decode": Part(
-            0.7, _own("record_decode.py", at("decode")), _own("decode.py", at("decode"))
+            0.7, _own("record_decode.py", DECODES, at("decode")), _own("decode.py", at("decode"))
         ),
     }
 
