@@ -81,12 +81,17 @@ class RuleOfThumb(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitVerdict(StrEnum):
-    """Does a run fit a GPU? Decided by replaying it at the device's real size."""
+    """Does a run fit a GPU? ``estimation/fits.py`` decides it, for every command."""
 
     FITS = "fits"
-    TOO_CLOSE = "too close to call"
-    """It fits with the smallest context that is likely, and not with the largest."""
+    TIGHT = "tight"
+    """It may fit: the range reaches the card's size, or leaves less than a margin of 3 %."""
     DOES_NOT_FIT = "does not fit"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FitVerdict | None:
+        # As files of earlier versions spell it.
+        return cls.TIGHT if value == "too close to call" else None
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):

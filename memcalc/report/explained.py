@@ -12,7 +12,7 @@ from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
-from memcalc.report.rows import COMPONENT_WORDS, retries_words
+from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
 
@@ -196,8 +196,6 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
         advice = "Try a smaller model, or fewer tokens."
         return [Line(f"Nothing holds under {limit}: {count}. {advice}", Kind.SUMMARY)]
     size = format_bytes(needed_within(best.figures, search.limit))
-    if best.figures.fit is not None and best.figures.fit.limit == search.limit:
-        size += retries_words(best.figures.fit.retries)
     if not best.remedies:
         return [Line(f"Under {limit}: the plan holds as it is, with {size}.", Kind.SUMMARY)]
     more = best.more_flops(before)

@@ -17,7 +17,7 @@ from memcalc.report.explained import search_lines
 from memcalc.report.rows import described, fit_words, sent_words
 from memcalc.units import GIB, format_bytes
 
-_MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
+_MARKS = {FitVerdict.FITS: "", FitVerdict.TIGHT: " !", FitVerdict.DOES_NOT_FIT: " x"}
 
 _TOO_SMALL, _LARGE_ENOUGH = 4, 12
 """GPUs that are shown on either side of the smallest that fits."""
@@ -79,8 +79,6 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     if limit.best is None or best is None:
         return [f"largest {what}{other}: none, not even {limit.step} fits"]
     more = f" with {format_bytes(limit.best.fit.least_margin)} to spare"
-    if limit.best.fit.retries:
-        more += " (only because the allocator frees cached blocks under pressure)"
     line = f"largest {what}{other}: {best}{more}"
     lines = [f"{line}; {_beyond(limit)}"]
     if limit.advice and (limit.axis == "batch" or limit.suggested != best):
@@ -102,7 +100,7 @@ def _beyond(limit: Limit) -> str:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
         said = f"{above} {_does(limit.above)}"
         if perhaps is not None and perhaps != above:
-            said += f", {perhaps} is too close to call"
+            said += f", up to {perhaps} is tight"
     if limit.gap is not None:
         said += f"; not all below do: {limit.value(limit.gap)} {_does(limit.gap)}"
     return said
@@ -110,7 +108,7 @@ def _beyond(limit: Limit) -> str:
 
 def _does(probe: Probe) -> str:
     verdict = probe.fit.verdict
-    return "is too close to call" if verdict is FitVerdict.TOO_CLOSE else _verdict(probe.fit)
+    return "is tight" if verdict is FitVerdict.TIGHT else _verdict(probe.fit)
 
 
 def _search(answer: FitAnswer) -> list[Line]:
@@ -155,7 +153,7 @@ def _grid(answer: FitAnswer) -> Table:
         (str(seq) if seq is not None else "any", *(_cell(cell) for cell in row))
         for seq, row in zip(grid.seqs, grid.cells, strict=True)
     ]
-    title = "GiB of process memory (>: at least); x and > do not fit, ? is too close to call"
+    title = "GiB of process memory (>: at least); x and > do not fit, ! is tight"
     return Table(title=title, head=head, rows=body)
 
 

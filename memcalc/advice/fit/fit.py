@@ -210,7 +210,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
         step=step,
         best=ask(best) if best else None,
         above=above,
-        perhaps=perhaps if _too_close(perhaps) else None,
+        perhaps=perhaps if _tight(perhaps) else None,
         gap=gap if best > plain else None,
     )
     return _advised(limit, plan, here)
@@ -224,8 +224,8 @@ def _advised(limit: Limit, plan: Plan, here: Probe) -> Limit:
     return replace(limit, suggested=advised.size, advice=advised.reason)
 
 
-def _too_close(probe: Probe | None) -> bool:
-    return probe is not None and probe.fit.verdict is FitVerdict.TOO_CLOSE
+def _tight(probe: Probe | None) -> bool:
+    return probe is not None and probe.fit.verdict is FitVerdict.TIGHT
 
 
 def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:

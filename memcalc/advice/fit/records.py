@@ -21,7 +21,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """For sure, with the largest context that is likely."""
+        """With the largest context that is likely, and a margin to spare."""
         return self.fit.verdict is FitVerdict.FITS
 
 
@@ -37,7 +37,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     above: Probe | None
     """The next one, which does not fit for sure; ``None``: the model takes no more."""
     perhaps: Probe | None
-    """A larger one that is too close to call; ``None``: none was seen."""
+    """A larger one that is tight; ``None``: none was seen."""
     gap: Probe | None = None
     """The smallest that does not fit for sure, where that is below ``best``: sizes that make
     whole blocks of the allocator waste less than their neighbours."""

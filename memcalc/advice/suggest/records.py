@@ -6,6 +6,7 @@ import msgspec
 
 from memcalc.advice.remedies.records import Change, Figures, Remedy
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +48,15 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     no_speed: str = ""
     """Why that is not known."""
 
+    @property
+    def tight(self) -> bool:
+        """It may fit, with less than a margin to spare."""
+        fit = self.closest.fit if self.closest is not None else None
+        return fit is not None and fit.verdict is FitVerdict.TIGHT
+
 
 class Suggestions(msgspec.Struct, frozen=True, kw_only=True):
-    """All ways, those that fit first and the cheapest of them first."""
+    """All ways: those that fit, cheapest first; then those that are tight; then the others."""
 
     plan: Plan
     gpu: str

@@ -23,6 +23,7 @@ from memcalc.estimation.analytic import least
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict
 
 COUNTS = (2, 4, 8)
 """GPUs of a box, where one is too few to train every weight."""
@@ -96,7 +97,7 @@ def suggest_plan(
             found += _over_several(plan, tried[0], tracer)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
-    ordered = sorted(found, key=lambda one: one.figures is None)
+    ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
     return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
 
 
@@ -163,7 +164,13 @@ def _suggestion(
     if found.best is not None and found.best.figures is not None:
         return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
     every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
-    return Suggestion(way=way, figures=None, closest=min(every, key=needed))
+    return Suggestion(way=way, figures=None, closest=min(every, key=_distance))
+
+
+def _distance(figures: Figures) -> tuple[bool, int]:
+    """How far from fitting: what is tight is nearer than all that does not fit."""
+    tight = figures.fit is not None and figures.fit.verdict is FitVerdict.TIGHT
+    return not tight, needed(figures)
 
 
 def _divided(plan: Plan) -> Plan:

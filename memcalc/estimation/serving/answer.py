@@ -219,7 +219,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
 def _fit(serving: Serving, gpu: Gpu) -> Fit:
     verdict = FitVerdict.DOES_NOT_FIT
     if serving.most.running:
-        verdict = FitVerdict.FITS if serving.least.running else FitVerdict.TOO_CLOSE
+        verdict = FitVerdict.FITS if serving.least.running else FitVerdict.TIGHT
     return Fit(
         gpu=gpu.name,
         capacity=gpu.memory,
