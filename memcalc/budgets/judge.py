@@ -24,8 +24,7 @@ from memcalc.budgets.records import (
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
 from memcalc.estimation import fits
-from memcalc.records.prediction import FitVerdict, Prediction
-from memcalc.units import format_bytes
+from memcalc.records.prediction import FitVerdict
 
 if TYPE_CHECKING:
     from memcalc.records.measurement import Measurement

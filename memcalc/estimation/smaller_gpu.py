@@ -1,20 +1,20 @@
-"""What the allocator holds on a GPU that is too small for all that it would keep."""
+"""How much the allocator reserves on a GPU that is too small for its whole cache."""
 
 from __future__ import annotations
 
 from memcalc.records.prediction import Part, Span
 
-GIVEN_BACK = "cached blocks that the allocator gives back as the GPU fills up"
+GIVEN_BACK = "cached blocks that the allocator frees as the GPU fills up"
 
 
 def given_back(reserved: int, unlimited: int) -> Span:
-    """Between what is reserved on the GPU and on a larger one.
+    """The range from what is reserved on this GPU to what is reserved on a larger one.
 
     Args:
-        reserved: bytes by a replay that gave cached blocks back.
+        reserved: bytes, from a replay at the GPU's size, which freed cached blocks.
         unlimited: the same on a larger GPU.
     """
     low, high = min(reserved, unlimited), max(reserved, unlimited)
-    source = "replayed at the GPU's size and without a limit; on a larger GPU it is the larger"
+    source = "replayed at the GPU's size and without a limit; the larger is that of a larger GPU"
     part = Part(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
     return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))

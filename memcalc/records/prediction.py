@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.records import display
+from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
 from memcalc.records.outcome import Growth, Refusal
 from memcalc.records.plan import Plan
@@ -169,7 +169,7 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that one fits the plan's GPU; ``None``: none was named."""
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one plan."""
 
     plan: Plan
@@ -229,13 +229,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes that this GPU sends in an optimizer step."""
         return sum(one.bytes for one in self.sent)
 
-    def _repr_html_(self) -> str | None:
-        return display.html(self)
-
     def plot(self) -> Any:
         """The peak by component, as a figure of matplotlib.
 
         Raises:
             UsageError: matplotlib is not installed.
         """
-        return display.figure(self)
+        return figure(self)

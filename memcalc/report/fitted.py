@@ -48,7 +48,7 @@ def _next(answer: FitAnswer) -> Iterator[Line]:
         return
     if answer.devices or answer.settings or any(limit.best for limit in answer.limits):
         return
-    yield Line("next: which ways to train it fit, and over how many GPUs this one does")
+    yield Line("next: other ways to train that fit, or how many GPUs this one needs")
     yield Line(f"  memcalc suggest {options(plan)}", Kind.COMMAND)
     # How many are asked for, so not how many there are.
     alone = replace(plan, devices=1, parallel=None, parallel_args=(), rank=None)
@@ -95,14 +95,14 @@ def _other(limit: Limit, answer: FitAnswer) -> str:
 
 
 def _beyond(limit: Limit) -> str:
-    said = "the model takes no more"
+    said = "that is the model's maximum"
     if limit.above is not None:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
         said = f"{above} {_does(limit.above)}"
         if perhaps is not None and perhaps != above:
             said += f", up to {perhaps} is tight"
     if limit.gap is not None:
-        said += f"; not all below do: {limit.value(limit.gap)} {_does(limit.gap)}"
+        said += f"; not all smaller sizes fit: {limit.value(limit.gap)} {_does(limit.gap)}"
     return said
 
 
@@ -218,11 +218,10 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
 def notes(answer: FitAnswer) -> list[str]:
     """How it was decided, what was assumed and what is not counted."""
     said = [
-        "decided on process memory (reserved plus context, at its highest) by replaying every "
-        "allocation at the device's size"
+        "decided by replaying every allocation at the GPU's size, with the largest CUDA context"
     ]
     if answer.limits:
-        said[0] += "; each largest size and the one above were traced in full"
+        said[0] += "; each largest size and the next one were run in full"
     if answer.context is not None:
         low, high = format_bytes(answer.context.low), format_bytes(answer.context.high)
         said.append(f"context: {low} to {high} ({answer.context.source})")

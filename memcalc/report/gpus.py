@@ -19,7 +19,7 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
     smallest = min(shown, key=lambda one: one.capacity, default=None)
     whole = next((one for one in shown if not one.lean), None)
     if smallest is None:
-        yield Line("does not fit on one card of those that are known, in any way", Kind.VERDICT)
+        yield Line("does not fit on any single card that memcalc knows, in any way", Kind.VERDICT)
     else:
         yield Line(f"fits {_size(smallest)}: {_title(smallest)}", Kind.VERDICT)
         if whole is not None and whole.capacity > smallest.capacity:
@@ -31,7 +31,10 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
     for one in found.found:
         if one.figures is None and not one.lean:
             yield Line(_missed(one))
-    yield Line("batch: samples x accumulation; ckpt: checkpointing; the next size down does not fit", Kind.NOTE)
+    yield Line(
+        "batch: samples x accumulation; ckpt: checkpointing; the next size down does not fit",
+        Kind.NOTE,
+    )
     if verbose:
         for one in shown:
             yield Line(f"source, {_title(one)}: {one.way.source}", Kind.NOTE)

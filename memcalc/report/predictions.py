@@ -25,7 +25,11 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
         return answer.blocks(found) if brief else list(_single(found))
     first = predictions[0]
     heading = rows.heading(first).replace(f" {first.plan.optim},", "")
-    return [Line(heading, Kind.HEADING), comparison(predictions), *answer.notes(first, brief=not verbose)]
+    return [
+        Line(heading, Kind.HEADING),
+        comparison(predictions),
+        *answer.notes(first, brief=not verbose),
+    ]
 
 
 def _single(prediction: Prediction) -> Iterator[Block]:

@@ -215,7 +215,7 @@ def verdict(prediction: Prediction) -> str | None:
     if prediction.fit is not None:
         return fit_words(prediction.fit)
     reason = prediction.unknown.get("fit")
-    return f"whether it fits {prediction.plan.gpu}: n/a ({reason})" if reason else None
+    return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 
 
 def outcome_words(prediction: Prediction) -> Iterator[str]:

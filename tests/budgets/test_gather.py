@@ -146,7 +146,7 @@ def test_results_that_do_not_name_their_config_are_no_answer(runs, effort, tmp_p
     older = replace(known.prediction, config=None)
     save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=older)])
     (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
-    assert "does not say which config" in evidence.error
+    assert "does not name its config" in evidence.error
 
 
 def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):

@@ -112,7 +112,7 @@ def _refuse(plan: Plan, question: Question) -> None:
     if question.devices and (plan.gpu is None or question.memory is not None):
         raise UsageError("How many of which GPU? Name it with --gpu, and leave --memory out.")
     if question.memory is not None and question.memory < 1:
-        raise UsageError(f"memory = {question.memory} is no memory at all: give more bytes.")
+        raise UsageError(f"memory = {question.memory} is not a positive size.")
     if plan.gpu is None and question.memory is None and (question.settings or not question.gpus):
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memcalc.advice.remedies.records import Figures, Option, Search
+from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span
 from memcalc.records.trace import Sent
@@ -83,7 +84,7 @@ class DevicesFit(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class FitAnswer(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """What fits, for one plan and one device."""
 
     plan: Plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memcalc.advice.remedies.records import Change, Figures, Remedy
+from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
 
@@ -55,7 +56,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
         return fit is not None and fit.verdict is FitVerdict.TIGHT
 
 
-class Suggestions(msgspec.Struct, frozen=True, kw_only=True):
+class Suggestions(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """All ways: those that fit, cheapest first; then those that are tight; then the others."""
 
     plan: Plan
@@ -89,7 +90,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Why there is no estimate."""
 
 
-class Cards(msgspec.Struct, frozen=True, kw_only=True):
+class Cards(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The smallest card for each way, the way that gives up least first."""
 
     plan: Plan

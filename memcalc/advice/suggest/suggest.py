@@ -58,7 +58,7 @@ def check_trains(plan: Plan) -> None:
     if plan.infers:
         asked = "generate" if plan.generate is not None else "inference"
         raise UsageError(
-            f"memcalc suggest finds ways to train: leave out {asked}, or ask memcalc fit."
+            f"memcalc suggest finds ways to train: leave out {asked}, or use memcalc fit."
         )
     if plan.target == "cpu":
         raise UsageError("A CPU run needs no card: leave --target cpu out.")
@@ -131,7 +131,7 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer) -> Iterator[Suggestion]:
             key=f"{way.key} x {count}",
             title=f"{way.title}, over {count} GPUs ({SHARDED})",
             changes=(*way.changes, *spread),
-            costs=f"{count} GPUs, and what they send each other",
+            costs=f"{count} GPUs, and traffic between them",
         )
         (base,) = _bases(plan, [more], tracer)
         one = _suggestion(more, base, tracer)
