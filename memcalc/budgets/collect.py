@@ -168,7 +168,7 @@ def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]
     except MemcalcError as error:
         if then is None or models.is_local(run.plan.model):
             return str(error), ""
-        return "", f"{names}: that {name} is still as it was is not checked: {error}"
+        return "", f"{names}: whether {name} has changed is not checked: {error}"
     if now.digest is None:
         return "", code
     if then is None:

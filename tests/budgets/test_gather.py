@@ -152,7 +152,7 @@ def test_results_that_do_not_name_their_config_are_no_answer(runs, effort, tmp_p
 def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = collect.estimate([run], effort)
-    for name, word in (("zoo:small", "is code"), ("nobody/has-this", "is not checked")):
+    for name, word in (("zoo:small", "is Python code"), ("nobody/has-this", "is not checked")):
         plan = replace(run.plan, model=name)
         save(tmp_path / "saved.json", [Run(plan=plan, prediction=known.prediction)])
         (evidence,) = collect.saved([replace(run, plan=plan)], [tmp_path / "saved.json"])
