@@ -268,7 +268,7 @@ def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any
     Args:
         answer: what memcalc says.
         rung: which figure was read.
-        steps: the source set the peak back once everything was loaded.
+        steps: the source set the peak back once everything was loaded and validated.
     """
     if rung == BESIDE:
         held, beside = answer.peak.allocated or 0, answer.context
@@ -279,7 +279,7 @@ def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any
     told: dict[str, Any] = {"predicted": getattr(answer.peak, rung)}
     span = {"allocated": answer.allocated, "reserved": answer.allocator}.get(rung)
     if steps:
-        later = [phase for phase in answer.phases if phase.phase is not Phase.LOAD]
+        later = [phase for phase in answer.phases if phase.phase not in (Phase.LOAD, Phase.EVAL)]
         highest = max(getattr(phase, rung) for phase in later)
         span = None if highest != told["predicted"] else span
         told = {"predicted": highest}
