@@ -73,7 +73,7 @@ def _clipped(text: str) -> str:
 
 def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     """What was assumed and what was not counted; brief: two lines of what changes most."""
-    assumed, left = prediction.assumptions, 0
+    assumed, left = list(prediction.assumptions), 0
     if brief:
         assumed, left = _weightiest(assumed)
         left += len(prediction.uncounted)
@@ -84,7 +84,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
         yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
 
 
-def _weightiest(assumed: tuple[str, ...]) -> tuple[list[str], int]:
+def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
     """Those that an option changes, then the others, on two lines; and how many are left out."""
     room = 2 * (_COLUMNS - 6) - len("assumed: ; 99 more with -v")
     kept: list[str] = []
