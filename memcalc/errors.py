@@ -106,7 +106,7 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "memcalc ran out of main memory."
     if isinstance(error, RecursionError):
-        return "memcalc recursed too deeply: its input is nested too far."
+        return "memcalc recursed too deeply: its input is nested too deeply."
     text = " ".join(str(error).split())[:300]
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"memcalc itself failed ({said}): MEMCALC_DEBUG=1 shows where."

@@ -87,11 +87,11 @@ def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
         return Evidence(error=_with_line(answer, run))
     if answer.method != run.method:
         # A figure of another kind, not this one.
-        error = f"no answer by {run.method}: the one that was saved is {answer.method}"
+        error = f"the saved answer used method {answer.method}, not {run.method}"
         return Evidence(error=error)
     known = answer.varied.lengths if answer.varied is not None else None
     if known != run.lengths:
-        error = f"the answer that was saved is over lengths {known}, not {run.lengths}"
+        error = f"the saved answer is for lengths {known}, not {run.lengths}"
         return Evidence(error=error)
     return Evidence(prediction=answer)
 
@@ -160,7 +160,7 @@ def _saved(run: BudgetedRun, result: Run | None, others: Sequence[Run], names: s
 def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
     """Whether a result is of the model as it is now: why it is not, and what could not be seen."""
     name = run.plan.name
-    code = f"{names}: {name} is code; that it is still as it was is not checked"
+    code = f"{names}: {name} is Python code; memcalc does not check whether it has changed"
     if run.plan.command is not None:
         return "", code
     try:
@@ -168,13 +168,13 @@ def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]
     except MemcalcError as error:
         if then is None or models.is_local(run.plan.model):
             return str(error), ""
-        return "", f"{names}: that {name} is still as it was is not checked: {error}"
+        return "", f"{names}: whether {name} has changed is not checked: {error}"
     if now.digest is None:
         return "", code
     if then is None:
-        return f"{names} does not say which config of {name} it is of: write it anew", ""
+        return f"{names} does not name its config of {name}: create it again", ""
     if then != now.digest:
-        return f"{names} is of another config of {name}, which has changed: write it anew", ""
+        return f"{names} is for another config of {name}, now changed: create it again", ""
     return "", ""
 
 

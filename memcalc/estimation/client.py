@@ -211,7 +211,7 @@ def _unpacked(answer: dict[str, Any]) -> Trace | EstimateError:
     try:
         return unpack(base64.b64decode(answer["trace"]))
     except DamagedTraceError as error:
-        return EstimateError(f"What the simulated run said cannot be read: {error}.")
+        return EstimateError(f"The simulated run's answer cannot be read: {error}.")
 
 
 def _no_inductor_folder() -> dict[str, str]:

@@ -158,24 +158,24 @@ def _process_used(reserved: int, context: Span | None, state: OptimizerState) ->
     return reserved + context.likely + state.total(Place.MANAGED)
 
 
-GIVEN_BACK = "cached blocks that the allocator gives back as the GPU fills up"
+GIVEN_BACK = "cached blocks that the allocator frees as the GPU fills up"
 
 
 def given_back(reserved: int, unlimited: int) -> Span:
-    """Between what is reserved on the GPU and on a larger one.
+    """The range from what is reserved on this GPU to what is reserved on a larger one.
 
     Args:
-        reserved: bytes by a replay that gave cached blocks back.
+        reserved: bytes, from a replay at the GPU's size, which freed cached blocks.
         unlimited: the same on a larger GPU.
     """
     low, high = min(reserved, unlimited), max(reserved, unlimited)
-    source = "replayed at the GPU's size and without a limit; on a larger GPU it is the larger"
+    source = "replayed at the GPU's size and without a limit; the larger is that of a larger GPU"
     part = Part(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
     return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))
 
 
 def _said_of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
-    """What a token adds to the cache, and when that is more than the weights."""
+    """Bytes that a token adds to the cache, and when the cache exceeds the weights."""
     if plan.gathers:
         yield from _of_gathered(plan, trace)
         return
@@ -185,34 +185,34 @@ def _said_of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
             made = by_stream.setdefault(storage.stream, {})
             made[storage.step] = made.get(storage.step, 0) + storage.bytes
     offloaded = plan.cache.startswith("offloaded") and bool(by_stream)
-    # What comes back is made on a stream of its own; of a static cache, that is all that is made.
+    # Offloaded layers are copied back on another stream, the only allocations of a static cache.
     made = max(by_stream.values(), key=lambda sizes: sum(sizes.values()), default={})
     steps = sorted(made)[-3:-1]
     if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
         return
-    # A beam search makes its cache once more as it orders its beams.
+    # A beam search copies its cache when it reorders its beams.
     copies = 2 if plan.beams > 1 else 1
     each = (made[steps[1]] - made[steps[0]]) // (plan.batch * plan.beams * copies)
     if each <= 0:
-        yield "the cache does not grow with the tokens that are generated"
+        yield "generated tokens do not grow the KV cache"
         return
     weights = sum(p.bytes for p in trace.inventory.tensors if not p.buffer)
     sequences = plan.batch * plan.beams
-    yield f"a token adds {each:,} bytes to the cache of its sequence"
+    yield f"each token adds {each:,} bytes to its sequence's KV cache"
     if offloaded:
         return
     yield (
         f"the KV cache of {sequences} {'sequence' if sequences == 1 else 'sequences'} exceeds the "
-        f"weights ({weights:,} bytes) beyond {-(-weights // (each * sequences)):,} tokens each"
+        f"weights beyond {-(-weights // (each * sequences)):,} tokens each"
     )
 
 
 def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
-    """The same of a cache that quantises many tokens at once, as it does with a prompt."""
+    """The same for a cache that quantizes many tokens at once, such as a prompt."""
     held = sum(
         storage.bytes
         for storage in trace.storages
         if storage.component is Component.KV_CACHE and storage.phase is Phase.PREFILL
     )
     each = held // (plan.batch * plan.beams * (trace.seq or 1))
-    yield f"a token takes {each:,} bytes of its sequence's cache once it is quantised"
+    yield f"each token takes {each:,} bytes of its sequence's KV cache once quantized"

@@ -15,6 +15,7 @@ import msgspec
 from memcalc import untrusted_text
 from memcalc.errors import UsageError
 from memcalc.files import artifact, lock
+from memcalc.records.display import Answer
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -24,7 +25,7 @@ PATIENCE = 60.0
 """Seconds to wait for others that add a run to the same file, each of which takes milliseconds."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """One plan: what was predicted, and what was measured or why not."""
 
     plan: Plan

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.storage import GENERATION, ONCE, Phase
@@ -124,7 +125,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
         return end.process - end.reserved
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """What a real run of one plan showed."""
 
     plan: Plan

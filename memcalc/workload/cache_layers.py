@@ -33,7 +33,7 @@ def windows(model: torch.nn.Module) -> tuple[int | None, ...]:
     if other is not None:
         raise UsageError(
             f"{type(model).__name__} has layers of {other.replace('_', ' ')}: how engines keep "
-            "them is not answered so far. Leave --engine out."
+            f"them is not supported yet. Leave --engine out."
         )
     return tuple(window if kind == _WINDOWED else None for kind in kinds)
 
@@ -54,7 +54,7 @@ def latent(model: torch.nn.Module) -> int | None:
     if any(getattr(config, name, None) for name in _INDEXED):
         raise UsageError(
             f"{type(model).__name__} keeps an index of its tokens beside their latents: how "
-            "engines keep it is not answered so far. Leave --engine out."
+            f"engines keep it is not supported yet. Leave --engine out."
         )
     return int(rank) + int(config.qk_rope_head_dim)
 
@@ -63,7 +63,7 @@ def _decoder(model: torch.nn.Module) -> Any:
     config: Any = model.config
     if config.is_encoder_decoder:
         raise UsageError(
-            f"{type(model).__name__} has an encoder, and engines are answered for decoders so far: "
+            f"{type(model).__name__} has an encoder, and engines are supported for decoders only: "
             "leave --engine out."
         )
     return config.get_text_config(decoder=True)

@@ -174,8 +174,8 @@ def _refuse_images(model: torch.nn.Module) -> None:
     if getattr(config, "model_type", None) in KNOWN:
         text = config.get_text_config(decoder=True)
         raise UsageError(
-            f"Text from images is not generated here so far: for what the language model in "
-            f"{type(model).__name__} takes, write its text_config ({text.model_type}) to a "
+            f"Generating text from images is not supported yet: for the memory of the language "
+            f"model in {type(model).__name__}, write its text_config ({text.model_type}) to a "
             "config.json of its own, or type --inference for one forward pass."
         )
 

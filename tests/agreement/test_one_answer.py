@@ -34,7 +34,7 @@ QUESTIONS = {
 }
 STATUS = {
     FitVerdict.FITS: Status.HOLDS,
-    FitVerdict.TOO_CLOSE: Status.UNKNOWN,
+    FitVerdict.TIGHT: Status.UNKNOWN,
     FitVerdict.DOES_NOT_FIT: Status.OVER,
 }
 

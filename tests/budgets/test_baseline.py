@@ -110,6 +110,6 @@ def test_a_baseline_is_left_as_it_was_when_a_run_fails(checked, tmp_path):
     before = FILE.read_bytes()
     saved = tmp_path / "none.json"
     saved.write_text('{"schema": 1, "kind": "measurements", "runs": []}')
-    with pytest.raises(EstimateError, match="left as it was"):
+    with pytest.raises(EstimateError, match="baseline is unchanged"):
         checked(update=True, saved=(saved,))
     assert FILE.read_bytes() == before

@@ -144,7 +144,7 @@ CAPACITY = 1000
 
 @pytest.mark.parametrize(
     ("bare", "status"),
-    [(799, Status.HOLDS), (801, Status.UNKNOWN), (899, Status.UNKNOWN), (950, Status.OVER)],
+    [(769, Status.HOLDS), (801, Status.UNKNOWN), (899, Status.UNKNOWN), (950, Status.OVER)],
 )
 def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, bare, status):
     context = Span(low=51, likely=100, high=200, source="")

@@ -85,7 +85,7 @@ def driven(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
         return found, () if several else (_HOW_MANY,)
     del found["loop"]
     as_the_trainer = {"max_grad_norm": 1.0, "keep_outputs": False}
-    notes = ["the Trainer's own loop is not answered with this layout: here it is the plain one"]
+    notes = ["memcalc does not know the Trainer's loop with this layout: the plain loop is used"]
     if not several:
         notes.append(_HOW_MANY)
     return {**as_the_trainer, **found}, tuple(notes)
