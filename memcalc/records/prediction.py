@@ -9,10 +9,35 @@ import msgspec
 
 from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
-from memcalc.records.outcome import Growth, Refusal
 from memcalc.records.plan import Plan
 from memcalc.records.serving import Serving
 from memcalc.records.trace import Component, Phase, Sent
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """The request that found no room on a GPU, and ended the run."""
+
+    device: int
+    phase: Phase
+    step: int
+    line: str
+    """Of the user's code; empty: nobody knows."""
+    asked: int
+    """Bytes that were asked for."""
+    free: int
+    """Bytes that the GPU had left."""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script holds grows by the same amount in every step."""
+
+    bytes: int
+    """In a step."""
+    line: str
+    """Of the user's code that asks for most of it; empty: nobody knows."""
+    steps: int | None = None
+    """After about so many the GPU is full; ``None``: no GPU is named."""
+
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")
 """The ladder of memory, lowest first: what tensors ask for, the blocks that hold it, what PyTorch's

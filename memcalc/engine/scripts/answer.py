@@ -13,7 +13,7 @@ from memcalc.engine.history import Refused, Timeline
 from memcalc.engine.recorder import Interval, Notes
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models
-from memcalc.records.outcome import Refusal
+from memcalc.records.prediction import Refusal
 from memcalc.records.trace import Phase, Trace
 
 
