@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
+import typer
 from msgspec.structs import replace
 
 from memcalc.budgets import detect, sizes, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
-from memcalc.cli.command import FILE, option
+from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
-from memcalc.cli.values import METHOD
+from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
@@ -27,30 +27,32 @@ from memcalc.records.prediction import Prediction
 TARGET = Path("memcalc.toml")
 
 
-@with_plan
-@option(
-    "--from",
-    "source",
-    type=FILE,
-    help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
-    "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
-    "what is found in this folder.",
+@with_plan(
+    "memcalc init gpt2",
+    "memcalc init gpt2 --gpu t4 --batch 16",
+    "memcalc init gpt2 --optim adam8bit",
 )
-@option("--margin", default="5%", help="How far above today's estimate limits are.")
-@option("--name", help="Name of the run.")
-@option("--method", type=METHOD, default="trace", help="trace or analytic.")
-@option(
-    "--schema", "with_schema", is_flag=True, help=f"Write {starter.SCHEMA_FILE} too, for editors."
-)
-@option("--force", is_flag=True, help="Overwrite memcalc.toml.")
 def command(
     settings: dict[str, Any],
-    source: Path | None,
-    margin: str,
-    name: str | None,
-    method: str,
-    with_schema: bool,
-    force: bool,
+    source: Annotated[
+        Path | None,
+        option(
+            "--from",
+            metavar="FILE",
+            help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
+            "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
+            "what is found in this folder.",
+        ),
+    ] = None,
+    margin: Annotated[
+        str, option("--margin", value=TEXT, help="How far above today's estimate limits are.")
+    ] = "5%",
+    name: Annotated[str | None, option("--name", value=TEXT, help="Name of the run.")] = None,
+    method: Annotated[str, option("--method", value=METHOD, help="trace or analytic.")] = "trace",
+    with_schema: Annotated[
+        bool, option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
+    ] = False,
+    force: Annotated[bool, option("--force", help="Overwrite memcalc.toml.")] = False,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
     above = sizes.share_or_size(margin).percent
@@ -75,8 +77,8 @@ def command(
     artifact.write(TARGET, text)
     if with_schema:
         artifact.write(Path(starter.SCHEMA_FILE), json.dumps(schema(), indent=2) + "\n")
-    click.echo(text, nl=False)
-    click.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
+    typer.echo(text, nl=False)
+    typer.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
 
 
 def _free(force: bool) -> None:

@@ -7,8 +7,8 @@ import os
 import pathlib
 import runpy
 
-import click
 import pytest
+import typer
 
 from memcalc.cli.app import VERBS, app
 from memcalc.report.blocks import command
@@ -29,9 +29,9 @@ def test_an_answer_looks_as_it_did_and_keeps_within_the_width(name, width):
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", VERBS)
 def test_help_keeps_within_the_width(name, width):
-    whole = click.Context(app, info_name="memcalc", **app.context_settings)
-    command = app.commands[name]
-    with click.Context(command, whole, info_name=name, terminal_width=width) as context:
+    whole = typer.Context(app, info_name="memcalc", **app.context_settings)
+    command = app.get_command(whole, name)
+    with typer.Context(command, whole, info_name=name, terminal_width=width) as context:
         text = command.get_help(context)
     assert max(map(len, text.splitlines())) <= width
 
