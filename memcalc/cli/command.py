@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -55,8 +54,13 @@ def option(*names: str, help: str, value: Value | None = None, **more: Any) -> A
         **more: of ``typer.Option``.
     """
     if value is not None:
-        more["parser"] = functools.partial(_parse, names[0], value)
-        more.setdefault("metavar", value.metavar)
+        read = value.read
+
+        def parse(text: Any) -> Any:
+            # A default is a value already.
+            return read(names[0], text) if isinstance(text, str) else text
+
+        more = {"metavar": value.metavar, "parser": parse, **more}
     return typer.Option(*names, help=help, show_default=more.pop("show_default", True), **more)
 
 
@@ -88,8 +92,3 @@ def say(text: str) -> None:
     """One line to a person, on stderr; where that is closed, to nobody."""
     with contextlib.suppress(OSError, ValueError):
         print(untrusted_text.lines(untrusted_text.line(text)), file=sys.stderr, flush=True)
-
-
-def _parse(name: str, value: Value, text: Any) -> Any:
-    # A default is a value already.
-    return value.read(name, text) if isinstance(text, str) else text
