@@ -63,12 +63,19 @@ def gpus(
     if context:
         _contexts()
         return
-    for gpu in catalog.table():
-        major, minor = gpu.capability
-        _row(
-            f"{gpu.name:24} {gpu.sold_as:>4} GB on the box, {format_bytes(gpu.memory):>9} to use  "
-            f"compute capability {major}.{minor}, {gpu.multiprocessors} multiprocessors"
+    heads = ("GPU", "sold as", "to use", "capability", "multiprocessors")
+    rows = [
+        (
+            gpu.name,
+            f"{gpu.sold_as} GB",
+            format_bytes(gpu.memory),
+            ".".join(map(str, gpu.capability)),
+            gpu.multiprocessors,
         )
+        for gpu in catalog.table()
+    ]
+    for name, sold_as, memory, capability, multiprocessors in (heads, *rows):
+        typer.echo(f"{name:30} {sold_as:>8} {memory:>10} {capability:>11} {multiprocessors:>16}")
 
 
 def _row(text: str) -> None:

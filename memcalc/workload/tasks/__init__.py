@@ -50,6 +50,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     heads: str = ""
     """Name of transformers' table of classes with this head (``auto/modeling_auto.py``)."""
+    seeing: tuple[str, ...] = ()
+    """Model types that have the head for images and text, and are trained on text alone with it."""
     suffix: str = ""
     """What names of classes with this head end in."""
     chosen: tuple[tuple[int, str], ...] = ()
