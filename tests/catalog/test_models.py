@@ -299,6 +299,6 @@ def test_a_script_finds_the_config_of_a_bundled_model_without_the_hub(tmp_path, 
     with Patches() as patches:
         transformers.install(patches, said.append, None)
         assert AutoConfig.from_pretrained("gpt2").n_layer == 12
-        with pytest.raises(OSError, match="nobody/none"):
+        with pytest.raises(OSError, match="couldn't connect"):
             AutoConfig.from_pretrained("nobody/none")
     assert said == ["the hub cannot be reached: the config of gpt2 is the one memcalc ships"]
