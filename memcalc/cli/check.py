@@ -64,13 +64,13 @@ def command(
     ] = None,
     quiet: Annotated[bool, option("--quiet", "-q", help="Print only what fails.")] = False,
     exit_zero: Annotated[
-        bool, option("--exit-zero", help="What is over budget does not fail.")
+        bool, option("--exit-zero", help="Exit 0 even where a budget is exceeded.")
     ] = False,
     baseline: Annotated[
         Path | None, option("--baseline", metavar="FILE", help="Judge growth against this file.")
     ] = None,
     update_baseline: Annotated[
-        bool, option("--update-baseline", help="Write the baseline anew, then judge.")
+        bool, option("--update-baseline", help="Update the baseline, then judge.")
     ] = False,
     measure: Annotated[bool, option("--measure", help="Train for real, do not estimate.")] = False,
     device: Annotated[
@@ -90,14 +90,14 @@ def command(
         Path | None, option("--save", metavar="FILE", help="Keep what was found, for --from.")
     ] = None,
     suggest: Annotated[
-        bool, option("--suggest", help="Estimate what would bring exceeded budgets under.")
+        bool, option("--suggest", help="Estimate changes that would meet exceeded budgets.")
     ] = False,
     jobs: Annotated[
         int | None,
         option(
             *("--jobs", "-j"),
             value=counted(1),
-            help="Most processes. Default: by cores and free memory.",
+            help="Largest number of processes. Default: by cores and free memory.",
         ),
     ] = None,
     no_cache: NoCache = False,

@@ -19,7 +19,7 @@ def command(
         ),
     ],
 ) -> None:
-    """Print what makes a shell complete verbs, models, GPUs and optimizers.
+    """Print shell completion for verbs, models, GPUs and optimizers.
 
     Add its output to the shell's start, such as eval "$(memcalc completion bash)" in ~/.bashrc.
     """

@@ -34,13 +34,15 @@ _WHAT = (
 )
 def command(
     before: Annotated[str, argument(_WHAT, metavar="BEFORE")],
-    now: Annotated[str, argument("What to compare it with, in the same words.", metavar="NOW")],
+    now: Annotated[
+        str, argument("What to compare it with, in any of the same forms.", metavar="NOW")
+    ],
     top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
     format: Annotated[str | None, format_option("difference")] = None,
     output: Output = None,
     no_cache: NoCache = False,
 ) -> None:
-    """Say what changed between two answers and why: by component, phase and module."""
+    """Show what changed between two answers: by component, phase and module."""
     from memcalc.estimation.validate import check
     from memcalc.report import differences
 

@@ -39,7 +39,7 @@ def command(
             "--lengths",
             value=TEXT,
             help="Replay a hundred batches of varying length: FILE with one length a line, "
-            "normal:MEAN,STD or uniform:A,B; --seq is where samples are cut.",
+            "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
         ),
     ] = None,
     format: Annotated[str | None, format_option("predictions")] = None,

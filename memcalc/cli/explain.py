@@ -47,17 +47,17 @@ def command(
         option(
             "--under",
             value=SIZE,
-            help="Find the cheapest plan that needs no more, such as '15 GiB'. "
-            "Default: what the GPU has, where the plan does not fit it.",
+            help="Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's "
+            "memory, if the plan does not fit it.",
         ),
     ] = None,
     depth: Annotated[
         int | None,
-        option("--depth", value=counted(1), help="Cut modules' paths to so many names."),
+        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
     ] = None,
     top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
     remedies: Annotated[
-        bool, option("--remedies/--no-remedies", help="Estimate what would need less.")
+        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
     ] = True,
     plot: Annotated[bool, option("--plot", help="Draw the step's timeline.")] = False,
     format: Annotated[str | None, format_option("explanation")] = None,

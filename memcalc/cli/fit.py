@@ -45,7 +45,7 @@ def command(
         bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
     ] = False,
     count: Annotated[
-        bool, option("--count", help="Show over how many of the GPU the plan fits, and how.")
+        bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
     ] = False,
     format: Annotated[str | None, format_option("fit")] = None,
     output: Output = None,

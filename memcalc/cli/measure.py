@@ -38,7 +38,7 @@ def command(
         option(
             "--steps",
             value=counted(2),
-            help="Optimizer steps: the first, warm-up, the last is measured.",
+            help="Optimizer steps; the last is measured, those before warm up.",
         ),
     ] = 4,
     weights: Annotated[
@@ -51,7 +51,7 @@ def command(
         Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
     ] = None,
     more: Annotated[
-        bool, option("--continue", help="Go on with the output file; skip what it has.")
+        bool, option("--continue", help="Continue the output file; skip the runs it has.")
     ] = False,
     estimate: Annotated[
         bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
@@ -60,7 +60,7 @@ def command(
         Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
     ] = None,
 ) -> None:
-    """Train for real, one child process a run, and put the estimate beside it."""
+    """Train for real, one process per run, beside the estimate."""
     plans = _plans(settings, suite, device)
     if snapshot is not None and (len(plans) > 1 or plans[0].target != "cuda"):
         raise UsageError("--snapshot is for a single run on cuda: name one optimizer.")
@@ -134,7 +134,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
 
         if settings:
             given = ", ".join(settings)
-            raise UsageError(f"--suite says all there is: write {given} into {suite} instead.")
+            raise UsageError(f"--suite holds all settings: write {given} into {suite} instead.")
         plans = load_suite(suite)
     plans = [replace(plan, target=device or plan.target) for plan in plans]
     for plan in plans:
@@ -148,7 +148,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
 def compare(
     files: Annotated[list[Path], argument("Files that memcalc measure wrote.", metavar="FILES")],
 ) -> None:
-    """Say how accurate the estimates of measured runs were: median, worst, by what they share."""
+    """Report how accurate the estimates of measured runs were: median, worst, by group."""
     from memcalc.report import accuracy
 
     runs = [run for file in files for run in load(file)]

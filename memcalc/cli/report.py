@@ -33,7 +33,7 @@ def command(
     settings: dict[str, Any],
     other: Annotated[
         str | None,
-        argument("A second file of an answer: what changed comes first.", metavar="OTHER"),
+        argument("A second result file to compare with: changes come first.", metavar="OTHER"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -46,7 +46,7 @@ def command(
     ] = None,
     depth: Annotated[
         int | None,
-        option("--depth", value=counted(1), help="Cut modules' paths to so many names."),
+        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
     ] = None,
     no_cache: NoCache = False,
 ) -> None:

@@ -30,7 +30,7 @@ def command(
         Path | None, option("--output", "-o", metavar="FILE", help="Add the result here.")
     ] = None,
 ) -> None:
-    """Run any command and say what it held of GPU and main memory; its exit code is passed on."""
+    """Run any command and report its GPU and main memory; its exit code is passed on."""
     from memcalc.measure.watched_command import run
     from memcalc.report.watched_command import render
 

@@ -52,14 +52,14 @@ def command(
         option(
             "--alloc-conf",
             metavar="CONF",
-            help="Of a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
+            help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
         ),
     ] = None,
     gpu: Annotated[
-        str | None, option("--gpu", value=TEXT, help="Of a snapshot: GPU to replay it on.")
+        str | None, option("--gpu", value=TEXT, help="For a snapshot: GPU to replay it on.")
     ] = None,
     device: Annotated[
-        int, option("--device", value=counted(0), help="Of a snapshot: index of the GPU.")
+        int, option("--device", value=counted(0), help="For a snapshot: index of the GPU.")
     ] = 0,
 ) -> None:
     """Show a saved result again, in any format; or a memory snapshot of a real run."""

@@ -40,7 +40,7 @@ def command(
     ] = None,
     steps: Annotated[
         int,
-        option("--steps", value=counted(0), help="Stop after so many optimizer steps; 0: never."),
+        option("--steps", value=counted(0), help="Stop after this many optimizer steps; 0: never."),
     ] = 3,
     torch: Annotated[
         str | None,
@@ -58,7 +58,8 @@ def command(
         bool,
         option(
             "--weights",
-            help="Fetch and read weights: for a script that decides by their numbers on the host.",
+            help="Download and read real weights, for scripts whose control flow depends on their "
+            "values.",
         ),
     ] = False,
     python: Annotated[
@@ -112,7 +113,7 @@ def _elsewhere(started: Sequence[str]) -> str:
     """What to type in place of a script that starts others; empty: it starts none."""
     if not started:
         return ""
-    return f"What it starts by subprocess has no simulated GPU: type {to_type(started)}."
+    return f"Programs that it starts with subprocess see no simulated GPU: type {to_type(started)}."
 
 
 def _say_what_became(ending: Ending, *, figures: bool = True) -> None:

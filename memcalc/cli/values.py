@@ -39,7 +39,7 @@ def _size(name: str, text: str) -> int:
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
     if not size:
-        raise UsageError(f"{name} {text!r} is no memory at all: write more.")
+        raise UsageError(f"{name} {text!r} must be more than 0 bytes.")
     return size
 
 

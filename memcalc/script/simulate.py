@@ -182,8 +182,8 @@ class _Run:
             said.append(self._launch.assumed)
         if self._launch is not None and self._launch.world > 1:
             said.append(
-                f"this is rank 0 of {self._launch.world}; the others are made up: nothing is sent, "
-                "and what they would send is taken as arrived"
+                f"this is rank 0 of {self._launch.world}; other ranks are not run, and their "
+                f"messages are assumed to have arrived"
             )
         if program.left_out:
             said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
@@ -290,7 +290,7 @@ def _unpacked(packed: str) -> Trace:
     try:
         return unpack(base64.b64decode(packed))
     except DamagedTraceError as error:
-        raise EstimateError(f"What the simulated run said cannot be read: {error}.") from None
+        raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
 
 
 def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
@@ -308,7 +308,7 @@ def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
 
 def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
-    until_then = f"the script ended with exit code {code}, and the figures are until then"
+    until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
     if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
         return told

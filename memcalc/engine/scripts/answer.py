@@ -71,8 +71,8 @@ def recorded(
 _ALIKE = 0.01
 """Steps whose peaks differ by less are alike: a loss that is kept, a counter that grows."""
 _LONGER = (
-    "what a longer run reserves: these {} steps took different peaks, as where batches differ in "
-    "size, and each new size may leave blocks that fit no other (--steps {} runs more of them)"
+    "what a longer run reserves: peaks of these {} steps differ, so batches may differ in size, "
+    "and each new size can fragment the cache (--steps {} runs more of them)"
 )
 
 
