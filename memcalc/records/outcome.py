@@ -6,6 +6,9 @@ import msgspec
 
 from memcalc.records.storage import Phase
 
+LONGER = "what a longer run reserves"
+"""Begins what is not counted of a run whose steps differ."""
+
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """The request that found no room on a GPU, and ended the run."""
@@ -19,6 +22,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that were asked for."""
     free: int
     """Bytes that the GPU had left."""
+    last: bool = False
+    """The figures end here: without a limit the script failed as well."""
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,5 +33,7 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """In a step."""
     line: str
     """Of the user's code that asks for most of it; empty: nobody knows."""
+    holder: str = ""
+    """The variable that holds most of it; empty: nobody knows."""
     steps: int | None = None
     """After about so many the GPU is full; ``None``: no GPU is named."""

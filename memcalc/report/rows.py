@@ -8,7 +8,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction, Span
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
 from memcalc.records.trace import Component, Sent
 from memcalc.units import GIB, MIB, format_bytes, format_mib
 from memcalc.workload import loops
@@ -27,6 +27,7 @@ COMPONENT_WORDS = {
     Component.UNSHARDED: "unsharded weights",
     Component.COMMUNICATION: "communication",
     Component.KV_CACHE: "KV cache",
+    Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
 
@@ -203,8 +204,14 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 def verdict(prediction: Prediction) -> str | None:
     """Does it fit, and by how much; why nobody knows, where a GPU was named and nobody does."""
-    if prediction.fit is not None:
-        return fit_words(prediction.fit)
+    fit, grows = prediction.fit, prediction.growth
+    if fit is not None and grows is not None and fit.verdict is FitVerdict.TOO_CLOSE:
+        return (
+            f"{fit.verdict.value} on {fit.gpu}: fits at first, and memory runs out after about "
+            f"{grows.steps:,} steps"
+        )
+    if fit is not None:
+        return fit_words(fit)
     reason = prediction.unknown.get("fit")
     return f"whether it fits {prediction.plan.gpu}: n/a ({reason})" if reason else None
 
@@ -216,12 +223,16 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
         at = f" at {refusal.line}" if refusal.line else ""
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{format_bytes(refusal.free)} free; the figures are those of a run without a limit"
+            f"{format_bytes(refusal.free)} free; the figures are those "
+            f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
         full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
+        if prediction.fit is not None and prediction.fit.verdict is FitVerdict.TOO_CLOSE:
+            full = ""  # The verdict says so.
         at = f"; allocated at {grows.line}" if grows.line else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}"
+        by = f", held by the variable {grows.holder}" if grows.holder else ""
+        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
 
 
 def fit_word(fit: Fit | None) -> str:
