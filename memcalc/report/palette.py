@@ -30,7 +30,7 @@ STYLES = {
     Component.BUFFERS: Style(color="#999999", hatch="--"),
     Component.INPUTS: Style(color="#000000", hatch=""),
     Component.ACTIVATIONS: Style(color="#E69F00", hatch=""),
-    Component.HELD: Style(color="#DDCC77", hatch="//"),
+    Component.HELD: Style(color="#DDCC77", hatch="\\\\\\"),
     Component.TEMPORARIES: Style(color="#F0E442", hatch=".."),
     Component.UNSHARDED: Style(color="#332288", hatch="oo"),
     Component.COMMUNICATION: Style(color="#882255", hatch="**"),
