@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 @option(
     "--under",
     type=SIZE,
-    help="Find the cheapest plan that needs no more, such as '15 GiB'. "
-    "Default: what the GPU has, where the plan does not fit it.",
+    help="Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's memory, "
+    "if the plan does not fit it.",
 )
-@option("--depth", type=counted(1), help="Cut modules' paths to so many names.")
+@option("--depth", type=counted(1), help="Shorten module paths to this many names.")
 @option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
-@option("--remedies/--no-remedies", default=True, help="Estimate what would need less.")
+@option("--remedies/--no-remedies", default=True, help="Estimate remedies that need less.")
 @option("--plot", is_flag=True, help="Draw the step's timeline.")
 @format_option("explanation")
 @OUTPUT

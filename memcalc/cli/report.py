@@ -24,7 +24,7 @@ from memcalc.records.plan import Plan
 
 
 @with_plan
-@argument("other", "A second file of an answer: what changed comes first.", required=False)
+@argument("other", "A second result file to compare with: changes come first.", required=False)
 @option(
     "--output",
     "-o",
@@ -32,7 +32,7 @@ from memcalc.records.plan import Plan
     help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
     "predicted memory snapshot for pytorch.org/memory_viz.",
 )
-@option("--depth", type=counted(1), help="Cut modules' paths to so many names.")
+@option("--depth", type=counted(1), help="Shorten module paths to this many names.")
 @no_cache("traces")
 def command(
     settings: dict[str, Any],

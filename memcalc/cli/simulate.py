@@ -22,13 +22,15 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @partial(verb, context_settings=_AS_TYPED)
 @argument("command", "The command, after --, with its arguments.", nargs=-1, required=True)
 @option("--gpu", help="GPU to simulate; see memcalc list gpus.")
-@option("--steps", type=counted(0), default=3, help="Stop after so many optimizer steps; 0: never.")
+@option(
+    "--steps", type=counted(0), default=3, help="Stop after this many optimizer steps; 0: never."
+)
 @option("--torch", help="PyTorch version that will run. Default: the installed one.")
 @option("--alloc-conf", help="PYTORCH_ALLOC_CONF of the run.")
 @option(
     "--weights",
     is_flag=True,
-    help="Fetch and read weights: for a script that decides by their numbers on the host.",
+    help="Download and read real weights, for scripts whose control flow depends on their values.",
 )
 @option("--python", help="The Python that runs it, with PyTorch. Default: this one.")
 @format_option("predictions")

@@ -59,7 +59,8 @@ def check(target: Target) -> None:
     seen = (found.major, found.minor), found.multi_processor_count
     if seen != (target.capability, target.multiprocessors):
         raise EstimateError(
-            "Something that this model imports began CUDA before its GPU was known: ask about it "
+            "A module that this model imports initialized CUDA before its GPU was "
+            "known: ask about it "
             "in a fresh Python."
         )
 

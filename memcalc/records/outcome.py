@@ -37,3 +37,12 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """The variable that holds most of it; empty: nobody knows."""
     steps: int | None = None
     """After about so many the GPU is full; ``None``: no GPU is named."""
+
+    @property
+    def runs_full(self) -> bool:
+        """The GPU is full before a training of usual length has ended."""
+        return self.steps is not None and self.steps < _LONG
+
+
+_LONG = 100_000
+"""Steps that few trainings make: a loss that is kept in a list fills no GPU by then."""

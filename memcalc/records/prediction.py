@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.records import display
+from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
 from memcalc.records.outcome import Growth, Refusal
 from memcalc.records.plan import Plan
@@ -81,12 +81,17 @@ class RuleOfThumb(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitVerdict(StrEnum):
-    """Does a run fit a GPU? Decided by replaying it at the device's real size."""
+    """Does a run fit a GPU? ``estimation/fits.py`` decides it, for every command."""
 
     FITS = "fits"
-    TOO_CLOSE = "too close to call"
-    """It fits with the smallest context that is likely, and not with the largest."""
+    TIGHT = "tight"
+    """It may fit: the range reaches the card's size, or leaves less than a margin of 3 %."""
     DOES_NOT_FIT = "does not fit"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FitVerdict | None:
+        # As files of earlier versions spell it.
+        return cls.TIGHT if value == "too close to call" else None
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +169,7 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that one fits the plan's GPU; ``None``: none was named."""
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one plan."""
 
     plan: Plan
@@ -224,13 +229,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes that this GPU sends in an optimizer step."""
         return sum(one.bytes for one in self.sent)
 
-    def _repr_html_(self) -> str | None:
-        return display.html(self)
-
     def plot(self) -> Any:
         """The peak by component, as a figure of matplotlib.
 
         Raises:
             UsageError: matplotlib is not installed.
         """
-        return display.figure(self)
+        return figure(self)

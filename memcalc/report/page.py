@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,6 @@ from memcalc import untrusted_text
 from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.explain.sections import Chapter
-from memcalc.errors import UsageError
 from memcalc.records.prediction import Prediction
 from memcalc.report import (
     answer,
@@ -24,6 +25,7 @@ from memcalc.report import (
     plots,
     predictions,
     rows,
+    saved,
 )
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
@@ -48,19 +50,13 @@ def render(document: Document) -> str:
     return page.render(title=_title(document), blocks=_blocks(document), version=__version__) + "\n"
 
 
-def notebook(record: Prediction | Explanation) -> str:
-    """A record as a notebook shows it; without matplotlib the tables say the same."""
-    found = record if isinstance(record, Prediction) else record.prediction
-    try:
-        caption = "requested bytes at the peak"
-        pictures = [_picture(plots.optimizers([found]), caption)]
-    except UsageError:
-        pictures = []
-    heading, *rest = (
-        predictions.blocks([found])
-        if isinstance(record, Prediction)
-        else explained.blocks(record, _TOP)
-    )
+def notebook(record: object) -> str:
+    """An answer in full, as a notebook shows it; without matplotlib, its tables alone."""
+    heading, *rest = saved.blocks(record, verbose=True, top=sys.maxsize)
+    pictures = []
+    found = record.prediction if isinstance(record, Explanation) else record
+    if isinstance(found, Prediction) and importlib.util.find_spec("matplotlib"):
+        pictures.append(_picture(plots.optimizers([found]), "requested bytes at the peak"))
     shown = _templates().get_template("blocks.html.j2").module
     return f"<div>{shown.show([heading, *pictures, *rest])}</div>"  # type: ignore[attr-defined]
 

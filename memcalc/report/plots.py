@@ -55,7 +55,7 @@ def timeline(line: Timeline, title: str) -> Figure:
     _mark_peak(axes, shown, unit)
     axes.set(
         title=untrusted_text.picture(title),
-        xlabel=f"{line.events:,} births and deaths of one step, in order",
+        xlabel=f"{line.events:,} allocations and frees of one step, in order",
     )
     axes.set(ylabel=name, xticks=[])
     axes.set_xlim(0, len(shown.requested))

@@ -22,11 +22,14 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
     if len(predictions) == 1:
         found = predictions[0]
         brief = not verbose or found.serving is not None
-        shown = answer.blocks(found) if brief else _single(found)
-        return [*shown, *(lengths.blocks(found.varied) if found.varied is not None else ())]
+        return answer.blocks(found) if brief else list(_single(found))
     first = predictions[0]
     heading = rows.heading(first).replace(f" {first.plan.optim},", "")
-    return [Line(heading, Kind.HEADING), comparison(predictions), *answer.notes(first)]
+    return [
+        Line(heading, Kind.HEADING),
+        comparison(predictions),
+        *answer.notes(first, brief=not verbose),
+    ]
 
 
 def _single(prediction: Prediction) -> Iterator[Block]:
@@ -59,6 +62,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
     yield from answer.notes(prediction)
+    yield from lengths.blocks(prediction.varied) if prediction.varied is not None else ()
 
 
 def sent(prediction: Prediction) -> Iterator[Line]:

@@ -40,7 +40,7 @@ class Hero(msgspec.Struct, frozen=True, kw_only=True):
 
 _KINDS = {
     FitVerdict.FITS: "fits",
-    FitVerdict.TOO_CLOSE: "close",
+    FitVerdict.TIGHT: "close",
     FitVerdict.DOES_NOT_FIT: "over",
 }
 
@@ -54,7 +54,9 @@ def hero(prediction: Prediction) -> Hero:
     if peak.reserved is not None:
         figures.append(("reserved by PyTorch", format_bytes(peak.reserved)))
     if prediction.context is not None and peak.reserved is not None:
-        figures.append(("nvidia-smi shows", rows.process_range(prediction)))
+        ends = rows.process_range(prediction)
+        name, _, ends = rows.would_need(prediction, ends).replace("need ", "need: ").partition(": ")
+        figures.append((name, ends))
     plan = prediction.plan
     return Hero(
         kind=kind,

@@ -120,14 +120,14 @@ _by_zero: list[str] = []
 _NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative|NaN|infinity")
 """In Python's words, to 3.14, of numbers that a function does not take."""
 _OF_ZEROS = (
-    "the script read numbers from the GPU (at {}), which are 0 here: leave out what takes no zero "
-    "where the environment has MEMCALC_SIMULATED."
+    "the script read numbers from the GPU (at {}), which are 0 here: skip code that cannot take 0 "
+    "where MEMCALC_SIMULATED is set in the environment."
 )
 
 
 _NOT_COMPUTED = (
-    "numbers that the GPU would work out are not computed, and most are 0 when they are read: if "
-    "this error comes of one, leave its line out where the environment has MEMCALC_SIMULATED."
+    "numbers that a GPU would compute are not computed here, and most read back as 0: if one "
+    "causes this error, skip that line where MEMCALC_SIMULATED is set in the environment."
 )
 
 
@@ -253,8 +253,8 @@ _HELPS = (
     ),
     (
         re.compile("cusparseLt"),
-        "how large weights are that are compressed to two of four only cuSPARSELt knows, which "
-        "needs a GPU: they are not simulated.",
+        "only cuSPARSELt knows the size of 2:4 sparse weights, and it needs a GPU: they are not "
+        "simulated.",
     ),
 )
 

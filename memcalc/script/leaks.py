@@ -8,8 +8,6 @@ from collections import Counter
 from memcalc.records.outcome import Growth
 from memcalc.records.trace import Phase, Trace
 
-_LONG = 100_000
-"""Steps that few trainings make: a loss that is kept in a list fills no GPU by then."""
 _POINTS = 3
 """Equal points that are compared: two differences that are the same are no accident."""
 
@@ -35,11 +33,6 @@ def growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
     steps = max(0, (room - reserved) // grown[0]) if room is not None else None
     line, holder = (_most(trace, held, name) for name in ("line", "op"))
     return Growth(bytes=grown[0], line=line, holder=holder, steps=steps)
-
-
-def runs_full(grows: Growth | None) -> bool:
-    """Whether the GPU is full before a training of usual length has ended."""
-    return grows is not None and grows.steps is not None and grows.steps < _LONG
 
 
 def _points(trace: Trace) -> list[int]:

@@ -39,7 +39,7 @@ from memcalc.records.trace import Trace
 from memcalc.script.command import Program, launched
 from memcalc.script.gpu import card as card_of
 from memcalc.script.launchers import Launch
-from memcalc.script.leaks import growth, runs_full
+from memcalc.script.leaks import growth
 from memcalc.script.records import Ending
 from memcalc.script.several_gpus import fullest
 
@@ -187,8 +187,8 @@ class _Run:
             said.append(self._launch.assumed)
         if self._launch is not None and self._launch.world > 1:
             said.append(
-                f"this is rank 0 of {self._launch.world}; the others are made up: nothing is sent, "
-                "and what they would send is taken as arrived"
+                f"this is rank 0 of {self._launch.world}; other ranks are not run, and their "
+                f"messages are assumed to have arrived"
             )
         if program.left_out:
             said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
@@ -295,7 +295,7 @@ def _unpacked(packed: str) -> Trace:
     try:
         return unpack(base64.b64decode(packed))
     except DamagedTraceError as error:
-        raise EstimateError(f"What the simulated run said cannot be read: {error}.") from None
+        raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
 
 
 def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
@@ -310,8 +310,8 @@ def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     fit = prediction.fit
     if ending.refusal is not None and fit is not None:
         prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
-    elif fit is not None and fit.verdict is FitVerdict.FITS and runs_full(grows):
-        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TOO_CLOSE))
+    elif fit is not None and fit.verdict is FitVerdict.FITS and grows and grows.runs_full:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TIGHT))
     elif ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)
@@ -319,7 +319,7 @@ def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
 
 def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
-    until_then = f"the script ended with exit code {code}, and the figures are until then"
+    until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
     if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
         return told

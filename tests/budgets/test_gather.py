@@ -146,13 +146,13 @@ def test_results_that_do_not_name_their_config_are_no_answer(runs, effort, tmp_p
     older = replace(known.prediction, config=None)
     save(tmp_path / "saved.json", [Run(plan=run.plan, prediction=older)])
     (evidence,) = collect.saved([run], [tmp_path / "saved.json"])
-    assert "does not say which config" in evidence.error
+    assert "does not name its config" in evidence.error
 
 
 def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):
     (run,) = runs()
     (known,) = collect.estimate([run], effort)
-    for name, word in (("zoo:small", "is code"), ("nobody/has-this", "is not checked")):
+    for name, word in (("zoo:small", "is Python code"), ("nobody/has-this", "is not checked")):
         plan = replace(run.plan, model=name)
         save(tmp_path / "saved.json", [Run(plan=plan, prediction=known.prediction)])
         (evidence,) = collect.saved([replace(run, plan=plan)], [tmp_path / "saved.json"])

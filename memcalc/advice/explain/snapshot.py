@@ -29,7 +29,7 @@ def predicted(traced: Traced, path: Path) -> None:
     """
     plan, trace = traced.prediction.plan, traced.trace
     if plan.target == "cpu":
-        raise UsageError("A CPU run has no CUDA memory to write down: leave --target cpu out.")
+        raise UsageError("A CPU run has no CUDA memory snapshot: leave --target cpu out.")
     shown: dict[Storage, tuple[Frame, ...]] = {}
 
     def frames(key: Hashable) -> Sequence[Frame]:

@@ -76,8 +76,8 @@ _ALIKE = 0.01
 """Steps whose peaks differ by less are alike: a loss that is kept, a counter that grows."""
 _OTHERS = "processes that the script started: one had up to {} of GPU memory, context included"
 _LONGER = (
-    f"{LONGER}: these {{}} steps took different peaks, as where batches differ in "
-    "size, and each new size may leave blocks that fit no other (--steps {} runs more of them)"
+    f"{LONGER}: peaks of these {{}} steps differ, so batches may differ in size, "
+    "and each new size can fragment the cache (--steps {} runs more of them)"
 )
 
 

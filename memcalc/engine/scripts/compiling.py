@@ -20,8 +20,8 @@ from torch.nn.modules import module as modules
 from memcalc.engine.patches import Patches
 
 _FIRST = (
-    "kernels that torch.compile or Triton would choose by time are their first configuration; a "
-    "first run on a GPU also times others for a moment"
+    "torch.compile and Triton use each kernel's first configuration; autotuning on a GPU briefly "
+    "runs others as well"
 )
 _TOOK = "torch.compile took {:.0f} s here"
 _WARNS = "Using `torch.compile\\(module\\)` when there are global hooks"
