@@ -140,7 +140,9 @@ class Timeline:
         if isinstance(what, dict):
             for address, owner in what.items():
                 number = self._live.get(address)
-                if number is not None:
+                if number is not None and isinstance(owner, str):
+                    self.blocks[number].op = owner
+                elif number is not None:
                     self.blocks[number].owner = owner
             return
         if isinstance(what, int):

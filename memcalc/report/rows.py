@@ -28,6 +28,7 @@ COMPONENT_WORDS = {
     Component.UNSHARDED: "unsharded weights",
     Component.COMMUNICATION: "communication",
     Component.KV_CACHE: "KV cache",
+    Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
 
@@ -212,8 +213,14 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 def verdict(prediction: Prediction) -> str | None:
     """Does it fit, and by how much; why nobody knows, where a GPU was named and nobody does."""
-    if prediction.fit is not None:
-        return fit_words(prediction.fit)
+    fit, grows = prediction.fit, prediction.growth
+    if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
+        return (
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, and memory runs out after about "
+            f"{grows.steps:,} steps"
+        )
+    if fit is not None:
+        return fit_words(fit)
     reason = prediction.unknown.get("fit")
     return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 
@@ -225,12 +232,16 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
         at = f" at {refusal.line}" if refusal.line else ""
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{format_bytes(refusal.free)} free; the figures are those of a run without a limit"
+            f"{format_bytes(refusal.free)} free; the figures are those "
+            f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
         full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
+        if prediction.fit is not None and grows.runs_full:
+            full = ""  # The verdict says so.
         at = f"; allocated at {grows.line}" if grows.line else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}"
+        by = f", held by the variable {grows.holder}" if grows.holder else ""
+        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
 
 
 def fit_word(fit: Fit | None) -> str:

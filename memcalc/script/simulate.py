@@ -33,7 +33,7 @@ from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import LONGER, FitVerdict, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.command import Program, launched
 from memcalc.script.gpu import card as card_of
@@ -92,10 +92,14 @@ def simulate(
     question = asked(plan)
     run = _Run(question, program, launch, folder, weights, python or sys.executable)
     found = run.answer(limited=gpu is not None)
-    if found.ending.out_of_memory and found.ending.refusal is not None:
+    refusal = found.ending.refusal
+    if found.ending.out_of_memory and refusal is not None:
         whole = run.answer(limited=False, quiet=True)
         if whole.traced is not None and not whole.ending.code:
             found = replace(found, traced=whole.traced)
+        else:
+            last = replace(refusal, last=True)
+            found = replace(found, ending=replace(found.ending, refusal=last))
     if found.traced is not None:
         room = card_of(gpu).room if gpu is not None else None
         traced = _as_it_ended(found.traced, found.ending, room)
@@ -298,9 +302,15 @@ def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     prediction = traced.prediction
     grows = growth(traced.trace, room, prediction.peak.reserved or 0)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
-    if ending.refusal is not None and prediction.fit is not None:
-        fit = replace(prediction.fit, verdict=FitVerdict.DOES_NOT_FIT)
-        prediction = replace(prediction, fit=fit)
+    if grows is not None:
+        # Steps differ since more is held, and a longer run holds more still.
+        left = tuple(one for one in prediction.uncounted if not one.startswith(LONGER))
+        prediction = replace(prediction, uncounted=left)
+    fit = prediction.fit
+    if ending.refusal is not None and fit is not None:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
+    elif fit is not None and fit.verdict is FitVerdict.FITS and grows and grows.runs_full:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TIGHT))
     elif ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)
