@@ -8,6 +8,7 @@ from pathlib import Path
 
 from memcalc.cli.command import argument, exit_with, option, say, verb
 from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
+from memcalc.cli.progress import progress
 from memcalc.cli.values import counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
@@ -49,6 +50,7 @@ def command(
     verbose: bool,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
+    from memcalc.engine import environment
     from memcalc.script.simulate import plan_of, simulate
 
     name = chosen("simulation", format, output)
@@ -61,6 +63,10 @@ def command(
         torch=torch,
         alloc_conf=alloc_conf,
     )
+    if torch is not None and python is None:
+        # What the program prints must not meet a line that moves.
+        with progress(f"preparing PyTorch {torch}"):
+            environment.find(torch)
     found = simulate(plan, weights=weights, python=python)
     if found.traced is None:
         _say_what_became(found.ending, figures=False)

@@ -24,7 +24,6 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.client import PROGRESS
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
@@ -243,7 +242,7 @@ class _Run:
             raise UsageError(
                 "--python runs the PyTorch that it has: leave --torch out, or --python."
             )
-        return environment.find(plan.torch, plan.transformers, progress=PROGRESS.get())
+        return environment.find(plan.torch, plan.transformers)
 
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])
