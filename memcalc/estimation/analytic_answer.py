@@ -48,6 +48,10 @@ def _answer(plan: Plan, inventories: _Inventories) -> Prediction:
         raise UsageError(
             "Of Liger's kernels closed forms say nothing: leave --method analytic out."
         )
+    if plan.compile:
+        raise UsageError(
+            "Of compiled models closed forms say nothing: leave --method analytic out."
+        )
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.of(plan)
     state = registry.state_of(choice, tensors.parameters, plan)
