@@ -103,6 +103,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "TrainingArguments(use_liger_kernel=True) does; logits are not kept."
         ),
     ] = False
+    compile: Annotated[
+        Literal["default", "reduce-overhead"] | None,
+        about(
+            "Compile the model by torch.compile in this mode; Inductor and Triton run for real, "
+            "which takes seconds to minutes.",
+            otherwise="not compiled",
+        ),
+    ] = None
     attention: Annotated[
         Literal[
             "auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math", "flash_attention_2"

@@ -64,6 +64,7 @@ def described(plan: Plan, seq: int | None) -> str:
         f"{plan.scheme} base" if plan.scheme else "",
         f"LoRA {plan.adapters}" if plan.adapters else "",
         "Liger kernels" if plan.liger else "",
+        f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
         _loop(plan.loop),

@@ -27,7 +27,6 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.files import cache
 from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
@@ -50,13 +49,6 @@ _BEGINS = (
     "main(*sys.argv[1:])"
 )
 _HOME = str(Path(__file__).resolve().parents[2])
-_CACHES = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "CUDA_CACHE_PATH": "cuda",
-}
-"""Caches that a run may fill by a clock or a device: here they are the simulation's own."""
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -228,9 +220,6 @@ class _Run:
         }
         if plan.alloc_conf:
             found["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
-        major, minor = question.target.capability
-        compiled = cache.folder().absolute() / "compiled" / f"sm{major}{minor}"
-        found |= {name: str(compiled / folder) for name, folder in _CACHES.items()}
         return loading.preload(found)
 
     def _engine(self) -> Environment | None:

@@ -54,6 +54,7 @@ def recorded(
         entries = snapshot["device_traces"][notes.device]
         if not entries:
             continue
+        notes.private = internals.private_pools(snapshot, notes.device)
         notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
         timeline = Timeline(notes, entries, _cached_lines())
         if not notes.wrapped:
