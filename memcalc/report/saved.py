@@ -75,7 +75,7 @@ def shown(data: Mapping[str, Any], path: Path, *, verbose: bool, top: int) -> Sh
     if kind is None:
         return None
     body = {key: value for key, value in data.items() if key not in _HEAD}
-    found = part(kind.record, body, path, name)
+    found: Any = part(kind.record, body, path, name)
     return Shown(kind.format, blocks(found, verbose=verbose, top=top), lambda: kind.json(found))
 
 

@@ -6,7 +6,6 @@ import pickle
 import re
 import shutil
 import subprocess
-import sys
 from html import unescape as html_unescape
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -217,16 +216,6 @@ def test_a_terminal_shows_each_component_by_its_letter(traced):
     assert "\x1b" not in text
     assert "forward" in text
     assert max(map(len, text.splitlines()[:-1])) <= 80
-
-
-def test_a_missing_library_is_said_in_one_sentence(traced, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "plotext", None)
-    with pytest.raises(UsageError, match=r"pip install 'torch-memcalc\[report\]'"):
-        plots.ladder(traced.prediction)
-    with pytest.raises(UsageError, match=r"pip install 'torch-memcalc\[report\]'"):
-        terminal.timeline(timeline(traced.trace, traced.prediction.plan))
-    assert "<table>" in traced.prediction._repr_html_()
 
 
 def test_a_notebook_shows_tables_and_a_picture(traced, explained):
