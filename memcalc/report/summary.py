@@ -12,7 +12,7 @@ from memcalc.files.results import Run
 from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.records.storage import Component
-from memcalc.report import answer, rows
+from memcalc.report import answer, measured, rows
 from memcalc.report.palette import STYLES
 from memcalc.units import format_bytes
 
@@ -70,7 +70,7 @@ def accuracy(runs: Sequence[Run]) -> Bars:
     most = max((max(found.predicted, found.measured) for _, found in pairs), default=1)
     bars = []
     for name, found in pairs:
-        error = f", {found.relative:+.2%}" if found.relative is not None else ""
+        error = f", {measured.percent(found.relative)}" if found.relative is not None else ""
         for what, size, color, end in (
             ("estimate", found.predicted, "#56B4E9", error),
             ("measured", found.measured, "#E69F00", ""),

@@ -28,6 +28,7 @@ from memcalc.records.trace import Component
 from memcalc.report import drawing, page, plots, terminal
 from memcalc.report.palette import STYLES
 from memcalc.report.summary import hero
+from memcalc.units import format_bytes
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +195,9 @@ def test_a_picture_of_measured_runs_has_a_bar_as_long_as_each_side(traced):
     lengths = [bar.get_width() * (1 << 20) for bar in axes.patches]
     allocated = traced.prediction.peak.allocated
     assert lengths == pytest.approx([allocated, allocated + (5 << 20)])
-    assert "<img" in page.render(Document(runs=(run,)))
+    html = page.render(Document(runs=(run,)))
+    assert f"estimate</span><span class=size>{format_bytes(allocated)}, " in html
+    assert "width:100.000%" in html
     with pytest.raises(UsageError, match="nothing to compare"):
         plots.accuracy([Run(plan=run.plan)])
 
@@ -250,7 +253,7 @@ def test_a_saved_estimate_gets_its_timeline_back_or_says_why_not(traced, cached,
         refused = again(changed, tracer)
         assert refused.line is None
         assert refused.prediction == changed
-        assert "not those saved (torch 2.11.0 then" in refused.notes[0]
+        assert "other figures than the saved ones (torch 2.11.0 then" in refused.notes[0]
         assert "closed forms" in again(closed, tracer).notes[0]
 
 
