@@ -77,7 +77,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     if brief:
         assumed, left = _weightiest(prediction.assumptions)
         left += len(prediction.uncounted)
-    more = f"{left} more with -v"
+    more = f"{left} more (-v)"
     if assumed:
         yield Line("assumed: " + "; ".join([*assumed, *([more] if left else [])]), Kind.NOTE)
     if prediction.uncounted and not brief:
@@ -86,7 +86,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
 
 def _weightiest(assumed: tuple[str, ...]) -> tuple[list[str], int]:
     """Those that an option changes, then the others, on two lines; and how many are left out."""
-    room = 2 * (_COLUMNS - 6) - len("assumed: ; 99 more with -v")
+    room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
     kept: list[str] = []
     for text in sorted(assumed, key=lambda text: "--" not in text and ENDED not in text):
         if sum(len(one) + 2 for one in (*kept, text)) <= room:

@@ -57,7 +57,7 @@ def test_an_answer_with_all_there_is_to_say_leaves_small_components_out_and_keep
     )
     shown = terminal(answer.blocks(whole), width=80).splitlines()
     assert len(shown) <= 24
-    assert any("more with -v" in line for line in shown)
+    assert any("more (-v)" in line for line in shown)
     assert sum("█" in line for line in shown) >= 3
 
 
