@@ -159,8 +159,8 @@ Every model type that transformers registers for a task, built at its default co
 tokens. Weights of a trained model are not needed for this, and neither is its size: what counts
 is whether the code of the architecture runs.
 
-memcalc runs it on PyTorch's own CUDA code over a stub driver. This table is older: an earlier engine
-of memcalc made it, which followed operators without running them, and it was not made again since.
+memcalc runs it on PyTorch's own CUDA code over a stub driver. This table is older: an earlier
+engine, which followed operators without running them, made it, and it was not made again since.
 
 {summary}
 
