@@ -124,6 +124,10 @@ def _cases():
         yield Bad(f"explain {words}", f"explain gpt2 {words}", USAGE)
     for words in ("--memory '0 GiB'", "--memory '4 Gi'", "--memory -1GiB", "--max nothing"):
         yield Bad(f"fit {words}", f"fit gpt2 {words}", USAGE)
+    yield Bad("check: deleted folder", "check", USAGE, "deleted folder")
+    yield Bad("show: stdout is closed", "show --format table link.txt", USAGE, "stdout is closed")
+    yield Bad("a run's name of two lines", "init gpt2 --method analytic --name $'a\\nb'", USAGE)
+    yield Bad("a baseline no file can be", f"check nothing.toml --baseline {'n' * 300}", USAGE)
     yield Bad("an error: stderr is closed", "estimate no-such-model", USAGE, "stderr is closed")
     yield Bad("an error: stderr is full", "estimate no-such-model", USAGE, "stderr is full")
 

@@ -22,7 +22,7 @@ from memcalc.budgets.records import (
     Verdict,
 )
 from memcalc.errors import EstimateError, OverBudgetError, UsageError
-from memcalc.records.changes import plan_changes, version_changes
+from memcalc.records.fields import plan_changes, version_changes
 from memcalc.units import format_mib
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.budgets import commands
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.catalog import gpus, models
 from memcalc.errors import MemcalcError, SettingError, UsageError
@@ -20,6 +19,7 @@ from memcalc.files.results import Run, load, predictions
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.script.simulate import STEPS, simulate
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
 
 def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     """Estimate every run; runs with the same plan are estimated once, and commands simulated."""
-    simulated = commands.simulated([run for run in runs if run.plan.command])
+    commands = _simulated([run for run in runs if run.plan.command])
     estimated = iter(_estimated([run for run in runs if not run.plan.command], effort))
-    return [simulated[run.name] if run.plan.command else next(estimated) for run in runs]
+    return [commands[run.name] if run.plan.command else next(estimated) for run in runs]
 
 
 def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
@@ -212,3 +212,37 @@ def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
         )
         for run, evidence in zip(runs, found, strict=True)
     ]
+
+
+def _simulated(runs: Sequence[BudgetedRun]) -> dict[str, Evidence]:
+    """Run each command in the folder of its budget file, on a simulated GPU.
+
+    What scripts print goes to standard error. Nothing is kept: a script may have changed.
+
+    Returns:
+        What is known of each run, by its name.
+    """
+    return {run.name: _one(run) for run in runs}
+
+
+def _one(run: BudgetedRun) -> Evidence:
+    steps = STEPS if run.plan.steps is None else run.plan.steps
+    folder = Path(run.where.file).resolve().parent
+    try:
+        found = simulate(replace(run.plan, steps=steps), folder)
+    except MemcalcError as error:
+        return Evidence(error=str(error))
+    ending = found.ending
+    if ending.code and not ending.out_of_memory:
+        return Evidence(error=f"the script ended with exit code {ending.code}")
+    if found.traced is None:
+        return Evidence(error="the script put nothing on the GPU")
+    if not ending.steps and not ending.out_of_memory:
+        return Evidence(error="the script made no optimizer step")
+    doubt = ""
+    if ending.out_of_memory:
+        where = ending.refusal
+        at = f" in {where.phase.value} at {where.line}" if where is not None else ""
+        doubt = f"{run.name}: GPU memory ran out{at}"
+    prediction = replace(found.traced.prediction, plan=run.plan)
+    return Evidence(prediction=prediction, doubt=doubt)

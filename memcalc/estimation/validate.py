@@ -15,7 +15,7 @@ from memcalc.files import extras
 from memcalc.records.compact_options import adapter
 from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
-from memcalc.workload import cache_packages, layouts, liger, loops, tasks
+from memcalc.workload import cache_layers, layouts, liger, loops, tasks
 
 _FLASH_ATTN_SINCE = (8, 0)
 """Capability of GPUs."""
@@ -67,7 +67,7 @@ def check_names(plan: Plan) -> None:
         registry.check_precision(registry.of(plan), plan)
     _check_layout(plan)
     with _blamed_on("cache"):
-        cache_packages.check(plan.cache)
+        cache_layers.check(plan.cache)
     with _blamed_on("gpu"):
         if plan.gpu is not None:
             gpus.find(plan.gpu)

@@ -180,7 +180,7 @@ class Worker:
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
         if plan.target != "cpu":
-            notes += loading.assumptions(self._cudnn)
+            notes += loading.assumptions()
             if isinstance(self._cudnn, Missing) and _convolves(traced):
                 missed = (*missed, *self._cudnn.uncounted)
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)

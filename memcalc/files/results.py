@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from memcalc import untrusted_text
 from memcalc.errors import UsageError
 from memcalc.files import artifact, lock
 from memcalc.records.display import Answer
@@ -47,7 +48,8 @@ def save(path: Path, runs: list[Run]) -> None:
     head = {"schema": artifact.SCHEMA, "kind": "measurements", "memcalc": __version__}
     # One run a line: what changed between two files can be seen, and they stay small.
     lines = ",\n".join(json.dumps(artifact.encode(run)) for run in runs)
-    artifact.write(path, f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n')
+    text = f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n'
+    artifact.write(path, untrusted_text.json(text))
 
 
 def load(path: Path) -> list[Run]:

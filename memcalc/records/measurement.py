@@ -28,11 +28,6 @@ class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
     allocated: int | None
     active: int | None
     reserved: int | None
-    requested_after: int
-    """Level when the phase ended."""
-    allocated_after: int | None = None
-    active_after: int | None = None
-    reserved_after: int | None = None
 
 
 class StateReading(msgspec.Struct, frozen=True, kw_only=True):

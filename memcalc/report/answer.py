@@ -84,7 +84,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
         yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
 
 
-def _weightiest(assumed: tuple[str, ...]) -> tuple[list[str], int]:
+def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
     """Those that an option changes, then the others, on two lines; and how many are left out."""
     room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
     kept: list[str] = []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
+from memcalc.files.extras import lacking
+
+if TYPE_CHECKING:
+    import torch
 
 NAMES = "past_key_values", "cache"
 """What models call it where they are given it and return it; the second from transformers 5.24."""
@@ -65,3 +67,22 @@ def _decoder(model: torch.nn.Module) -> Any:
             "leave --engine out."
         )
     return config.get_text_config(decoder=True)
+
+
+_PACKAGES = {
+    "quantized": ("optimum.quanto", "optimum-quanto"),
+    "quantized-hqq": ("hqq", "hqq"),
+}
+"""Module and package by ``Plan.cache``; what PyTorch does itself is not here."""
+
+
+def check(cache: str) -> None:
+    """See that a cache's package is here.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    module, package = _PACKAGES.get(cache, ("", ""))
+    said = lacking(f"The cache {cache} needs", package, module=module) if module else None
+    if said is not None:
+        raise UsageError(f"{said}, or name another --cache; quantized-fp8 needs nothing.")

@@ -99,6 +99,12 @@ def test_a_baseline_named_on_the_command_line_must_be_there(checked):
     assert [v.status for v in checked(baseline=Path("other.json")).verdicts] == [Status.HOLDS]
 
 
+def test_a_baseline_no_file_can_be_named_is_refused(checked, small):
+    name = "b" * 300
+    with pytest.raises(UsageError, match="File name too long"):
+        checked(f'baseline = "{name}"\n' + small('max_growth = "0 B"'))
+
+
 def test_a_baseline_is_left_as_it_was_when_a_run_fails(checked, tmp_path):
     checked(update=True)
     before = FILE.read_bytes()

@@ -129,7 +129,7 @@ def _measurements(traced):
     phases = tuple(
         PhaseReading(
             step=step, phase=p.phase, requested=p.requested, allocated=p.allocated,
-            active=p.allocated, reserved=p.reserved, requested_after=1,
+            active=p.allocated, reserved=p.reserved,
         )
         for step in (0, 1)
         for p in traced.prediction.phases

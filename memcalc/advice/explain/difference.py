@@ -8,9 +8,8 @@ import msgspec
 
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.advice.explain.sections import Chapter
-from memcalc.records.changes import plan_changes, version_changes
 from memcalc.records.display import Answer
-from memcalc.records.fields import changed_settings
+from memcalc.records.fields import changed_settings, plan_changes, version_changes
 from memcalc.records.prediction import RUNGS, Prediction
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.budgets.detect import axolotl, script, trainer
-from memcalc.budgets.detect.records import Detected
+from memcalc.budgets.records import Detected
 from memcalc.catalog.launch_files import accelerate
 from memcalc.errors import SettingError, UsageError
 from memcalc.files import untrusted_values

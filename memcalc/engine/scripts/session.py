@@ -63,8 +63,8 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.groups.settle()
-        if loading.is_used() and torch.backends.cudnn.benchmark:
-            self.say(loading.BENCHMARK)
+        for said in loading.assumptions():
+            self.say(said)
         self.models.sweep()
         self.counters.end()
         self.patches.undo()

@@ -71,9 +71,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Do all ranks hold equally much of a model? If not said, they do."""
     settles: int = 2
     """The first step that is like all that follow: in the first, optimizer state is made."""
-    folds: bool = True
-    """What it does with one layer it does with all. Not so where tensors of several layers are
-    gathered up to a size, which a model of few layers does not reach."""
     dimensions: int = 1
     """Sizes that its name is followed by."""
     check: Callable[[dict[str, Any]], None] | None = None

@@ -177,7 +177,7 @@ def _measured(prediction, more):
     readings = tuple(
         PhaseReading(
             step=3, phase=p.phase, requested=p.requested, allocated=p.allocated + more,
-            active=p.allocated + more, reserved=p.reserved + more, requested_after=0,
+            active=p.allocated + more, reserved=p.reserved + more,
         )
         for p in prediction.phases
     )  # fmt: skip
