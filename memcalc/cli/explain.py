@@ -15,7 +15,6 @@ from memcalc.cli.saved import check_alone, saved
 from memcalc.cli.values import SIZE, counted
 from memcalc.errors import UsageError
 from memcalc.estimation.question import code_in
-from memcalc.files.extras import require
 from memcalc.files.formats import chosen
 from memcalc.files.results import predictions
 from memcalc.records.plan import Plan
@@ -56,8 +55,6 @@ def command(
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     name = chosen("explanation", format, output)
-    if plot:
-        require("plotext")
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=use_cache)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))

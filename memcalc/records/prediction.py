@@ -269,9 +269,5 @@ class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.bytes for one in self.sent)
 
     def plot(self) -> Any:
-        """The peak by component, as a figure of matplotlib.
-
-        Raises:
-            UsageError: matplotlib is not installed.
-        """
+        """The peak by component, as a figure of matplotlib."""
         return figure(self)
