@@ -77,7 +77,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     """What was assumed and what was not counted; brief: two lines of what changes most."""
     assumed, left = list(prediction.assumptions), 0
     if brief:
-        assumed, left = _weightiest(prediction.assumptions)
+        assumed, left = _weightiest(assumed)
         left += len(prediction.uncounted)
     more = f"{left} more (-v)"
     if assumed:

@@ -9,13 +9,13 @@ import runpy
 
 import click
 import pytest
+from memcalc.records.outcome import Growth, Refusal
 from msgspec.structs import replace
 
 import memcalc  # noqa: F401 (installs how records show themselves)
 from memcalc.cli.app import VERBS, app
 from memcalc.files import artifact
 from memcalc.files.results import predictions
-from memcalc.records.outcome import Growth, Refusal
 from memcalc.records.trace import Component, Phase
 from memcalc.report import answer, saved
 from memcalc.report.blocks import command, terminal
