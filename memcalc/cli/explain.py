@@ -26,7 +26,6 @@ from memcalc.cli.values import SIZE, counted
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.question import code_in
-from memcalc.files.extras import require
 from memcalc.files.formats import chosen
 from memcalc.files.results import predictions
 from memcalc.records.plan import Plan
@@ -70,8 +69,6 @@ def command(
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     name = chosen("explanation", format, output)
-    if plot:
-        require("plotext")
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=not no_cache)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))
@@ -87,7 +84,7 @@ def _drawn(plan: Plan, *, use_cache: bool) -> str:
     """A plan's step on a line, in letters.
 
     Raises:
-        MemcalcError: the plan cannot be traced, or plotext is missing.
+        MemcalcError: the plan cannot be traced.
     """
     from memcalc.advice.explain.timeline import timeline
     from memcalc.report import terminal

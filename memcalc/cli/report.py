@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.document import Document
+from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.sections import Chapter, again, chapter
 from memcalc.cli.command import argument, option, say
 from memcalc.cli.options import plans_of, with_plan
@@ -48,6 +49,9 @@ def command(
         int | None,
         option("--depth", value=counted(1), help="Shorten module paths to this many names."),
     ] = None,
+    remedies: Annotated[
+        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
+    ] = True,
     no_cache: NoCache = False,
 ) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.
@@ -63,7 +67,13 @@ def command(
         check_alone(settings)
     if other is not None and name == "pickle":
         raise UsageError("A snapshot is of one answer: name one file.")
-    with Tracer(use_cache=not no_cache) as tracer, progress("drawing"):
+    explanation = None
+    if data is None and remedies and name == "html" and len(plans := plans_of(settings)) == 1:
+        wish = Wish(depth=depth, use_cache=not no_cache)
+        with progress(f"explaining {plans[0].name}"):
+            explanation = explain_plan(plans[0], wish)
+    counted = explanation is not None
+    with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
             _write(compared(before, now), name, output)
@@ -72,7 +82,8 @@ def command(
             _snapshot(_only(settings, data), tracer, output)
             return
         if data is None:
-            document = Document(chapters=_traced(plans_of(settings), tracer, depth))
+            chapters = _traced(plans_of(settings), tracer, depth)
+            document = Document(chapters=chapters, explanation=explanation)
         else:
             document = _document(data, Path(str(settings["model"])), tracer, depth)
     _write(document, name, output)

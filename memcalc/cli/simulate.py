@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -11,11 +10,13 @@ import typer
 from memcalc.cli import complete
 from memcalc.cli.command import AS_TYPED, argument, option, say, verb
 from memcalc.cli.output import Output, Verbose, deliver_predictions, format_option
+from memcalc.cli.progress import progress
 from memcalc.cli.values import TEXT, counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
 from memcalc.script.prefixes import to_type
 from memcalc.script.records import Ending
+from memcalc.units import format_bytes
 
 
 @verb(
@@ -75,6 +76,7 @@ def command(
     verbose: Verbose = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
+    from memcalc.engine import environment
     from memcalc.script.simulate import plan_of, simulate
 
     name = chosen("simulation", format, output)
@@ -87,16 +89,20 @@ def command(
         torch=torch,
         alloc_conf=alloc_conf,
     )
+    if torch is not None and python is None:
+        # What the program prints must not meet a line that moves.
+        with progress(f"preparing PyTorch {torch}"):
+            environment.find(torch)
     found = simulate(plan, weights=weights, python=python)
     if found.traced is None:
         _say_what_became(found.ending, figures=False)
-        elsewhere = _elsewhere(found.ending.started)
+        elsewhere = _elsewhere(found.ending)
         if found.ending.code:
             if elsewhere:
                 say(f"memcalc: {elsewhere}")
             raise typer.Exit(found.ending.code)
         if elsewhere:
-            raise EstimateError(f"The script put nothing on the GPU. {elsewhere}")
+            raise EstimateError(f"The script itself put nothing on the GPU. {elsewhere}")
         raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
     if output is not None and name in formats("page"):
         from memcalc.cli.report import draw
@@ -109,11 +115,14 @@ def command(
     raise typer.Exit(found.ending.code)
 
 
-def _elsewhere(started: Sequence[str]) -> str:
+def _elsewhere(ending: Ending) -> str:
     """What to type in place of a script that starts others; empty: it starts none."""
-    if not started:
+    had = f", one with up to {format_bytes(ending.others)} of GPU memory" if ending.others else ""
+    if ending.started:
+        return f"It starts other programs{had}: type {to_type(ending.started)}."
+    if not had:
         return ""
-    return f"Programs that it starts with subprocess see no simulated GPU: type {to_type(started)}."
+    return f"It starts other processes{had}: run the code of one in the script's own process."
 
 
 def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
@@ -124,5 +133,5 @@ def _say_what_became(ending: Ending, *, figures: bool = True) -> None:
         say("memcalc: GPU memory ran out. Without --gpu there is no limit.")
     elif ending.code:
         say(f"memcalc: the script ended with exit code {ending.code}{until_then}.")
-    elif not ending.steps:
+    elif ending.trains and not ending.steps:
         say("memcalc: the script ended without an optimizer step.")

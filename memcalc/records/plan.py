@@ -14,6 +14,14 @@ from msgspec.structs import replace
 from memcalc.records.compact_options import NO_LORA, USUAL_LORA, Input, Lora, Release, Text, Version
 from memcalc.records.values import Scalar
 
+ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
+"""DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""How FSDP's first version shards, by accelerate's names and in its order."""
+WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
+
+
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -109,6 +117,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "TrainingArguments(use_liger_kernel=True) does; logits are not kept.",
         ),
     ] = False
+    compile: Annotated[
+        Literal["default", "reduce-overhead"] | None,
+        about(
+            "Model",
+            "Compile the model by torch.compile in this mode; Inductor and Triton run for real, "
+            "which takes seconds to minutes.",
+            otherwise="not compiled",
+        ),
+    ] = None
     attention: Annotated[
         Literal[
             "auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math", "flash_attention_2"

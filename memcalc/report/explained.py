@@ -29,6 +29,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
     return [
         answer.headline(prediction),
         Line(f"  {rows.heading(prediction)}"),
+        *(Line(f"  {words}") for words in rows.outcome_words(prediction)),
         Line(f"  peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
         Line(""),
         *answer.of_each_gpu(prediction),

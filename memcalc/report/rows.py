@@ -28,6 +28,7 @@ COMPONENT_WORDS = {
     Component.UNSHARDED: "unsharded weights",
     Component.COMMUNICATION: "communication",
     Component.KV_CACHE: "KV cache",
+    Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
 
@@ -43,6 +44,15 @@ def heading(prediction: Prediction) -> str:
     if plan.command:
         return f"{plan.name} ({prediction.head}): {prediction.optimizer_state.optimizer}"
     return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq)}"
+
+
+def labels(predictions: Sequence[Prediction]) -> list[str]:
+    """A name for each, no two alike: the optimizer where that tells them apart."""
+    for name in (lambda one: one.plan.optim, heading):
+        found = [name(one) for one in predictions]
+        if len(set(found)) == len(found):
+            return found
+    return [f"{name} ({number})" for number, name in enumerate(found, start=1)]
 
 
 def asked_for(plan: Plan) -> str:
@@ -63,6 +73,7 @@ def described(plan: Plan, seq: int | None) -> str:
         f"{plan.scheme} base" if plan.scheme else "",
         f"LoRA {plan.adapters}" if plan.adapters else "",
         "Liger kernels" if plan.liger else "",
+        f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
         _loop(plan.loop),
@@ -212,8 +223,14 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 def verdict(prediction: Prediction) -> str | None:
     """Does it fit, and by how much; why nobody knows, where a GPU was named and nobody does."""
-    if prediction.fit is not None:
-        return fit_words(prediction.fit)
+    fit, grows = prediction.fit, prediction.growth
+    if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
+        return (
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, and memory runs out after about "
+            f"{grows.steps:,} steps"
+        )
+    if fit is not None:
+        return fit_words(fit)
     reason = prediction.unknown.get("fit")
     return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 
@@ -225,12 +242,16 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
         at = f" at {refusal.line}" if refusal.line else ""
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{format_bytes(refusal.free)} free; the figures are those of a run without a limit"
+            f"{format_bytes(refusal.free)} free; the figures are those "
+            f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
         full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
+        if prediction.fit is not None and grows.runs_full:
+            full = ""  # The verdict says so.
         at = f"; allocated at {grows.line}" if grows.line else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}"
+        by = f", held by the variable {grows.holder}" if grows.holder else ""
+        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
 
 
 def fit_word(fit: Fit | None) -> str:

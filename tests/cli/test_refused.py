@@ -149,10 +149,6 @@ def test_nothing_is_set_beside_a_saved_answer(capsys, tmp_path, verb):
     ("words", "package"),
     [
         ("estimate gpt2 --generate 8 --cache quantized-hqq", "hqq"),
-        ("explain gpt2 --plot", "plotext"),
-        ("report gpt2 -o gpt2.png", "matplotlib"),
-        ("report gpt2 -o gpt2.html", "matplotlib"),
-        ("simulate -o step.svg -- python train.py", "matplotlib"),
     ],
 )
 def test_a_missing_package_is_named_before_the_work(capsys, monkeypatch, words, package):
