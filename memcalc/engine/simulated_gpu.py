@@ -5,17 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.stub import load as stub
 from memcalc.engine.target import Target
 from memcalc.errors import EstimateError
+from memcalc.files import cache
 from memcalc.units import GIB
 
 _A100 = ("NVIDIA A100-SXM4-80GB", 80 * GIB)
 _UNLIMITED = 1 << 50
+CACHES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "PYTORCH_KERNEL_CACHE_PATH": "kernels",
+    "CUDA_CACHE_PATH": "cuda",
+    "PYTORCH_TUNABLEOP_FILENAME": "tunableop.csv",
+}
+"""Caches that a run may fill by a clock or a device: here they are the simulated GPU's own."""
 
 
 def insert(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> None:
@@ -62,7 +74,8 @@ def check(target: Target) -> None:
     seen = (found.major, found.minor), found.multi_processor_count
     if seen != (target.capability, target.multiprocessors):
         raise EstimateError(
-            "Something that this model imports began CUDA before its GPU was known: ask about it "
+            "A module that this model imports initialized CUDA before its GPU was "
+            "known: ask about it "
             "in a fresh Python."
         )
 
@@ -113,4 +126,17 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict
         "ROOM": room,
         "NAME": name,
     }
-    return {f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()}
+    return {
+        **{f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()},
+        **_own_caches(target),
+    }
+
+
+def _own_caches(target: Target) -> dict[str, str]:
+    major, minor = target.capability
+    try:
+        kept = cache.folder().absolute()
+    except OSError:
+        kept = Path(tempfile.gettempdir(), f"memcalc-{os.getuid()}")
+    folder = kept / "compiled" / f"sm{major}{minor}"
+    return {name: str(folder / inside) for name, inside in CACHES.items()}

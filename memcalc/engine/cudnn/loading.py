@@ -26,8 +26,8 @@ _PATIENCE = 120.0
 """Seconds to wait for another process that compiles the same."""
 
 BENCHMARK = (
-    "torch.backends.cudnn.benchmark is on: a GPU would time cuDNN's engines; the one that cuDNN "
-    "ranks first was used, after PyTorch tried all of them"
+    "torch.backends.cudnn.benchmark is on: a GPU would choose the fastest engine; here cuDNN's "
+    "first choice is used, after PyTorch tried all of them"
 )
 
 

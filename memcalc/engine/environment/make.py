@@ -123,7 +123,7 @@ class Maker:
                 if not lacking:
                     return Built(name, notes)
                 notes += self._install(tuple(sorted({_plain(one) for one in lacking})), target)
-            raise EstimateError(f"Packages that {', '.join(texts)} need do not go together.")
+            raise EstimateError(f"Packages that {', '.join(texts)} need conflict with each other.")
 
         if (found := ready()) is not None:
             return found
@@ -133,8 +133,8 @@ class Maker:
     def _require_network(self, what: str) -> None:
         if self.offline is not None:
             raise EstimateError(
-                f"{what} is not in {layers.folder()} yet, and {self.offline} forbids to fetch it: "
-                "run the same command once without that; it is kept."
+                f"{what} is not in {layers.folder()} yet, and {self.offline} forbids fetching it: "
+                f"run the same command once without that; it is kept."
             )
 
     def _build_torch(self, release: Release | None, target: Path) -> Built:
