@@ -201,7 +201,7 @@ class _Run:
         devices = plan.devices if local is None or plan.devices > local else 1
         engine = self._engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
-        prepared = stub.prepare(root, cuda)
+        prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
         planning = driver.cudnn(question.target.capability, [root.parent])
         found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
         if engine:

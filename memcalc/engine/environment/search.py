@@ -281,7 +281,7 @@ def _clash(package: installed.Package, brought: dict[str, str]) -> str | None:
 def _built_for(package: installed.Package) -> bool:
     """Whether a package says nothing of which PyTorch it needs, and is compiled against one."""
     needs = [need for need in package.requirements() if installed.normal(need.name) == "torch"]
-    return any(not need.specifier for need in needs) and package.linked_to_torch()
+    return not any(need.specifier for need in needs) and package.linked_to_torch()
 
 
 def _follow(
