@@ -1,4 +1,4 @@
-"""``python -m memcalc`` and the ``memcalc`` command: the outermost handler of whatever happens."""
+"""``python -m memcalc`` and the ``memcalc`` command: the outermost handler of errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that can go wrong for a user, each with its exit code; one tree."""
+"""The tree of user errors, each with its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures plans in order and puts an estimate beside each: where both sides meet."""
+"""Measures plans in order and puts an estimate beside each."""
 
 from __future__ import annotations
 

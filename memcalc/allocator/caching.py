@@ -1,4 +1,4 @@
-"""How the caching allocator serves a request, and what it does when there is no room.
+"""The caching allocator: how it serves a request, and what it does when memory is short.
 
 Source: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (``malloc``,
 ``get_free_block``, ``alloc_block``, ``should_split``, ``free``) of torch 2.11 to 2.13, native

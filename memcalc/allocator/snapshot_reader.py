@@ -1,4 +1,4 @@
-"""A recorded memory snapshot, opened without running what it may carry, and what it shows.
+"""Reads a recorded memory snapshot without running code in it.
 
 Source: ``torch.cuda.memory._dump_snapshot`` of torch 2.11 and 2.13.
 """

@@ -1,4 +1,4 @@
-"""From what a user typed or wrote in a file to a Plan, or to a sentence that says what is wrong."""
+"""Makes a Plan from a user's settings, or says in a sentence what is wrong."""
 
 from __future__ import annotations
 

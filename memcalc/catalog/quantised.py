@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already: turned back, answered as they are, or refused.
+"""Quantized checkpoints: dequantized, estimated as they are, or refused.
 
 What is trainable, and which GPU keeps what, is what transformers 5.23 says: ``is_trainable`` and
 ``validate_environment`` of each method's ``HfQuantizer``.

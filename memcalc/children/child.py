@@ -1,4 +1,4 @@
-"""What a child does: answers requests one after the other, and turns errors into sentences."""
+"""The main loop of a child: it answers requests in order and turns errors into sentences."""
 
 from __future__ import annotations
 

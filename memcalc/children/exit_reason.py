@@ -1,4 +1,4 @@
-"""One sentence on how a process ended that did not end well."""
+"""Describes in one sentence how a process failed."""
 
 from __future__ import annotations
 

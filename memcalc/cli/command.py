@@ -1,4 +1,4 @@
-"""A command as memcalc's verbs are: its arguments explained, its warnings lines."""
+"""The base of memcalc's commands: help for arguments, warnings as lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How help sorts the options of a plan, and what it shows as examples."""
+"""Groups of options in help, and its examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows a person at a terminal how the runs go, on standard error; says nothing to anybody else."""
+"""Shows the progress of runs at a terminal, on standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operator asked for a block: the tree of events of PyTorch's profiler, read once."""
+"""The operator that allocated each block, from the event tree of PyTorch's profiler."""
 
 from __future__ import annotations
 

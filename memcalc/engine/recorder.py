@@ -1,4 +1,4 @@
-"""Notes moments and names while a program trains; looks at nothing that the program computes.
+"""Records phases and module names while a program trains.
 
 A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
 what is noted here can be laid beside the allocator's history afterwards, without a snapshot.

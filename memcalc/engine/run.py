@@ -1,4 +1,4 @@
-"""Runs one program for a few steps in this process, and reads what its allocator did."""
+"""Runs a program for a few steps in this process and reads the allocator's history."""
 
 from __future__ import annotations
 

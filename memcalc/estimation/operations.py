@@ -1,4 +1,4 @@
-"""A trace as what the allocator is told, one operation after the other."""
+"""A trace as a sequence of allocator operations."""
 
 from __future__ import annotations
 

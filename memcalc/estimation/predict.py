@@ -1,4 +1,4 @@
-"""From a trace to the answer: the allocator's ladder phase by phase, and what lives at the peak."""
+"""Makes a prediction from a trace: levels by phase, and components at the peak."""
 
 from __future__ import annotations
 

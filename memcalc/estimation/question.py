@@ -1,4 +1,4 @@
-"""What a plan names: its optimizer, and the GPU and PyTorch the simulated run stands for."""
+"""A checked question: the plan with its optimizer, GPU and PyTorch."""
 
 from __future__ import annotations
 

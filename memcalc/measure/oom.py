@@ -1,4 +1,4 @@
-"""Tells memory that ran out from all other failures, and reads what was asked and what was free."""
+"""Recognizes out-of-memory errors and reads the requested and free bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes that a process has started, and the main memory they hold together (Linux)."""
+"""A process's children, and the main memory they hold together (Linux)."""
 
 from __future__ import annotations
 

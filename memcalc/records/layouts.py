@@ -1,4 +1,4 @@
-"""How DeepSpeed and accelerate call the ways to divide a model."""
+"""DeepSpeed's and accelerate's names for parallel layouts."""
 
 ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
 """DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""

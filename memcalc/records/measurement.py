@@ -1,4 +1,4 @@
-"""What a real run showed: the data of measurements, on one page.
+"""The records of a measured run.
 
 Sizes are unrounded bytes. What could not be read is ``None``, and ``Measurement.unknown`` says
 why, under the field's name.

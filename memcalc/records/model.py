@@ -1,4 +1,4 @@
-"""What a model is made of, and what an optimizer keeps for it: every tensor, each storage once."""
+"""A model's tensors and its optimizer state, each storage once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a script's memory: a request without room, growth from step to step."""
+"""Failures of a script's memory: an out-of-memory request, or growth from step to step."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from memcalc.records.storage import Phase
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """The request that found no room on a GPU, and ended the run."""
+    """The request that failed for lack of GPU memory and ended the run."""
 
     device: int
     phase: Phase
     step: int
     line: str
-    """Of the user's code; empty: nobody knows."""
+    """In the user's code; empty: unknown."""
     asked: int
-    """Bytes that were asked for."""
+    """Requested bytes."""
     free: int
-    """Bytes that the GPU had left."""
+    """Free bytes of the GPU."""
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script holds grows by the same amount in every step."""
+    """A script's memory grows by the same amount in every step."""
 
     bytes: int
     """In a step."""
     line: str
-    """Of the user's code that asks for most of it; empty: nobody knows."""
+    """The line in the user's code that allocates most of it; empty: unknown."""
     steps: int | None = None
-    """After about so many the GPU is full; ``None``: no GPU is named."""
+    """Steps until the GPU is full, about; ``None``: no GPU is named."""

@@ -1,4 +1,4 @@
-"""What is answered: the ladder of memory by phase, and whether it fits a GPU."""
+"""The answer: memory by phase, and whether it fits a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A piece of device memory of a simulated run, and why it was there."""
+"""A storage of a simulated run, and its component."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the registry knows of one optimizer, and the words that its closed forms are written in."""
+"""A registry row of one optimizer, and the terms of its closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process in which a user's program runs over the stub driver, and is followed.
+"""The process that runs a user's program over the stub driver and follows it.
 
 Usage: child.py REQUEST ANSWER, both files; the stub driver is loaded before this begins.
 """

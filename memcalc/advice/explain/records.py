@@ -1,4 +1,4 @@
-"""What an explanation is made of. All sizes are unrounded bytes.
+"""The records of an explanation. Sizes are unrounded bytes.
 
 The peak's groups sum to the peak's requested bytes.
 """

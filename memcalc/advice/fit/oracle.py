@@ -1,4 +1,4 @@
-"""Says of any batch and sequence whether it fits: each size is run over the stub driver."""
+"""Answers whether a batch and sequence fit, by running that size over the stub driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``torch.compile`` runs Inductor and Triton for real; nothing here is in their way.
+"""``torch.compile`` with the real Inductor and Triton.
 
 Kernels are not timed, since all take the same time over the stub driver: the first configuration
 is taken. Hooks of ours are not seen by Dynamo, which would trace them.

@@ -1,4 +1,4 @@
-"""The models, optimizers and gradients of a program, as they show up; none is kept alive."""
+"""The models, optimizers and gradients of a program, held by weak references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts the steps of optimizers, and ends the program after as many as were asked for."""
+"""Counts optimizer steps and ends the program after the requested number."""
 
 from __future__ import annotations
 

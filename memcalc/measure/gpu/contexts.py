@@ -1,4 +1,4 @@
-"""Readings of the CUDA context out of measured runs: what memcalc itself saw outranks reports."""
+"""CUDA context sizes from measured runs, which outrank published readings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells from outside which phase somebody's own training loop is in, without changing the loop.
+"""Detects the phase of a user's training loop without changing it.
 
 Forward begins when the outermost module is called with gradients on, backward when autograd's
 ``backward`` is; what follows until the optimizer's step has ended is the step phase, and from

@@ -1,4 +1,4 @@
-"""Records what somebody's own training loop costs, in the form ``memcalc measure`` writes.
+"""Records the memory of a user's training loop, in the format of ``memcalc measure``.
 
 The training comes first: whatever fails here ends the recording with a warning, never the loop.
 """

@@ -1,4 +1,4 @@
-"""Trains one plan in this process and reads what it costs."""
+"""Trains one plan in this process and reads its memory."""
 
 from __future__ import annotations
 
