@@ -92,7 +92,7 @@ def _no_folder(error: BaseException) -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """What a user is told of an error, also of one that nobody expected."""
+    """An error as a sentence, also an unexpected one."""
     if isinstance(error, MemcalcError):
         said = str(error)
         return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."

@@ -32,7 +32,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """Somebody who follows the runs."""
+    """An observer of the runs."""
 
     def begins(self, plan: Plan, number: int, count: int) -> None:
         """A run starts."""

@@ -117,7 +117,7 @@ class CachingAllocator(AllocatorState):
             block.used_by += (stream,)
 
     def empty_cache(self) -> None:
-        """Give every segment nobody uses back to the device (``torch.cuda.empty_cache``)."""
+        """Give every unused segment back to the device (``torch.cuda.empty_cache``)."""
         release.release_cached(self)
 
     def give_back(self, size: int, stream: int) -> None:
@@ -125,7 +125,7 @@ class CachingAllocator(AllocatorState):
         release.release_one(self, size, stream)
 
     def keep_pool(self, stream: int, *, kept: bool) -> None:
-        """A stream within a private pool: its segments are given back only once nobody keeps it."""
+        """A stream within a private pool: its segments are freed once it is released."""
         self.private[stream] = kept
 
     def empty_pool(self, stream: int) -> None:

@@ -156,7 +156,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     levels: Levels
     segments: int
     largest_free: int
-    """Size of the largest block nobody uses."""
+    """Size of the largest free block."""
     reserved_by_pool: tuple[PoolSize, ...]
     sites: tuple[Site, ...]
     """Where live storages came from, largest first."""

@@ -51,7 +51,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     aside: str = ""
     """Why it counts for nothing; empty: it counts."""
     measured: bool = False
-    """By memcalc; else published by somebody."""
+    """Measured by memcalc; else published."""
 
     @property
     def middle(self) -> int:

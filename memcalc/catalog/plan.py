@@ -15,7 +15,7 @@ from memcalc.records.layouts import ZERO_STAGES
 from memcalc.records.plan import Plan
 
 TRAINER_OPTIM = "adamw_torch_fused"
-"""``TrainingArguments.optim`` where nobody names one (transformers 5.23, training_args.py)."""
+"""``TrainingArguments.optim`` by default (transformers 5.23, training_args.py)."""
 
 
 def make(settings: Mapping[str, Any]) -> Plan:

@@ -49,7 +49,7 @@ class Speaker:
 
 
 def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) -> None:
-    """Answer requests until nobody asks any more.
+    """Answer requests until the client closes.
 
     Args:
         end: where they come from.

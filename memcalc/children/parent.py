@@ -30,7 +30,7 @@ _LONGEST = 1 << 16
 
 
 def main(control: int, asker: int) -> None:
-    """Fork children until nobody asks any more.
+    """Fork children until the client closes.
 
     Args:
         control: descriptor of the control socket, or of one that listens for them.

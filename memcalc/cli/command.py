@@ -120,6 +120,6 @@ def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
 
 
 def say(text: str) -> None:
-    """One line to a person, on stderr; where that is closed, to nobody."""
+    """One line on stderr, if that is open."""
     with contextlib.suppress(OSError, ValueError):
         print(untrusted_text.lines(untrusted_text.line(text)), file=sys.stderr, flush=True)

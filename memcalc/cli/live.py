@@ -83,7 +83,7 @@ def _text(text: str) -> Text:
 
 @contextmanager
 def follow() -> Iterator[Watcher]:
-    """Somebody who follows the runs, as talkative as standard error allows."""
+    """An observer of the runs that reports on standard error."""
     if not sys.stderr.isatty():
         yield Quiet()
         return

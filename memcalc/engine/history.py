@@ -121,7 +121,7 @@ class Timeline:
         self.refused.append(refused)
 
     def _settle_guesses(self) -> None:
-        """What nobody named is what came from the host, or what it is taken for by its life."""
+        """Name the remaining blocks by their origin (copied from the host) or lifetime."""
         moments = [moment for moment, _ in self._recorder.marks]
         for block in self.blocks:
             if block.component is None:
@@ -303,7 +303,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     """Of the GPU, as the driver said."""
     line: str
-    """Of the user's code; empty: nobody knows."""
+    """Of the user's code; empty: unknown."""
 
 
 class _Block:

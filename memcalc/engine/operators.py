@@ -28,7 +28,7 @@ class Block(msgspec.Struct):
     op: str
     """The innermost operator around it, without its namespace."""
     dtype: str = ""
-    """Of the tensor that an operator read there first; empty: nobody read it."""
+    """Of the tensor that an operator read there first; empty: not read."""
     scratch: bool = False
     """It was given back before the operator that asked for it ended."""
     until: str = ""

@@ -41,7 +41,7 @@ class Interval(msgspec.Struct, kw_only=True):
     given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
     """To collectives until its end, where there are several GPUs."""
     line: str = ""
-    """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
+    """The user's line that began it, for blocks that C++ threads make; empty: unknown."""
 
 
 class Gap(msgspec.Struct, kw_only=True):

@@ -90,7 +90,7 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
 
 
 def _one_more_step(program: Program, optimizer: Any) -> None:
-    """The loop's step once more, with nobody watching."""
+    """The loop's step once more, unobserved."""
     job = programs.job(program, optimizer, program.plan.target)
     job = replace(job, restore=None, eval_batches=0)
     with layerdrop.off(program.model):

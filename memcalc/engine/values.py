@@ -65,7 +65,7 @@ class Values:
         self._say = say
         self._libraries: list[Any] = []
         self.unknown: dict[str, None] = {}
-        """Lines that read what nobody knows."""
+        """Lines that read unknown values."""
         self._nothing_equal = False
         self._generators: dict[int, torch.Generator] = {}
         driver = ctypes.CDLL(None)

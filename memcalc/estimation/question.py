@@ -65,7 +65,7 @@ def asked(plan: Plan) -> Asked:
 
 
 def code_in(plan: Plan) -> str | None:
-    """What of a plan is somebody's own code, which an estimate would import and run.
+    """The user's own code that an estimate would import and run.
 
     A person who types it wants that. A file is data: what it names is never run for it.
 

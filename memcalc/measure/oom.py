@@ -56,7 +56,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 def read(error: BaseException, at: tuple[int, Phase], noticed: Noticed | None) -> OutOfMemory:
-    """Put an out-of-memory error into figures; what nobody said stays ``None``."""
+    """Put an out-of-memory error into figures; unknown figures stay ``None``."""
     step, phase = at
     text = " ".join(str(error).split())
     asked = noticed.asked if noticed is not None else None

@@ -60,7 +60,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Class that was built, such as ``DistilBertForSequenceClassification``."""
     tensors: tuple[Parameter, ...]
     config: str | None = None
-    """Digest of the config.json that it was built from; ``None``: code of somebody's built it."""
+    """Digest of the config.json that it was built from; ``None``: a user's code built it."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -79,4 +79,4 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     until: str = ""
     """What autograd was running when it died, such as ``MulBackward0``; empty: nothing."""
     line: str = ""
-    """Of the user's code, as ``train.py:41``, that asked for it; empty: nobody noted it."""
+    """Of the user's code, as ``train.py:41``, that asked for it; empty: unknown."""

@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rule: float | None = None
     """Bytes of state per parameter by the rule of thumb."""
     package: str = "torch"
-    """Empty: a class of somebody's own."""
+    """Empty: a user's own class."""
     extra: str | None = None
     """Further package to install, if any."""
     untraceable: str | None = None

@@ -252,7 +252,7 @@ _HELPS = (
 
 
 def _help(error: BaseException | None) -> str:
-    """What a user can do about an error, in one sentence; empty: nobody knows."""
+    """What a user can do about an error, in one sentence; empty: unknown."""
     while error is not None:
         for pattern, sentence in _HELPS:
             if pattern.search(str(error)):

@@ -22,7 +22,7 @@ from memcalc.children import scratch
 _COARSE = 10_000_000
 """Nanoseconds by which a file's time may lie before the clock's."""
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that name folders of caches, whose files are nobody's."""
+"""Variables that name folders of caches, whose files are not the script's."""
 _ALSO_CACHES = (
     "~/.cache",
     "~/.triton",
@@ -237,7 +237,7 @@ class Overlay:
         return bool(self._folder) and inside(path, self._folder)
 
     def new(self) -> str:
-        """A place for a file or a folder that nobody else has."""
+        """A new place for a file or a folder."""
         if not self._folder:
             self._folder = scratch.new()
         return os.path.join(self._folder, str(next(self._numbers)))

@@ -1,4 +1,4 @@
-"""What loops take from what a model returns."""
+"""Loss and logits in a model's outputs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     kept: str
     """What keeps them alive, and until when."""
     line: str = ""
-    """Of the user's code that asked for them, as ``train.py:41``; empty: nobody noted it."""
+    """Of the user's code that asked for them, as ``train.py:41``; empty: unknown."""
 
 
 class PeakContents(msgspec.Struct, frozen=True, kw_only=True):

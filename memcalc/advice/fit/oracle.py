@@ -124,7 +124,7 @@ class Oracle:
         return answer
 
     def _taken(self) -> Client:
-        """A client that nobody asks at the moment, the first of them where several are free."""
+        """The first idle client."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._free))
             first = min(self._free, key=self._clients.index)

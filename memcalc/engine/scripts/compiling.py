@@ -106,7 +106,7 @@ class Compiling:
 
 
 class hidden_hooks:  # noqa: N801
-    """Hooks on all modules are not there meanwhile."""
+    """Hide hooks on all modules meanwhile."""
 
     def __enter__(self) -> None:
         self._pre = dict(modules._global_forward_pre_hooks)

@@ -211,7 +211,7 @@ class Models:
         return first is not None and id(first) in self._trained
 
     def trains(self, module: torch.nn.Module) -> None:
-        """Somebody updates this module."""
+        """This module is trained."""
         self._trained.update(map(id, module.parameters()))
 
     def stepped(self, optimizer: Any, steps: int) -> None:

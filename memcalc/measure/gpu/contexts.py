@@ -9,7 +9,7 @@ from memcalc.catalog.contexts import Reading, Stage
 from memcalc.records.measurement import GpuReading, Measurement
 
 _TOLD = frozenset({"process", "appeared"})
-"""Sources that name the process; a difference of device figures may hold somebody else's."""
+"""Sources that name the process; a difference of device figures may include other processes."""
 
 
 def readings(measurements: Iterable[Measurement], source: str) -> Iterator[Reading]:

@@ -19,7 +19,7 @@ from memcalc.records.trace import Phase
 
 
 class Observer(Protocol):
-    """Somebody who wants to know."""
+    """An observer."""
 
     def enters(self, phase: Phase) -> None:
         """The loop goes on to this phase; step: it follows backward, the update comes later."""

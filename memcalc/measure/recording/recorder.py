@@ -119,7 +119,7 @@ class Recorder:
         self._quietly(self._end_step)
 
     def _quietly(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Do something of ours inside somebody's training; what fails ends the recording."""
+        """Act inside a user's training; a failure ends the recording."""
         if self._failed:
             return
         try:

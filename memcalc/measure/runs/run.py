@@ -40,7 +40,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener(Protocol):
-    """Somebody who follows a run."""
+    """An observer of a run."""
 
     def said(self, reading: PhaseReading) -> None:
         """A phase has ended."""
