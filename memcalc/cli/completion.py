@@ -13,7 +13,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @verb
 @argument("shell", "bash, zsh or fish.", type=click.Choice(_SHELLS))
 def command(shell: str) -> None:
-    """Print what makes a shell complete verbs, models, GPUs and optimizers.
+    """Print shell completion for verbs, models, GPUs and optimizers.
 
     Add its output to the shell's start, such as eval "$(memcalc completion bash)" in ~/.bashrc.
     """
@@ -25,7 +25,7 @@ def command(shell: str) -> None:
 
 
 def answer(instruction: str) -> int:
-    """Tell a shell what could be typed; the exit code."""
+    """Answer a shell's completion request; return the exit code."""
     from click.shell_completion import shell_complete
 
     from memcalc.cli.app import COMPLETE, app

@@ -36,7 +36,7 @@ _WHAT = (
 def command(
     before: str, now: str, top: int, format: str | None, output: Path | None, use_cache: bool
 ) -> None:
-    """Say what changed between two answers and why: by component, phase and module."""
+    """Show what changed between two answers: by component, phase and module."""
     from memcalc.estimation.validate import check
     from memcalc.report import differences
 

@@ -8,7 +8,7 @@ from memcalc.cli.output import put, width
 
 @verb
 def command() -> None:
-    """Say what this machine can measure, what is missing and what to do."""
+    """Report what this machine can measure, what is missing and how to fix it."""
     from memcalc.engine.environment import describe
     from memcalc.measure.doctor import examine
     from memcalc.report.doctor import render

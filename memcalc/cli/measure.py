@@ -47,7 +47,7 @@ def command(
     estimate: bool,
     snapshot: Path | None,
 ) -> None:
-    """Train for real, one child process a run, and put the estimate beside it."""
+    """Train for real, one process per run, beside the estimate."""
     plans = _plans(settings, suite, device)
     if snapshot is not None and (len(plans) > 1 or plans[0].target != "cuda"):
         raise UsageError("--snapshot is for a single run on cuda: name one optimizer.")
@@ -134,7 +134,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
 @verb
 @argument("files", "Files that memcalc measure wrote.", nargs=-1, required=True, type=FILE)
 def compare(files: tuple[Path, ...]) -> None:
-    """Say how accurate the estimates of measured runs were: median, worst, by what they share."""
+    """Report how accurate the estimates of measured runs were: median, worst, by group."""
     from memcalc.report import accuracy
 
     runs = [run for file in files for run in load(file)]

@@ -20,7 +20,7 @@ _AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @argument("command", "The command, after --, with its arguments.", nargs=-1, required=True)
 @option("--output", "-o", type=FILE, help="Add the result here.")
 def command(command: tuple[str, ...], output: Path | None) -> None:
-    """Run any command and say what it held of GPU and main memory; its exit code is passed on."""
+    """Run any command and report its GPU and main memory; its exit code is passed on."""
     from memcalc.measure.watched_command import run
     from memcalc.report.watched_command import render
 

@@ -21,7 +21,7 @@ from tests.conftest import ROOT
         (OSError(28, "No space left on device"), 3, "Cannot write the answer: No space"),
         (PermissionError(13, "Permission denied", "x.json"), 3, "Cannot use x.json: Permission"),
         (MemoryError(), 3, "ran out of main memory"),
-        (RecursionError("maximum recursion"), 3, "nested too far"),
+        (RecursionError("maximum recursion"), 3, "nested too deeply"),
         (SystemExit(0), 3, "memcalc itself failed (SystemExit: 0)"),
         (SystemExit(1), 3, "memcalc itself failed"),
         (KeyError("x"), 3, "memcalc itself failed (KeyError: 'x')"),
