@@ -1,4 +1,4 @@
-"""Judges every budget by what is known of its run; the whole of what is green and what is not."""
+"""Judges every budget by the figures of its run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its config: bundled, local, on the hub, or a callable."""
+"""Finds a model's config by name: bundled, local, on the hub, or a callable."""
 
 from __future__ import annotations
 

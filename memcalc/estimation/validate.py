@@ -1,4 +1,4 @@
-"""Finds everything that a plan names, and refuses what cannot be run, before anything heavy is."""
+"""Checks a plan before anything heavy is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process in which a user's program runs over the stub driver, and is followed.
+"""The process that runs a user's program over the stub driver and follows it.
 
 Usage: child.py REQUEST ANSWER, both files; the stub driver is loaded before this begins.
 """
@@ -263,7 +263,7 @@ _HELPS = (
 
 
 def _help(error: BaseException | None) -> str:
-    """What a user can do about an error, in one sentence; empty: nobody knows."""
+    """What a user can do about an error, in one sentence; empty: unknown."""
     while error is not None:
         for pattern, sentence in _HELPS:
             if pattern.search(str(error)):

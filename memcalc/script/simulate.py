@@ -1,4 +1,4 @@
-"""Runs a user's program over the stub driver, in a fresh process, and reads what it took."""
+"""Runs a user's program over the stub driver in a fresh process and reads its memory."""
 
 from __future__ import annotations
 

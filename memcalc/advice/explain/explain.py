@@ -1,4 +1,4 @@
-"""From a plan to its explanation: one trace of it, and one of every change that is tried."""
+"""Explains a plan: one run of it, and one of each change that is tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The highest moment of each phase: everything alive, grouped, and why it is."""
+"""The peak of each phase: everything alive, grouped, with the reason it is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a list of folders offers for import, read from its files; nothing is imported."""
+"""Packages in a list of folders, read from metadata without importing."""
 
 from __future__ import annotations
 

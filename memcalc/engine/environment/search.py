@@ -39,7 +39,7 @@ def find(
     packages: Sequence[str] = (),
     triton: bool = False,
 ) -> Environment:
-    """The environment of the engine's process; what is not there is fetched once and kept.
+    """The environment of the engine's process; what is missing is fetched once and kept.
 
     Args:
         torch: the release that a question names; ``None``: the installed one.
