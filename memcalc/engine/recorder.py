@@ -88,6 +88,8 @@ class Notes:
         self.zero = 0
         """Births and deaths before the history began."""
         self.gap: Gap | None = None
+        self.private: dict[int, int] = {}
+        """Bytes in private pools at the end, by the stream they are for."""
 
     def now(self) -> int:
         """The present moment."""
@@ -291,7 +293,9 @@ class Recorder(Notes):
 
     def history(self) -> list[dict[str, Any]]:
         """What the allocator wrote down."""
-        entries: list[dict[str, Any]] = internals.stop_history()["device_traces"][self.device]
+        snapshot = internals.stop_history()
+        self.private = internals.private_pools(snapshot, self.device)
+        entries: list[dict[str, Any]] = snapshot["device_traces"][self.device]
         return entries
 
     def end(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from memcalc import registry
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog import gpus, inventory, models, positions, quantised
+from memcalc.engine.stub import build
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
@@ -39,6 +40,9 @@ def check(plan: Plan) -> models.ModelSource:
     _check_quant(plan, source)
     if plan.liger:
         _check_liger(source)
+    if plan.compile and build.system_compiler() is None:
+        told = "Triton compiles with a C compiler, and there is none: install gcc, or set CC."
+        raise SettingError("compile", told)
     if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):
         told = f"{source.name} chooses its attention itself: leave --attention out."
         raise SettingError("attention", told)
@@ -101,6 +105,9 @@ def _check_layout(plan: Plan) -> None:
         )
         if missing:
             raise UsageError(f"{missing}.")
+    if plan.compile and layout.package:
+        told = "DeepSpeed's engine is not compiled here so far: leave out compile, or parallel."
+        raise SettingError("compile", told)
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
     if several:

@@ -46,6 +46,15 @@ def heading(prediction: Prediction) -> str:
     return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq)}"
 
 
+def labels(predictions: Sequence[Prediction]) -> list[str]:
+    """A name for each, no two alike: the optimizer where that tells them apart."""
+    for name in (lambda one: one.plan.optim, heading):
+        found = [name(one) for one in predictions]
+        if len(set(found)) == len(found):
+            return found
+    return [f"{name} ({number})" for number, name in enumerate(found, start=1)]
+
+
 def asked_for(plan: Plan) -> str:
     """What ways to train are looked for: a model, and the samples of a step that stay."""
     each = " of each GPU" if plan.devices > 1 else ""
@@ -64,6 +73,7 @@ def described(plan: Plan, seq: int | None) -> str:
         f"{plan.scheme} base" if plan.scheme else "",
         f"LoRA {plan.adapters}" if plan.adapters else "",
         "Liger kernels" if plan.liger else "",
+        f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
         _loop(plan.loop),

@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from memcalc.children import scratch
-from memcalc.engine import driver, source_lines
+from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
@@ -133,6 +133,9 @@ _NOT_COMPUTED = (
 
 def _ended(request: Request, session: Session) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
+    if (refusal := simulated_gpu.without_kernels()) is not None:
+        print(f"memcalc: {refusal}", file=sys.stderr)
+        return Ending(code=1)
     try:
         if request.work:
             sys.path[:] = request.path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from memcalc.records.outcome import Growth
+from memcalc.records.prediction import Growth
 from memcalc.records.trace import Phase, Trace
 
 _POINTS = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memcalc.records.outcome import Refusal
+from memcalc.records.prediction import Refusal
 from memcalc.script.command import Program
 
 

@@ -24,17 +24,14 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.client import PROGRESS
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.files import cache
 from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
-from memcalc.records.outcome import LONGER
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import LONGER, FitVerdict, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.command import Program, launched
 from memcalc.script.gpu import card as card_of
@@ -56,13 +53,6 @@ _BEGINS = (
     "main(*sys.argv[1:])"
 )
 _HOME = str(Path(__file__).resolve().parents[2])
-_CACHES = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "CUDA_CACHE_PATH": "cuda",
-}
-"""Caches that a run may fill by a clock or a device: here they are the simulation's own."""
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,7 +205,7 @@ class _Run:
         devices = plan.devices if local is None or plan.devices > local else 1
         engine = self._engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
-        prepared = stub.prepare(root, cuda)
+        prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
         planning = driver.cudnn(question.target.capability, [root.parent])
         found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
         if engine:
@@ -234,9 +224,6 @@ class _Run:
         }
         if plan.alloc_conf:
             found["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
-        major, minor = question.target.capability
-        compiled = cache.folder().absolute() / "compiled" / f"sm{major}{minor}"
-        found |= {name: str(compiled / folder) for name, folder in _CACHES.items()}
         return loading.preload(found)
 
     def _engine(self) -> Environment | None:
@@ -248,7 +235,7 @@ class _Run:
             raise UsageError(
                 "--python runs the PyTorch that it has: leave --torch out, or --python."
             )
-        return environment.find(plan.torch, plan.transformers, progress=PROGRESS.get())
+        return environment.find(plan.torch, plan.transformers)
 
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])

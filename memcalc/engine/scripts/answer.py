@@ -14,7 +14,7 @@ from memcalc.engine.recorder import Interval, Notes
 from memcalc.engine.scripts import held
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models
-from memcalc.records.outcome import LONGER, Refusal
+from memcalc.records.prediction import LONGER, Refusal
 from memcalc.records.trace import Phase, Trace
 from memcalc.units import format_bytes
 
@@ -54,6 +54,7 @@ def recorded(
         entries = snapshot["device_traces"][notes.device]
         if not entries:
             continue
+        notes.private = internals.private_pools(snapshot, notes.device)
         notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
         timeline = Timeline(notes, entries, _cached_lines())
         if not notes.wrapped:

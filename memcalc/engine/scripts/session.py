@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from memcalc.engine.compiling import Compiling
 from memcalc.engine.cudnn import loading
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts import held
 from memcalc.engine.scripts.answer import Recorded, recorded
-from memcalc.engine.scripts.compiling import Compiling
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
