@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memcalc.errors import UsageError
+from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.estimation.fits import verdict as verdict_of
-from memcalc.estimation.fits import why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
@@ -226,8 +226,8 @@ def verdict(prediction: Prediction) -> str | None:
     fit, grows = prediction.fit, prediction.growth
     if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
         return (
-            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, and memory runs out after about "
-            f"{grows.steps:,} steps"
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but what the script holds grows "
+            "every step"
         )
     if fit is not None:
         return fit_words(fit)
@@ -246,12 +246,7 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
             f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
-        full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
-        if prediction.fit is not None and grows.runs_full:
-            full = ""  # The verdict says so.
-        at = f"; allocated at {grows.line}" if grows.line else ""
-        by = f", held by the variable {grows.holder}" if grows.holder else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
+        yield growth_words(grows)
 
 
 def fit_word(fit: Fit | None) -> str:

@@ -242,6 +242,11 @@ def _show(error: BaseException) -> None:
 
 _HELPS = (
     (
+        re.compile("environment variable RANK expected, but not set"),
+        "the script is one process of several: put torchrun --nproc-per-node and its number of "
+        "GPUs before it, in place of python.",
+    ),
+    (
         re.compile("Failed to find C compiler|No suitable C compiler", re.IGNORECASE),
         "Triton compiles its launcher with a C compiler, and there is none: install gcc or clang, "
         "or set CC.",

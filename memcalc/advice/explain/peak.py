@@ -27,6 +27,15 @@ def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase
     }
 
 
+def at_end(trace: Trace, plan: Plan, *, depth: int | None = None) -> PeakContents | None:
+    """What a script that trains nothing still holds when it ends; ``None``: it trains."""
+    phases = {mark.phase for mark in trace.marks}
+    if not trace.whole or Phase.BACKWARD in phases or not trace.events:
+        return None
+    last = len(trace.events) - 1
+    return _moment(trace, plan, trace.marks[-1].phase, last, lifetimes.deaths(trace), depth)
+
+
 def _moment(
     trace: Trace,
     plan: Plan,
