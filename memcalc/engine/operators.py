@@ -1,4 +1,4 @@
-"""Which operator asked for a block: the tree of events of PyTorch's profiler, read once."""
+"""The operator that allocated each block, from the event tree of PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _MAKERS = (
     "aten::zeros",
 )
 """Operators that make a tensor for the operator around them."""
+_COMPILED = ("## Call CompiledFxGraph", "CompiledFunction", "Torch-Compiled Region")
+"""What ``torch.compile`` made: many kernels, and what they hand on to each other."""
 _NODE = "autograd::engine::evaluate_function: "
 
 
@@ -28,7 +30,7 @@ class Block(msgspec.Struct):
     op: str
     """The innermost operator around it, without its namespace."""
     dtype: str = ""
-    """Of the tensor that an operator read there first; empty: nobody read it."""
+    """Of the tensor that an operator read there first; empty: not read."""
     scratch: bool = False
     """It was given back before the operator that asked for it ended."""
     until: str = ""
@@ -93,6 +95,8 @@ def _visit(
                     reads.append((event.start_time_ns, key, dtype))
             if name.startswith(_NODE):
                 inner = _Frame(frame.op, frame.end, name.removeprefix(_NODE))
+            elif name.startswith(_COMPILED):
+                inner = _Frame("compiled code", 0, frame.node)
             elif not (frame.op and name.startswith(_MAKERS)):
                 inner = _Frame(name.rpartition("::")[2], event.end_time_ns, frame.node)
         _visit(event.children, inner, device, changes, reads)

@@ -1,4 +1,4 @@
-"""Answers by closed forms: nothing is traced, and for shipped models PyTorch is not imported."""
+"""Answers by closed forms, without a run; for bundled models without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ def _answer(plan: Plan, inventories: _Inventories) -> Prediction:
         raise UsageError(f"--method analytic does not cover a base in {plan.scheme}: leave it out.")
     if plan.liger:
         raise UsageError("--method analytic does not cover Liger's kernels: leave it out.")
+    if plan.compile:
+        raise UsageError("--method analytic does not cover compiled models: leave it out.")
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.of(plan)
     state = registry.state_of(choice, tensors.parameters, plan)

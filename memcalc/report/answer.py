@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from memcalc.advice.explain.command_line import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import RUNGS, Fit, FitVerdict, Peak, Prediction
+from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import Component
 from memcalc.report import lengths, rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
@@ -15,6 +16,7 @@ from memcalc.workload import layouts
 
 _NOTES = {
     Component.ACTIVATIONS: "saved for backward",
+    Component.HELD: "lists and copies in variables",
     Component.TEMPORARIES: "short-lived results",
     Component.INPUTS: "the batch",
     Component.BUFFERS: "constants of the model",
@@ -51,8 +53,8 @@ def blocks(prediction: Prediction) -> list[Block]:
 
 
 LINES, _COLUMNS = 24, 80
-"""Of a terminal that nobody has made larger."""
-_LEAST = 3
+"""Of a default terminal."""
+_LEAST = 2
 """Components that are shown in any case."""
 
 
@@ -77,7 +79,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     if brief:
         assumed, left = _weightiest(assumed)
         left += len(prediction.uncounted)
-    more = f"{left} more with -v"
+    more = f"{left} more (-v)"
     if assumed:
         yield Line("assumed: " + "; ".join([*assumed, *([more] if left else [])]), Kind.NOTE)
     if prediction.uncounted and not brief:
@@ -86,7 +88,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
 
 def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
     """Those that an option changes, then the others, on two lines; and how many are left out."""
-    room = 2 * (_COLUMNS - 6) - len("assumed: ; 99 more with -v")
+    room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
     kept: list[str] = []
     for text in sorted(assumed, key=lambda text: "--" not in text and ENDED not in text):
         if sum(len(one) + 2 for one in (*kept, text)) <= room:
@@ -210,12 +212,12 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
     """The ladder of each, where a program uses several; the answer is of the fullest."""
     if not prediction.gpus:
         return
-    known = [rung for rung in RUNGS if getattr(prediction.peak, rung) is not None]
-    unit = unit_for(max(getattr(one.peak, known[-1]) for one in prediction.gpus))
+    known = [r for r in RUNGS if any(_rung(one, r) is not None for one in prediction.gpus)]
+    unit = unit_for(max(_rung(one, known[-1]) or 0 for one in prediction.gpus))
 
-    def sizes(peak: Peak) -> Iterator[Cell]:
+    def sizes(one: OnGpu) -> Iterator[Cell]:
         for rung in known:
-            size = getattr(peak, rung)
+            size = _rung(one, rung)
             yield Size(size, unit) if size is not None else "n/a"
 
     judged = prediction.fit is not None
@@ -223,7 +225,7 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
     yield Table(
         head=(unit.name, *(rung.replace("_", " ") for rung in known), *([""] if judged else [])),
         rows=[
-            (f"cuda:{one.index}", *sizes(one.peak), *([rows.fit_word(one.fit)] if judged else []))
+            (f"cuda:{one.index}", *sizes(one), *([rows.fit_word(one.fit)] if judged else []))
             for one in prediction.gpus
         ],
         strong=tuple(
@@ -231,6 +233,14 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
         ),
     )
     yield Line("")
+
+
+def _rung(one: OnGpu, rung: str) -> int | None:
+    """A figure of one GPU; what the process uses is also known by its verdict."""
+    size: int | None = getattr(one.peak, rung)
+    if size is None and rung == "process_used" and one.fit is not None:
+        return one.fit.needed if one.fit.metric == rung else None
+    return size
 
 
 def _note(prediction: Prediction, component: Component, size: int) -> str:
@@ -289,6 +299,14 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     """What to type next."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
+        if fit is not None and fit.verdict is not FitVerdict.FITS:
+            yield Line("next: what is alive at the peak, and at which lines of the script")
+            options_of = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
+            yield Line(
+                f"  memcalc simulate {options_of}-o run.json -- {plan.command} ; "
+                "memcalc explain run.json",
+                Kind.COMMAND,
+            )
         return
     if fit is None and plan.target != "cpu":
         yield Line(f"next: which GPUs are large enough {_MORE}")

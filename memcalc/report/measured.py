@@ -60,6 +60,7 @@ def name(plan: Plan) -> str:
     words += [f"{plan.scheme} base"] if plan.scheme else []
     words += [f"lora {plan.adapters}"] if plan.adapters else []
     words += ["liger"] if plan.liger else []
+    words += [f"compile {plan.compile}"] if plan.compile else []
     words += [plan.loop] if plan.loop != loops.DEFAULT else []
     if plan.devices > 1 or plan.parallel is not None:
         spread = layouts.spread(plan)
@@ -279,4 +280,10 @@ def _bare(value: int | None) -> str:
 def _percent(found: Difference | None, places: int = 2) -> str:
     if found is None or found.relative is None:
         return ""
-    return f"{found.relative:+.{places}%}"
+    return percent(found.relative, places)
+
+
+def percent(share: float, places: int = 2) -> str:
+    """A signed share; what rounds to nothing has no sign."""
+    text = f"{share:+.{places}%}"
+    return text if text.strip("+-0.%") else text[1:]

@@ -1,4 +1,4 @@
-"""A report as HTML: one page that needs nothing beside itself, and what a notebook shows."""
+"""A report as one self-contained HTML page, and as a notebook's output."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from memcalc.report import (
     predictions,
     rows,
     saved,
+    summary,
 )
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
-from memcalc.report.summary import Hero, hero
+from memcalc.report.summary import Bars, Hero, hero
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
@@ -37,15 +38,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOP = 25
-Part = Block | Hero | Drawing
+Part = Block | Hero | Bars | Drawing
 
 
 def render(document: Document) -> str:
-    """The whole page.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """The whole page."""
     page = _templates().get_template("page.html.j2")
     return page.render(title=_title(document), blocks=_blocks(document), version=__version__) + "\n"
 
@@ -93,7 +90,7 @@ def _blocks(document: Document) -> Iterator[Part]:
         yield from differences.blocks(document.difference, _TOP)
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
-        yield _picture(plots.optimizers(found), "requested bytes at each peak")
+        yield summary.side_by_side(found)
         yield predictions.comparison(found)
     for chapter in document.chapters:
         if len(found) > 1:
@@ -104,8 +101,7 @@ def _blocks(document: Document) -> Iterator[Part]:
         yield from explained.remedies(document.explanation)
     if document.runs:
         yield Line("Estimate against measurement", Kind.HEADING)
-        caption = "peak of each run, estimated and measured; the error beside it"
-        yield _picture(plots.accuracy(document.runs), caption)
+        yield summary.accuracy(document.runs)
         yield from measured.blocks(document.runs)
 
 

@@ -101,15 +101,16 @@ def components(prediction: Prediction) -> Table:
 def phases(prediction: Prediction) -> Table:
     """The peak of each phase on the rungs that are known."""
     replayed = prediction.peak.allocated is not None
+    unit = unit_for(prediction.peak.reserved or prediction.peak.requested)
     fields = ("allocated", "reserved") if replayed else ("requested",)
     names = fields
     if replayed and not prediction.plan.infers:
         fields, names = (*fields, "first_step_allocated"), (*names, "first step")
     return Table(
-        title="Peak by phase",
+        title=f"Peak by phase, {unit.name}",
         head=("phase", *names),
         rows=[
-            (phase.phase.value, *(_mib(getattr(phase, field), "") for field in fields))
+            (phase.phase.value, *(_size(getattr(phase, field), unit, "") for field in fields))
             for phase in prediction.phases
         ],
         strong=tuple(
@@ -144,12 +145,8 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
     )
 
 
-def _mib(value: int | None, unknown: str) -> str:
-    return format_mib(value) if value is not None else unknown
-
-
-def _size(value: int | None, unit: Unit) -> Cell:
-    return Size(value, unit) if value is not None else "n/a"
+def _size(value: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
+    return Size(value, unit) if value is not None else unknown
 
 
 def _state(prediction: Prediction) -> int:

@@ -23,9 +23,8 @@ def said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[st
         yield from _said_of_inference(plan)
         return
     if loop.keep_outputs(plan):
-        held = "logits, KV cache" if cached else "logits"
-        ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"
-        yield (f"your loop still holds `outputs` ({held}) in the next forward ({ways})")
+        held = "`outputs` and its KV cache" if cached else "`outputs`"
+        yield f"your loop holds {held} in the next forward (else --no-keep-outputs)"
     if layouts.of(plan).package == "deepspeed":
         yield "DeepSpeed allocates its flat buffers on the GPU, as it does where there is room"
     if plan.optim_in_backward or choice.row.in_backward:

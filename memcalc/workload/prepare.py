@@ -191,7 +191,6 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         )
         if padding and use is Use.TRAINING and plan.target == "cuda":
             notes.append(
-                "batches of equal length; varying lengths reserve more"
-                f"{'' if plan.devices > 1 else ' (--lengths)'}"
+                f"batches of equal length{'' if plan.devices > 1 else ' (else --lengths)'}"
             )
     return inputs, notes

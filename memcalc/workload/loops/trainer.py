@@ -97,6 +97,8 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
         report_to="none",
         disable_tqdm=True,
         log_level="error",
+        torch_compile=job.compile is not None,
+        torch_compile_mode=job.compile,
         **_spread(job),
     )
     engine_config = getattr(arguments, "hf_deepspeed_config", None)

@@ -27,6 +27,7 @@ def lines(plan: Plan) -> Lines:
         f"# DataLoader(..., batch_size={plan.batch})",
         *(["# model.gradient_checkpointing_enable()"] if plan.checkpointing else []),
         *(["# transformers.integrations.liger.apply_liger_kernel(model, None)"] * plan.liger),
+        *([f"# model = torch.compile(model, mode={plan.compile!r})"] if plan.compile else []),
         *(f"# {line}" for line in text.quantisation(plan) if line),
         *([f"# {text.lora(plan)}"] if plan.lora is not None else []),
         *text.loading(plan),
