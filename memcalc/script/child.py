@@ -244,6 +244,10 @@ _HELPS = (
         "flash-attn runs here as it does on a GPU, and it is not installed.",
     ),
     (
+        re.compile("No operator found for `memory_efficient_attention"),
+        "this xformers has no kernels for this PyTorch: install the release that is built for it.",
+    ),
+    (
         re.compile("cusparseLt"),
         "how large weights are that are compressed to two of four only cuSPARSELt knows, which "
         "needs a GPU: they are not simulated.",
