@@ -1,4 +1,4 @@
-"""Bytes to words and back; the only place that knows KiB from kB."""
+"""Formats and parses byte counts; the only place that knows KiB from kB."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ _FACTORS = {
     "TIB": 1 << 40,
 }
 NUMBER = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
-UNIT = r"(?:[kKmMgGtT][iI]?)?[bB]"
+UNIT = r"(?:[kKmMgGtT][iI]?B|[kmgt]i?b|[bB])"
+"""In large or small letters; a small b behind a large letter (``Gb``, ``Gib``) means bits."""
 _SIZE = re.compile(rf"\s*({NUMBER})\s*({UNIT})\s*")
+_BITS = re.compile(rf"\s*{NUMBER}\s*([KMGT][iI]?|[kmgt]I)b\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³), in any case.
+    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³).
 
     Returns:
         Whole bytes, rounded down.
@@ -38,6 +40,9 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
+        bits = _BITS.fullmatch(text)
+        if bits is not None:
+            raise UsageError(f"{text!r} is a size in bits: write {bits[1]}B for bytes.")
         units = "B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         raise UsageError(f"{text!r} is not a size: write a number and a unit ({units}).")
     whole, _, fraction = match[1].partition(".")

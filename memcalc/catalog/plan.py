@@ -1,4 +1,4 @@
-"""From what a user typed or wrote in a file to a Plan, or to a sentence that says what is wrong."""
+"""Makes a Plan from a user's settings, or says in a sentence what is wrong."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.compact_options import input_of
 from memcalc.records.disagreement import disagreement
 from memcalc.records.fields import FIELDS
-from memcalc.records.layouts import ZERO_STAGES
-from memcalc.records.plan import Plan
+from memcalc.records.plan import ZERO_STAGES, Plan
 
 TRAINER_OPTIM = "adamw_torch_fused"
-"""``TrainingArguments.optim`` where nobody names one (transformers 5.23, training_args.py)."""
+"""``TrainingArguments.optim`` by default (transformers 5.23, training_args.py)."""
 
 
 def make(settings: Mapping[str, Any]) -> Plan:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
-import click
+import typer
+from typer.core import TyperGroup
 
 from memcalc.version import __version__
-
-
-def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"memcalc {__version__}")
-        ctx.exit()
-
 
 COMPLETE = "_MEMCALC_COMPLETE"
 """What a shell sets in the environment when it asks what could be typed."""
@@ -50,12 +43,10 @@ VERBS = {
         "Draw a step's timeline and all figures on one page; of a model, or of a file memcalc "
         "wrote.",
     ),
-    "measure": Verb(
-        "measure", "Train for real, one child process a run, and put the estimate beside it."
-    ),
+    "measure": Verb("measure", "Train for real, one process per run, beside the estimate."),
     "run": Verb(
         "run",
-        "Run any command and say what it held of GPU and main memory; its exit code is passed on.",
+        "Run any command and report its GPU and main memory; its exit code is passed on.",
     ),
     "simulate": Verb(
         "simulate",
@@ -63,69 +54,72 @@ VERBS = {
     ),
     "compare": Verb(
         "measure",
-        "Say how accurate the estimates of measured runs were: median, worst, by what they share.",
+        "Report how accurate the estimates of measured runs were: median, worst, by group.",
         name="compare",
     ),
     "check": Verb("check", "Judge the memory budgets of a repository's training runs."),
     "init": Verb("init", "Write a starter memcalc.toml with budgets from today's estimate."),
-    "diff": Verb(
-        "diff", "Say what changed between two answers and why: by component, phase and module."
-    ),
+    "diff": Verb("diff", "Show what changed between two answers: by component, phase and module."),
     "show": Verb(
         "show",
         "Show a saved result again, in any format; or a memory snapshot of a real run.",
     ),
-    "doctor": Verb("doctor", "Say what this machine can measure, what is missing and what to do."),
+    "doctor": Verb(
+        "doctor", "Report what this machine can measure, what is missing and how to fix it."
+    ),
     "completion": Verb(
-        "completion", "Print what makes a shell complete verbs, models, GPUs and optimizers."
+        "completion", "Print shell completion for verbs, models, GPUs and optimizers."
     ),
     "list": Verb("lists", "List the models, optimizers and GPUs that memcalc knows."),
 }
 
 
-class _Verbs(Mapping[str, click.Command]):
-    """The commands by name; looking one up imports its module."""
-
-    def __getitem__(self, name: str) -> click.Command:
-        verb = VERBS[name]
-        command: click.Command = getattr(import_module(f"memcalc.cli.{verb.home}"), verb.name)
-        return command
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(VERBS)
-
-    def __len__(self) -> int:
-        return len(VERBS)
-
-
-class _Group(click.Group):
+class _Verbs(TyperGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = cast("MutableMapping[str, click.Command]", _Verbs())
+        # A mistyped verb is compared with these names.
+        self.commands: Any = dict.fromkeys(VERBS)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        verb = VERBS[cmd_name]
+        return getattr(import_module(f"memcalc.cli.{verb.home}"), verb.name)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
 
 
-app = _Group(
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"memcalc {__version__}")
+        raise typer.Exit
+
+
+_app = typer.Typer(
     name="memcalc",
-    help="What will training this model cost in GPU memory?",
+    cls=_Verbs,
     no_args_is_help=True,
+    add_completion=False,
+    # Panels are drawn by parts of rich that take longer to import than everything else.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    params=[
-        click.Option(
-            ["--version", "-V"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_version,
-            help="Print the version.",
-        )
-    ],
 )
+
+
+@_app.callback(help="What will training this model cost in GPU memory?")
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_tell_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a verb."""
+
+
+app = typer.main.get_group(_app)

@@ -1,4 +1,4 @@
-"""``torch.compile`` runs Inductor and Triton for real; nothing here is in their way.
+"""``torch.compile`` with the real Inductor and Triton.
 
 Kernels are not timed, since all take the same time over the stub driver: the first configuration
 is taken. Hooks of ours are not seen by Dynamo, which would trace them.
@@ -25,8 +25,8 @@ from memcalc.engine import torch_internals as internals
 from memcalc.engine.patches import Patches
 
 _FIRST = (
-    "kernels that torch.compile or Triton would choose by time are their first configuration; a "
-    "first run on a GPU also times others for a moment"
+    "torch.compile and Triton use each kernel's first configuration; autotuning on a GPU briefly "
+    "runs others as well"
 )
 _TOOK = "torch.compile took {:.0f} s here"
 _WARNS = "Using `torch.compile\\(module\\)` when there are global hooks"
@@ -127,7 +127,7 @@ class Compiling:
 
 
 class hidden_hooks:  # noqa: N801
-    """Hooks on all modules are not there meanwhile."""
+    """Hide hooks on all modules meanwhile."""
 
     def __enter__(self) -> None:
         self._pre = dict(modules._global_forward_pre_hooks)

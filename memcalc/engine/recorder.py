@@ -1,4 +1,4 @@
-"""Notes moments and names while a program trains; looks at nothing that the program computes.
+"""Records phases and module names while a program trains.
 
 A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
 what is noted here can be laid beside the allocator's history afterwards, without a snapshot.
@@ -7,7 +7,7 @@ what is noted here can be laid beside the allocator's history afterwards, withou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -41,7 +41,7 @@ class Interval(msgspec.Struct, kw_only=True):
     given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
     """To collectives until its end, where there are several GPUs."""
     line: str = ""
-    """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
+    """The user's line that began it, for blocks that C++ threads make; empty: unknown."""
 
 
 class Gap(msgspec.Struct, kw_only=True):
@@ -71,8 +71,9 @@ class Notes:
         """At this moment, blocks at these addresses are of this component."""
         self.born_since: list[tuple[int, Component, int]] = []
         """At this moment, living blocks that were born after another one are of this component."""
-        self.owners: list[tuple[int, dict[int, Owner]]] = []
-        """At this moment, blocks at these addresses are of these modules."""
+        self.owners: list[tuple[int, Mapping[int, Owner | str]]] = []
+        """At this moment, blocks at these addresses are of these modules, or held by these
+        variables."""
         self.marks: list[tuple[int, str]] = []
         """From this moment on, this module is at work."""
         self.arrived: list[tuple[int, int]] = []
@@ -330,6 +331,9 @@ class _Modules:
         moment, path = self._recorder.now(), self._paths.get(id(module), self._stack[-1])
         if len(self._stack) == 1:
             self._begun = moment
+            if self._recorder.intervals[-1].phase is Phase.BACKWARD:
+                # Checkpointing runs this forward again inside the backward of a module.
+                self._stack[0] = self._recorder.marks[-1][1]
         self._stack.append(path)
         self._recorder.marks.append((moment, path))
 
@@ -343,6 +347,7 @@ class _Modules:
         if len(self._stack) == 1 and again:
             # Checkpointing ran this forward again: what is left of it was saved for backward.
             self._recorder.born_since.append((moment, Component.ACTIVATIONS, self._begun))
+            self._stack[0] = ""
 
     def _mark(self, path: str) -> None:
         self._recorder.marks.append((self._recorder.now(), path))

@@ -1,9 +1,10 @@
-"""The simulated GPU: what the stub driver says of the card that a question names."""
+"""The simulated GPU: the properties that the stub driver reports."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,17 +64,52 @@ def check(target: Target) -> None:
     """See that PyTorch works with the card that was inserted.
 
     Raises:
-        EstimateError: CUDA had begun before.
+        EstimateError: CUDA had begun before, or PyTorch has no kernels for the card.
     """
     import torch
 
+    if (refusal := without_kernels()) is not None:
+        raise EstimateError(refusal)
     found = torch.cuda.get_device_properties(0)
     seen = (found.major, found.minor), found.multi_processor_count
     if seen != (target.capability, target.multiprocessors):
         raise EstimateError(
-            "Something that this model imports began CUDA before its GPU was known: ask about it "
+            "A module that this model imports initialized CUDA before its GPU was "
+            "known: ask about it "
             "in a fresh Python."
         )
+
+
+def without_kernels() -> str | None:
+    """Why the PyTorch of this process cannot run on the card that was inserted, with one that can.
+
+    The rule is that of ``_check_cubins`` in torch/cuda/__init__.py, which warns.
+    """
+    import torch
+
+    major, minor = divmod(int(os.environ["MEMCALC_STUB_CAPABILITY"]), 10)
+    built = [int(code[3:].rstrip("af")) for code in torch.cuda.get_arch_list() if code[:3] == "sm_"]
+    if not built or any(code // 10 == major and code <= 10 * major + minor for code in built):
+        return None
+    name = os.environ["MEMCALC_STUB_NAME"]
+    told = ", ".join(f"{code // 10}.{code % 10}" for code in built)
+    return (
+        f"PyTorch {torch.__version__} has no kernels for {name}, whose compute capability is "
+        f"{major}.{minor}; it has them for {told}. {_with_kernels((major, minor))}"
+    )
+
+
+def _with_kernels(capability: tuple[int, int]) -> str:
+    """What to type for a PyTorch that has kernels for a card.
+
+    Source: ``torch.cuda.get_arch_list()`` of PyPI's wheels of 2.4 to 2.14 for x86-64.
+    """
+    if platform.machine() != "x86_64":
+        return "Name a release that has them with --torch."
+    if capability >= (10, 0):
+        return "Type --torch 2.8, the oldest on PyPI that does, or a newer one."
+    newest = "2.7" if capability < (7, 0) else "2.10"
+    return f"Type --torch {newest}, the newest on PyPI that does."
 
 
 def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict[str, str]:

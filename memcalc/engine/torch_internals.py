@@ -136,6 +136,15 @@ def arrivals() -> list[tuple[int, int]]:
     return [(kept[n].moment, kept[n].address) for n in range(driver.memcalc_stub_arrived())]
 
 
+def most_of_others() -> int:
+    """The most bytes of a GPU that another process over the stub driver has had; 0: none."""
+    driver = ctypes.CDLL(None)
+    if not hasattr(driver, "memcalc_stub_others"):
+        return 0
+    driver.memcalc_stub_others.restype = ctypes.c_uint64
+    return int(driver.memcalc_stub_others())
+
+
 def free_cublas_workspaces() -> None:
     """Have PyTorch give back what it holds for cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     _C._cuda_clearCublasWorkspaces()

@@ -1,4 +1,4 @@
-"""What a program reads back from the simulated GPU, by one rule.
+"""Values that a program reads back from the simulated GPU: one rule.
 
 Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
 copied there is read back. Behind an operator of PyTorch's that makes small integers, booleans or a
@@ -43,10 +43,10 @@ _HELD = 1 << 16
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 RULE = (
-    "values read back are those that the script put on the GPU, and small integers and masks "
-    "worked out from them"
+    "values that the script put on the GPU, and integers and masks derived from them, read back "
+    "correctly"
 )
-ZEROS = "values read at {} are taken as 0"
+ZEROS = "reads such as `.item()` at {} return 0 here (this rarely changes memory)"
 _SHOWN = 6
 """Lines of a script that are named."""
 
@@ -65,7 +65,7 @@ class Values:
         self._say = say
         self._libraries: list[Any] = []
         self.unknown: dict[str, None] = {}
-        """Lines that read what nobody knows."""
+        """Lines that read unknown values."""
         self._nothing_equal = False
         self._generators: dict[int, torch.Generator] = {}
         driver = ctypes.CDLL(None)

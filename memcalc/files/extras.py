@@ -1,23 +1,8 @@
-"""Packages that only some answers need; asked for before anything is computed for them."""
+"""Packages that only some answers need, checked before the work."""
 
 from __future__ import annotations
 
 import importlib.util
-
-from memcalc.errors import UsageError
-
-_WORDS = {"matplotlib": "Pictures need", "plotext": "--plot needs"}
-
-
-def require(package: str) -> None:
-    """Refuse what cannot be drawn.
-
-    Raises:
-        UsageError: the package is not installed.
-    """
-    said = lacking(_WORDS[package], package, "torch-memcalc[report]")
-    if said is not None:
-        raise UsageError(f"{said}.")
 
 
 def lacking(needs: str, package: str, install: str = "", *, module: str = "") -> str | None:

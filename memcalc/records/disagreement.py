@@ -1,4 +1,4 @@
-"""Settings of a plan that PyTorch itself cannot run together, and what to leave out then."""
+"""Settings of a plan that cannot be combined, and which to leave out."""
 
 from memcalc.records.compact_options import NO_LORA
 from memcalc.records.plan import FLASH_ATTN, Plan
@@ -10,7 +10,7 @@ def disagreement(plan: Plan) -> str | None:
     """Why PyTorch itself cannot run these settings together; ``None``: it can."""
     if plan.inputs and (plan.seq is not None or plan.padding is not None):
         name = "seq" if plan.seq is not None else "padding"
-        return f"{name} is of batches that memcalc makes, and input describes them: leave one out."
+        return f"{name} is for batches that memcalc makes, and input describes them: leave one out."
     if plan.infers:
         return _without_training(plan)
     if plan.engine is not None:
@@ -18,7 +18,7 @@ def disagreement(plan: Plan) -> str | None:
     if plan.engine_args:
         return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:
-        return f"on a base in {plan.scheme} adapters alone train: leave out lora none, or quant."
+        return f"on a base in {plan.scheme} only adapters train: leave out lora none, or quant."
     if plan.cache != "dynamic" or plan.beams > 1:
         name = "cache" if plan.cache != "dynamic" else "beams"
         return f"{name} needs generate: say how many tokens, such as --generate 256."
@@ -79,7 +79,7 @@ def _without_training(plan: Plan) -> str | None:
     if plan.compile:
         return f"compile is answered for training so far: leave out compile, or {asked}."
     if plan.devices > 1 or plan.parallel is not None:
-        return f"{asked} is answered for one GPU so far: leave out devices and parallel."
+        return f"{asked} works on one GPU only: leave out devices and parallel."
     if plan.generate is not None and plan.inputs:
         return "generate makes its prompts itself: leave out input."
     return _about_engines(plan) or _about_devices(plan)
@@ -93,7 +93,7 @@ def _about_engines(plan: Plan) -> str | None:
     if plan.precision.startswith("amp-"):
         return f"engines have no {plan.precision}: type --precision {plan.precision[4:]}."
     if plan.scheme is not None:
-        return "engines are answered with weights as they are so far: leave quant out."
+        return "engines with quantized weights are not supported yet: leave quant out."
     if plan.cache != "dynamic" or plan.beams > 1:
         return "engine keeps a cache of its own, and no beams: leave out cache and beams."
     return None

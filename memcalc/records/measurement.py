@@ -1,4 +1,4 @@
-"""What a real run showed: the data of measurements, on one page.
+"""The records of a measured run.
 
 Sizes are unrounded bytes. What could not be read is ``None``, and ``Measurement.unknown`` says
 why, under the field's name.
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.storage import GENERATION, ONCE, Phase
@@ -27,11 +28,6 @@ class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
     allocated: int | None
     active: int | None
     reserved: int | None
-    requested_after: int
-    """Level when the phase ended."""
-    allocated_after: int | None = None
-    active_after: int | None = None
-    reserved_after: int | None = None
 
 
 class StateReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +73,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody else on the same GPU."""
+    """Another process on the same GPU."""
 
     pid: int
     name: str
@@ -129,7 +125,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
         return end.process - end.reserved
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """What a real run of one plan showed."""
 
     plan: Plan
@@ -165,7 +161,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment that changes memory, such as ``PYTORCH_ALLOC_CONF``."""
     config: str | None = None
-    """Digest of the model's config.json; ``None``: it has none, or nobody knows it."""
+    """Digest of the model's config.json; ``None``: none, or unknown."""
 
     @property
     def device_total(self) -> int | None:

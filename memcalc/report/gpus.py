@@ -1,4 +1,4 @@
-"""Which card a model needs, as blocks and as JSON."""
+"""The smallest card for each way to train, as blocks and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
     smallest = min(shown, key=lambda one: one.capacity, default=None)
     whole = next((one for one in shown if not one.lean), None)
     if smallest is None:
-        yield Line("does not fit on one card of those that are known, in any way", Kind.VERDICT)
+        yield Line("does not fit on any single card that memcalc knows, in any way", Kind.VERDICT)
     else:
         yield Line(f"fits {_size(smallest)}: {_title(smallest)}", Kind.VERDICT)
         if whole is not None and whole.capacity > smallest.capacity:
@@ -27,14 +27,12 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if shown:
-        yield _table(shown)
-        yield Line("")
+        yield _table(shown, verbose=verbose)
     for one in found.found:
         if one.figures is None and not one.lean:
             yield Line(_missed(one))
     yield Line(
-        "each names the card of that size with the least usable memory; the next size down was "
-        "tried and does not fit",
+        "batch: samples x accumulation; ckpt: checkpointing; the next size down does not fit",
         Kind.NOTE,
     )
     if verbose:
@@ -44,7 +42,7 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
         yield Line("next: how many GPUs it takes")
         yield Line(f"  memcalc fit {options(plan)} --gpu 'H100 SXM' --count", Kind.COMMAND)
         return
-    yield Line("next: the best ways on a card of yours; or one of these in full")
+    yield Line("next: the best ways on a card of yours, or the smallest card's in full")
     yield Line(f"  memcalc suggest {options(plan)} --gpu '{smallest.gpu}'", Kind.COMMAND)
     yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
 
@@ -57,7 +55,7 @@ def _shown(found: Cards) -> Iterator[Card]:
             yield one
 
 
-def _table(shown: list[Card]) -> Table:
+def _table(shown: list[Card], *, verbose: bool) -> Table:
     unit = unit_for(max(one.capacity for one in shown))
     rows: list[tuple[Cell, ...]] = []
     for one in shown:
@@ -65,16 +63,17 @@ def _table(shown: list[Card]) -> Table:
         at = one.figures.plan
         rows.append(
             (
-                (one.way.title, "with checkpointing" if one.lean else "as it is"),
+                f"{one.way.title}, ckpt" if one.lean else one.way.title,
                 f"{at.batch} x {at.grad_accum}",
-                _size(one),
+                one.gpu,
                 Size(needed_within(one.figures, one.capacity), unit),
                 Size(one.capacity, unit),
-                one.way.costs,
+                *([one.way.costs] if verbose else []),
             )
         )
-    head = ("way", "batch x accum", "smallest card", f"needs {unit.name}", "has", "what it costs")
-    return Table(head=head, rows=rows, words=(0, 2, 5))
+    costs = ["what it costs"] if verbose else []
+    head = ("way", "batch", "smallest card", f"needs {unit.name}", "has", *costs)
+    return Table(head=head, rows=rows, words=(0, 2, 5) if verbose else (0, 2))
 
 
 def _title(one: Card) -> str:

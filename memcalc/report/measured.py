@@ -280,4 +280,10 @@ def _bare(value: int | None) -> str:
 def _percent(found: Difference | None, places: int = 2) -> str:
     if found is None or found.relative is None:
         return ""
-    return f"{found.relative:+.{places}%}"
+    return percent(found.relative, places)
+
+
+def percent(share: float, places: int = 2) -> str:
+    """A signed share; what rounds to nothing has no sign."""
+    text = f"{share:+.{places}%}"
+    return text if text.strip("+-0.%") else text[1:]

@@ -1,22 +1,23 @@
-"""The words and figures of a prediction, in the order people read them; shared by all formats."""
+"""Text and figures of a prediction, shared by all formats."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from memcalc.errors import UsageError
+from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction, Span
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
 from memcalc.records.trace import Component, Sent
 from memcalc.units import GIB, MIB, format_bytes, format_mib
 from memcalc.workload import loops
 
 COMPONENT_WORDS = {
     Component.WEIGHTS: "weights",
-    Component.QUANTISED_WEIGHTS: "quantised weights",
-    Component.QUANTISATION_CONSTANTS: "quantisation constants",
+    Component.QUANTISED_WEIGHTS: "quantized weights",
+    Component.QUANTISATION_CONSTANTS: "quantization scales",
     Component.MASTER_WEIGHTS: "master weights",
     Component.GRADIENTS: "gradients",
     Component.OPTIMIZER_STATE: "optimizer state",
@@ -27,32 +28,42 @@ COMPONENT_WORDS = {
     Component.UNSHARDED: "unsharded weights",
     Component.COMMUNICATION: "communication",
     Component.KV_CACHE: "KV cache",
+    Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
 
 
 def component_word(component: Component) -> str:
-    """A component as people call it."""
+    """A component's name."""
     return COMPONENT_WORDS.get(component, component.value.replace("_", " "))
 
 
 def heading(prediction: Prediction) -> str:
-    """What was asked, in one line."""
+    """The question, in one line."""
     plan = prediction.plan
     if plan.command:
         return f"{plan.name} ({prediction.head}): {prediction.optimizer_state.optimizer}"
     return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq)}"
 
 
+def labels(predictions: Sequence[Prediction]) -> list[str]:
+    """A name for each, no two alike: the optimizer where that tells them apart."""
+    for name in (lambda one: one.plan.optim, heading):
+        found = [name(one) for one in predictions]
+        if len(set(found)) == len(found):
+            return found
+    return [f"{name} ({number})" for number, name in enumerate(found, start=1)]
+
+
 def asked_for(plan: Plan) -> str:
-    """What ways to train are looked for: a model, and the samples of a step that stay."""
+    """The question of ``memcalc suggest``: a model, and the samples of a step."""
     each = " of each GPU" if plan.devices > 1 else ""
     samples = f"{plan.batch * plan.grad_accum} samples a step{each}, as asked for"
     return f"{plan.model}: {samples}: {described(plan, plan.seq)}"
 
 
 def described(plan: Plan, seq: int | None) -> str:
-    """How a model is trained, as far as it is not as always."""
+    """How a model is trained: settings that differ from the defaults."""
     tokens = f" x {seq} tokens" if seq is not None else ""
     if plan.infers:
         return ", ".join(_inference(plan, tokens))
@@ -90,7 +101,7 @@ def _loop(name: str) -> str:
     try:
         return loops.find(name).title
     except UsageError:
-        # Of a later memcalc, whose files can be read all the same.
+        # The loop of a later memcalc, whose files can still be read.
         return f"{name} loop"
 
 
@@ -113,7 +124,7 @@ def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:
 
 
 def ladder(prediction: Prediction) -> list[tuple[str, str]]:
-    """The rungs at the peak in words."""
+    """The levels at the peak, as text."""
     peak: Peak = prediction.peak
     known = [
         (name.replace("_", " "), unknown_or(prediction, getattr(peak, name), name))
@@ -123,7 +134,7 @@ def ladder(prediction: Prediction) -> list[tuple[str, str]]:
 
 
 def process_ends(prediction: Prediction) -> tuple[int, int] | None:
-    """The least and the most that the process holds; ``None``: that is not known."""
+    """The least and the most that the process uses; ``None``: unknown."""
     context, reserved = prediction.context, prediction.peak.reserved
     if context is None or reserved is None:
         return None
@@ -134,23 +145,31 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
 
 
 def process_range(prediction: Prediction) -> str:
-    """The two ends of what nvidia-smi will show of the process."""
+    """The range that nvidia-smi will show for the process."""
     ends = process_ends(prediction)
     return "n/a" if ends is None else _between(*ends)
 
 
+def would_need(prediction: Prediction, ends: str) -> str:
+    """What nvidia-smi will show; where that is more than the card has, what it would need."""
+    high, fit = process_ends(prediction), prediction.fit
+    over = fit is not None and high is not None and high[1] > fit.capacity
+    return f"would need {ends}" if over else f"nvidia-smi: {ends}"
+
+
 def span_range(span: Span | None) -> str:
-    """The two ends of a figure that is known within limits; empty: it is known."""
+    """The range of a figure; empty: it is exact."""
     return "" if span is None or span.low == span.high else _between(span.low, span.high)
 
 
 def _between(low: int, high: int) -> str:
     unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
-    return f"{low / unit:,.2f} to {high / unit:,.2f} {name}"
+    digits = 2 if unit == GIB else 0
+    return f"{low / unit:,.{digits}f} to {high / unit:,.{digits}f} {name}"
 
 
 def process_words(prediction: Prediction) -> str:
-    """What the process holds: a range, for the CUDA context is known as one."""
+    """The process's memory as a range, because the CUDA context is one."""
     context, ends = prediction.context, process_ends(prediction)
     if context is None or ends is None:
         return unknown_or(prediction, prediction.peak.process_used, "process_used")
@@ -162,7 +181,7 @@ def process_words(prediction: Prediction) -> str:
 
 
 def parts(span: Span) -> Iterator[str]:
-    """What a span is made of, a part each."""
+    """The parts of a span, one line each."""
     for part in span.parts:
         likely = f", likely {part.likely / MIB:,.0f}" if part.likely is not None else ""
         ends = f"{part.low / MIB:,.0f} to {part.high / MIB:,.0f} MiB"
@@ -170,7 +189,7 @@ def parts(span: Span) -> Iterator[str]:
 
 
 def ladder_words(prediction: Prediction) -> list[tuple[str, str]]:
-    """The ladder for one line of text: rungs that are unknown for one reason share it."""
+    """The levels for one line of text; levels that are unknown for one reason share it."""
     known: list[tuple[str, str]] = []
     unknown: dict[str, list[str]] = {}
     for name, value in ladder(prediction):
@@ -203,11 +222,17 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 
 def verdict(prediction: Prediction) -> str | None:
-    """Does it fit, and by how much; why nobody knows, where a GPU was named and nobody does."""
-    if prediction.fit is not None:
-        return fit_words(prediction.fit)
+    """Whether it fits and by how much, or why that is unknown; ``None``: no GPU was named."""
+    fit, grows = prediction.fit, prediction.growth
+    if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
+        return (
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but what the script holds grows "
+            "every step"
+        )
+    if fit is not None:
+        return fit_words(fit)
     reason = prediction.unknown.get("fit")
-    return f"whether it fits {prediction.plan.gpu}: n/a ({reason})" if reason else None
+    return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 
 
 def outcome_words(prediction: Prediction) -> Iterator[str]:
@@ -217,12 +242,11 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
         at = f" at {refusal.line}" if refusal.line else ""
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{format_bytes(refusal.free)} free; the figures are those of a run without a limit"
+            f"{format_bytes(refusal.free)} free; the figures are those "
+            f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
-        full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
-        at = f"; allocated at {grows.line}" if grows.line else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}"
+        yield growth_words(grows)
 
 
 def fit_word(fit: Fit | None) -> str:
@@ -232,13 +256,16 @@ def fit_word(fit: Fit | None) -> str:
 
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
-    rung = fit.metric.replace("_", " ")
-    word = verdict_of(fit).value
-    side = "to spare" if fit.margin >= 0 else "too much"
+    found = verdict_of(fit)
+    does = fit.metric.replace("_", " ")
+    if found is FitVerdict.DOES_NOT_FIT and fit.metric == "process_used":
+        does = "needs"
+    if found is FitVerdict.TIGHT:
+        rest = why_tight(fit)
+    else:
+        rest = f"{format_bytes(abs(fit.margin))} {'to spare' if fit.margin >= 0 else 'too much'}"
     return (
-        f"{word} on {fit.gpu}: {rung} {format_bytes(fit.needed)} of "
-        f"{_offered(fit)}, {format_bytes(abs(fit.margin))} {side}"
-        f"{_with_largest_context(fit)}{retries_words(fit.retries)}"
+        f"{found.value} on {fit.gpu}: {does} {format_bytes(fit.needed)} of {_offered(fit)}, {rest}"
     )
 
 
@@ -247,19 +274,3 @@ def _offered(fit: Fit) -> str:
     if fit.limit == fit.capacity:
         return offered
     return f"the {format_bytes(fit.limit)} that per_process_memory_fraction allows (of {offered})"
-
-
-def _with_largest_context(fit: Fit) -> str:
-    if fit.needed_high is None or fit.needed_high == fit.needed or fit.margin < 0:
-        return ""
-    left = fit.least_margin
-    if format_bytes(left) == format_bytes(fit.margin):
-        return ""
-    short = "" if left >= 0 else " too much"
-    return f" ({format_bytes(abs(left))}{short} with the largest context)"
-
-
-def retries_words(count: int) -> str:
-    """What goes behind a size that holds because the allocator gives its cache back."""
-    times = "once" if count == 1 else f"{count} times"
-    return f", after freeing cached blocks {times}" if count else ""

@@ -1,4 +1,4 @@
-"""Programs that start others, one a GPU: which script they run, and what each process finds.
+"""Launchers that start one process per GPU: their script, and each process's environment.
 
 The launchers' own parsers read their command lines (torchrun of PyTorch, accelerate, DeepSpeed).
 What a process finds in its environment is what torchrun sets (torch/distributed/elastic/agent/
@@ -176,7 +176,8 @@ def _accelerate(words: list[str], gpus: int | None) -> Launch:
 
 
 _ONE = (
-    "accelerate launch starts a process for each GPU that it finds: one is taken (name them, as in "
+    "accelerate launch starts a process for each GPU that it finds: one is assumed (name them, as "
+    "in "
     "--gpu 8xh100, or say --num_processes)"
 )
 

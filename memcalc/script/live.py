@@ -1,4 +1,4 @@
-"""Simulating what is already in memory: a block of code, or a module with its optimizer.
+"""Simulates live objects: a block of code, or a module with its optimizer.
 
 It runs in a process of its own over the stub driver, unless this process is over it already.
 """
@@ -82,6 +82,9 @@ class Simulation:
     def peak(self) -> Any:
         """The ladder at the peak, in bytes; see ``prediction.peak``."""
         return self.prediction.peak
+
+    def __str__(self) -> str:
+        return str(self._found.prediction) if self._found is not None else repr(self)
 
     def _repr_html_(self) -> str | None:
         return self._found.prediction._repr_html_() if self._found is not None else None

@@ -1,4 +1,4 @@
-"""The answer of a program that uses several GPUs in one process."""
+"""The answer for a program that uses several GPUs in one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from memcalc.estimation.estimate import Traced
 from memcalc.records.prediction import FitVerdict, OnGpu
 
-_WORST = FitVerdict.FITS, FitVerdict.TOO_CLOSE, FitVerdict.DOES_NOT_FIT
+_WORST = FitVerdict.FITS, FitVerdict.TIGHT, FitVerdict.DOES_NOT_FIT
 
 
 def fullest(found: dict[int, Traced]) -> Traced:

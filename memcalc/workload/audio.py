@@ -89,7 +89,7 @@ class Recordings:
         return next((int(number) for number in named if number is not None), otherwise)
 
     def _guessed(self, batch: Any, dtype: torch.dtype, device: Any) -> dict[str, torch.Tensor]:
-        """For an extractor that nobody could run: samples, or frames of bins.
+        """For an extractor that could not be run: samples, or frames of bins.
 
         (B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins).
         """
@@ -141,7 +141,7 @@ def notes(config: Any) -> tuple[str, ...]:
     """What an answer for such a model has to say."""
     if str(getattr(config, "model_type", "")) != "vibevoice":
         return ()
-    return ("the diffusion loss of its sound is not counted: only that of its tokens is made",)
+    return ("the diffusion loss of its audio is not counted, only the loss of its tokens",)
 
 
 def _encoder(config: Any) -> Any:

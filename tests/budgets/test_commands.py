@@ -2,10 +2,11 @@
 
 import pytest
 
-from memcalc.budgets import commands
+from memcalc.budgets import collect
 from memcalc.budgets.judge import judge
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
+from memcalc.budgets.remedies import Adviser
 from memcalc.errors import UsageError
 
 SCRIPT = """
@@ -41,7 +42,8 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "memcalc.toml").write_text(BUDGETS)
     runs = read(tmp_path / "memcalc.toml").runs
-    found = commands.simulated(runs)
+    answers = collect.estimate(runs, collect.Effort())
+    found = {run.name: answer for run, answer in zip(runs, answers, strict=True)}
     verdicts = {run.name: judge(run, found[run.name], None) for run in runs}
     assert {v.status for v in verdicts["holds"]} == {Status.HOLDS}
     state = next(v for v in verdicts["holds"] if v.budget.metric == "optimizer_state")
@@ -49,6 +51,10 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd):
     (full,) = verdicts["full"]
     assert full.status is Status.OVER
     assert full.difference > 3 << 30
+    with Adviser(use_cache=False) as advise:
+        told = advise(full.budget, found["full"], None)
+    assert told.startswith("the script itself must need less: ")
+    assert told.endswith("with expandable_segments:True")
     (fails,) = verdicts["fails"]
     assert (fails.status, fails.reason) == (
         Status.UNKNOWN,

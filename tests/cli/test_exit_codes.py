@@ -5,8 +5,8 @@ import pathlib
 import subprocess
 import sys
 
-import click
 import pytest
+import typer
 
 from memcalc.errors import MeasureTimeoutError, OverBudgetError
 from tests.conftest import ROOT
@@ -16,17 +16,17 @@ from tests.conftest import ROOT
     ("error", "code", "words"),
     [
         (KeyboardInterrupt(), 130, "type the same to go on"),
-        (click.Abort(), 130, None),
+        (typer.Abort(), 130, None),
         (BrokenPipeError(32, "Broken pipe"), 141, None),
         (OSError(28, "No space left on device"), 3, "Cannot write the answer: No space"),
         (PermissionError(13, "Permission denied", "x.json"), 3, "Cannot use x.json: Permission"),
         (MemoryError(), 3, "ran out of main memory"),
-        (RecursionError("maximum recursion"), 3, "nested too far"),
+        (RecursionError("maximum recursion"), 3, "nested too deeply"),
         (SystemExit(0), 3, "memcalc itself failed (SystemExit: 0)"),
         (SystemExit(1), 3, "memcalc itself failed"),
         (KeyError("x"), 3, "memcalc itself failed (KeyError: 'x')"),
         (GeneratorExit(), 3, "memcalc itself failed (GeneratorExit)"),
-        (click.FileError("x"), 2, "x"),
+        (typer.BadParameter("x"), 2, "x"),
         (OverBudgetError("Too much."), 1, "error: Too much."),
         (MeasureTimeoutError("Too long."), 124, "error: Too long."),
     ],
@@ -84,7 +84,13 @@ def test_an_answer_that_cannot_be_written_is_not_given():
 def test_an_answer_for_a_closed_stream_is_not_given():
     done = typed("memcalc list models >&-")
     assert done.returncode == 3
-    assert done.stderr.startswith("error: Cannot write the answer")
+    assert done.stderr == "error: Cannot write the answer: standard output is closed.\n"
+
+
+def test_a_command_whose_folder_is_gone_says_so():
+    done = typed("mkdir /tmp/$$-gone; cd /tmp/$$-gone; rmdir /tmp/$$-gone; memcalc check")
+    assert done.returncode == 2
+    assert done.stderr == "error: The current folder is gone: change to one that exists.\n"
 
 
 def test_a_reader_that_has_seen_enough_is_not_an_error():

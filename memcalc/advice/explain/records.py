@@ -1,4 +1,4 @@
-"""What an explanation is made of. All sizes are unrounded bytes.
+"""The records of an explanation. Sizes are unrounded bytes.
 
 The peak's groups sum to the peak's requested bytes.
 """
@@ -9,7 +9,7 @@ import msgspec
 
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.remedies.records import Figures, Option, Search
-from memcalc.records import display
+from memcalc.records.display import Answer
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component, Phase
 
@@ -28,7 +28,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     kept: str
     """What keeps them alive, and until when."""
     line: str = ""
-    """Of the user's code that asked for them, as ``train.py:41``; empty: nobody noted it."""
+    """Of the user's code that asked for them, as ``train.py:41``; empty: unknown."""
 
 
 class PeakContents(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class PeakContents(msgspec.Struct, frozen=True, kw_only=True):
     """Everything alive, largest first; they sum to ``requested``."""
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """Why a plan needs what it needs, and what would need less."""
 
     prediction: Prediction
@@ -51,11 +51,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     peak: PeakContents
     others: tuple[PeakContents, ...]
     """The highest moments of the other phases."""
+    end: PeakContents | None = None
+    """What a script that trains nothing still holds when it ends."""
     layers: tuple[LayerKind, ...] = ()
     """Of a quantised base: what each kind of layer holds."""
     options: tuple[Option, ...] = ()
     """The largest saving of reserved bytes first."""
     search: Search | None = None
-
-    def _repr_html_(self) -> str | None:
-        return display.html(self)

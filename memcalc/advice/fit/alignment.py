@@ -1,4 +1,4 @@
-"""Sizes that a GPU's matrix units like.
+"""Batch and sequence sizes aligned for Tensor Cores.
 
 Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores":
 dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100. In a
@@ -48,7 +48,7 @@ def advise(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture
         return None
     wanted = multiple(plan.precision, architecture)
     if wanted == 1:
-        return Advice(most, "these products run without Tensor Cores, so any size will do")
+        return Advice(most, "matrix products here do not use Tensor Cores, so any size is fine")
     guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"
     if limit.axis == "seq":
         return Advice(most - most % wanted or most, guide)

@@ -10,14 +10,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.budgets.detect import axolotl, script, trainer
-from memcalc.budgets.detect.records import Detected
+from memcalc.budgets.records import Detected
 from memcalc.catalog.launch_files import accelerate
 from memcalc.errors import SettingError, UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS
 from memcalc.workload import layouts
 
-__all__ = ["Detected", "driven", "read", "search"]
+__all__ = ["Detected", "driven", "read", "scripts", "search"]
 _LARGEST = 1 << 20
 _MOST_FILES = 500
 _ENDINGS = (".yaml", ".yml", ".json", ".py")
@@ -33,6 +33,26 @@ def search(folder: Path) -> list[Detected]:
     files = sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS)
     found = [detected for path in files[:_MOST_FILES] if (detected := _read(path)) is not None]
     return sorted(found, key=lambda each: (_KINDS.index(each.kind), "model" not in each.settings))
+
+
+def scripts(folder: Path) -> list[Path]:
+    """Scripts that train, of a folder and of the folders in it; they are read, not run."""
+    files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("[!.]*/*.py"))]
+    return [
+        path.relative_to(folder)
+        for path in files[:_MOST_FILES]
+        if not path.name.startswith("test_") and (text := _text(path)) and script.trains(text)
+    ]
+
+
+def _text(path: Path) -> str:
+    """Of a script; empty where it cannot be read."""
+    if not os.path.isfile(path):
+        return ""
+    try:
+        return untrusted_values.content(path, _LARGEST).decode("utf-8-sig")
+    except (UsageError, ValueError):
+        return ""
 
 
 def read(path: Path) -> Detected:
@@ -85,7 +105,7 @@ def driven(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
         return found, () if several else (_HOW_MANY,)
     del found["loop"]
     as_the_trainer = {"max_grad_norm": 1.0, "keep_outputs": False}
-    notes = ["the Trainer's own loop is not answered with this layout: here it is the plain one"]
+    notes = ["memcalc does not know the Trainer's loop with this layout: the plain loop is used"]
     if not several:
         notes.append(_HOW_MANY)
     return {**as_the_trainer, **found}, tuple(notes)

@@ -1,4 +1,4 @@
-"""Keeps the readings of a training loop of any length: those of the telling steps.
+"""Keeps the readings of a training loop: of its first and highest steps.
 
 On CUDA the allocator is read as phases end. On the CPU one profiler runs from the first phase to
 the last, and its events are told apart by time afterwards: a profiler that is stopped inside
@@ -128,7 +128,7 @@ class CpuReadings:
                 event = next(events)
             following = self._spans[number + 1][1] if number + 1 < len(self._spans) else None
             if following is None or not _between(phase, following):
-                self._readings.append(requested_only(step, phase, peak, level))
+                self._readings.append(requested_only(step, phase, peak))
 
     def readings(self) -> list[PhaseReading]:
         """What is kept, in order."""

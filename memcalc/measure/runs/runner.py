@@ -1,4 +1,4 @@
-"""Asks for runs, passes on what they say, and puts beside it what NVML says of them."""
+"""Starts measured runs and joins their figures with NVML's readings."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def _heard(
     try:
         measured: Measurement = decode(Measurement, answer["measurement"])
     except (ValueError, KeyError):
-        raise MeasureError("What the run measured cannot be read.") from None
+        raise MeasureError("The run sent an unreadable measurement.") from None
     return measured if sampler is None else with_gpu(measured, sampler)
 
 

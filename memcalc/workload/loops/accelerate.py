@@ -91,5 +91,4 @@ LOOP = Loop(
     summary="a script around accelerate's Accelerator",
     run=run,
     keeps_outputs=True,
-    alike=True,
 )

@@ -50,5 +50,4 @@ LOOP = Loop(
     summary="the bare optimizer in a loop of one's own",
     run=run,
     keeps_outputs=True,
-    alike=True,
 )
