@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from memcalc import untrusted_text
 from memcalc.cli.command import say
+from memcalc.records.progress import Progress as Fetching
+from memcalc.records.progress import listening
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -31,8 +33,16 @@ class Steps:
         """So many of the answers are known."""
         self.done, self.total = done, total
 
+    def now(self, what: str) -> None:
+        """This is being done from now on."""
+        self.what = what
+
     def row(self, text: str) -> None:
         """Something is known that is worth a line before all is."""
+
+    def note(self, text: str) -> None:
+        """Something that a person should know."""
+        say(text)
 
 
 class _Moving(Steps):
@@ -41,15 +51,36 @@ class _Moving(Steps):
     def __init__(self, what: str, shown: Progress, task: TaskID) -> None:
         super().__init__(what)
         self._shown, self._task = shown, task
+        self._fetched: TaskID | None = None
 
     def at(self, done: int, total: int | None = None) -> None:
         super().at(done, total)
         self._shown.update(self._task, completed=done, total=total)
 
-    def row(self, text: str) -> None:
+    def now(self, what: str) -> None:
+        self._shown.update(self._task, description=untrusted_text.line(what))
+
+    def row(self, text: str, style: str = "dim") -> None:
         from rich.text import Text
 
-        self._shown.console.print(Text(untrusted_text.line(text), style="dim"))
+        self._shown.console.print(Text(untrusted_text.line(text), style=style))
+
+    def note(self, text: str) -> None:
+        self.row(text, style="")
+
+    def fetching(self, seen: Fetching) -> None:
+        """Something is fetched; what it is and how large comes first, without a fraction."""
+        if seen.fraction is None:
+            self.row(seen.text)
+            return
+        if self._fetched is None:
+            self._fetched = self._shown.add_task("", total=100)
+        told = untrusted_text.line(seen.text)
+        whole = round(100 * seen.fraction)
+        self._shown.update(self._fetched, description=told, completed=whole)
+        if seen.fraction == 1:
+            self._shown.remove_task(self._fetched)
+            self._fetched = None
 
 
 class _Logged(Steps):
@@ -67,6 +98,11 @@ class _Logged(Steps):
         self._over.set()
         self._thread.join()
 
+    def fetching(self, seen: Fetching) -> None:
+        """Something is fetched: what it is and how large, and no more."""
+        if seen.fraction is None:
+            say(f"memcalc: {seen.text}")
+
     def _tell(self) -> None:
         while not self._over.wait(EVERY):
             known = f", {self.done} of {self.total} done" if self.total else ""
@@ -83,12 +119,14 @@ def progress(what: str) -> Iterator[Steps]:
     if not sys.stderr.isatty():
         logged = _Logged(what)
         try:
-            yield logged
+            with listening(logged.fetching):
+                yield logged
         finally:
             logged.end()
         return
     from rich.console import Console
     from rich.progress import (
+        BarColumn,
         MofNCompleteColumn,
         Progress,
         SpinnerColumn,
@@ -100,6 +138,7 @@ def progress(what: str) -> Iterator[Steps]:
     counted = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
+        BarColumn(20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -108,4 +147,6 @@ def progress(what: str) -> Iterator[Steps]:
         transient=True,
     )
     with counted as shown:
-        yield _Moving(what, shown, shown.add_task(untrusted_text.line(what), total=None))
+        steps = _Moving(what, shown, shown.add_task(untrusted_text.line(what), total=None))
+        with listening(steps.fetching):
+            yield steps

@@ -44,6 +44,8 @@ def _answer(plan: Plan, inventories: _Inventories) -> Prediction:
         raise UsageError(f"--method analytic does not cover a base in {plan.scheme}: leave it out.")
     if plan.liger:
         raise UsageError("--method analytic does not cover Liger's kernels: leave it out.")
+    if plan.compile:
+        raise UsageError("--method analytic does not cover compiled models: leave it out.")
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.of(plan)
     state = registry.state_of(choice, tensors.parameters, plan)

@@ -7,7 +7,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ import msgspec
 from memcalc.catalog import models
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
-from memcalc.engine.environment.records import Report
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.fits import Device
 from memcalc.files.artifact import decode, encode
@@ -53,10 +51,6 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-PROGRESS: ContextVar[Report | None] = ContextVar("PROGRESS", default=None)
-"""Who is told what is fetched for an environment, and how far it is."""
 
 
 class Engines:
@@ -100,7 +94,7 @@ class Engines:
 
 
 def _parent(torch: str | None, transformers: str | None) -> Parent:
-    found = environment.find(torch, transformers, progress=PROGRESS.get())
+    found = environment.find(torch, transformers)
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     variables = {**os.environ, **_ENVIRONMENT, **_no_inductor_folder(), **told}
     return Parent(EstimateError, variables, kind=ENGINE, first=found.path)

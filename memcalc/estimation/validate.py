@@ -11,7 +11,7 @@ from memcalc.catalog import gpus, inventory, models, positions, quantised
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
-from memcalc.files import extras
+from memcalc.files import compiler, extras
 from memcalc.records.compact_options import adapter
 from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
@@ -39,6 +39,9 @@ def check(plan: Plan) -> models.ModelSource:
     _check_quant(plan, source)
     if plan.liger:
         _check_liger(source)
+    if plan.compile and compiler.system_compiler() is None:
+        told = "Triton compiles with a C compiler, and there is none: install gcc, or set CC."
+        raise SettingError("compile", told)
     if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):
         told = f"{source.name} chooses its attention itself: leave --attention out."
         raise SettingError("attention", told)
@@ -101,6 +104,9 @@ def _check_layout(plan: Plan) -> None:
         )
         if missing:
             raise UsageError(f"{missing}.")
+    if plan.compile and layout.package:
+        told = "DeepSpeed's engine is not compiled here so far: leave out compile, or parallel."
+        raise SettingError("compile", told)
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
     if several:

@@ -30,6 +30,8 @@ def disagreement(plan: Plan) -> str | None:
         return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
     if plan.liger and plan.target == "cpu":
         return "Liger's kernels are for GPUs: leave out liger, or target cpu."
+    if plan.compile and plan.target == "cpu":
+        return "compile is answered for GPUs: leave out compile, or target cpu."
     if plan.attention == FLASH_ATTN and plan.target == "cpu":
         return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
     if plan.gpu is not None and plan.target == "cpu":
@@ -74,6 +76,8 @@ def _without_training(plan: Plan) -> str | None:
     named = next((name for name, given in training.items() if given), None)
     if named is not None:
         return f"{asked} trains nothing: leave out {named}, or {asked}."
+    if plan.compile:
+        return f"compile is answered for training so far: leave out compile, or {asked}."
     if plan.devices > 1 or plan.parallel is not None:
         return f"{asked} works on one GPU only: leave out devices and parallel."
     if plan.generate is not None and plan.inputs:

@@ -28,6 +28,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """What a setting is checked against: without ``None``, and a table where pairs are held."""
     default: Any
     """``None`` also where there is none."""
+    group: str
+    """The heading that its option stands under in help."""
     words: str
     """What it is, in a sentence."""
     otherwise: str
@@ -155,6 +157,7 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
         name=name,
         type=_written(Annotated[(kind, *limits)] if limits else kind),
         default=default,
+        group=told.extra["group"],
         words=told.description,
         otherwise=told.extra["otherwise"] or ("yes" if default is True else str(named)),
         option=name.replace("_", "-") if told.extra["option"] == "" else told.extra["option"],

@@ -9,10 +9,49 @@ import msgspec
 
 from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
-from memcalc.records.outcome import Growth, Refusal
 from memcalc.records.plan import Plan
 from memcalc.records.serving import Serving
 from memcalc.records.trace import Component, Phase, Sent
+
+LONGER = "what a longer run reserves"
+"""Begins what is not counted of a run whose steps differ."""
+_LONG = 100_000
+"""Steps that few trainings make: a loss that is kept in a list fills no GPU by then."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """The request that failed for lack of GPU memory and ended the run."""
+
+    device: int
+    phase: Phase
+    step: int
+    line: str
+    """In the user's code; empty: unknown."""
+    asked: int
+    """Requested bytes."""
+    free: int
+    """Free bytes of the GPU."""
+    last: bool = False
+    """The figures end here: without a limit the script failed as well."""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """A script's memory grows by the same amount in every step."""
+
+    bytes: int
+    """In a step."""
+    line: str
+    """The line in the user's code that allocates most of it; empty: unknown."""
+    holder: str = ""
+    """The variable that holds most of it; empty: unknown."""
+    steps: int | None = None
+    """Steps until the GPU is full, about; ``None``: no GPU is named."""
+
+    @property
+    def runs_full(self) -> bool:
+        """The GPU is full before a training of usual length has ended."""
+        return self.steps is not None and self.steps < _LONG
+
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")
 """The ladder of memory, lowest first: what tensors ask for, the blocks that hold it, what PyTorch's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from memcalc.advice.explain.command_line import options
@@ -15,6 +16,7 @@ from memcalc.workload import layouts
 
 _NOTES = {
     Component.ACTIVATIONS: "saved for backward",
+    Component.HELD: "lists and copies in variables",
     Component.TEMPORARIES: "short-lived results",
     Component.INPUTS: "the batch",
     Component.BUFFERS: "constants of the model",
@@ -75,7 +77,7 @@ def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
     """What was assumed and what was not counted; brief: two lines of what changes most."""
     assumed, left = list(prediction.assumptions), 0
     if brief:
-        assumed, left = _weightiest(prediction.assumptions)
+        assumed, left = _weightiest(assumed)
         left += len(prediction.uncounted)
     more = f"{left} more (-v)"
     if assumed:
@@ -297,6 +299,14 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     """What to type next."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
+        if fit is not None and fit.verdict is not FitVerdict.FITS:
+            yield Line("next: what is alive at the peak, and at which lines of the script")
+            options_of = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
+            yield Line(
+                f"  memcalc simulate {options_of}-o run.json -- {plan.command} ; "
+                "memcalc explain run.json",
+                Kind.COMMAND,
+            )
         return
     if fit is None and plan.target != "cpu":
         yield Line(f"next: which GPUs are large enough {_MORE}")

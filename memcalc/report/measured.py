@@ -60,6 +60,7 @@ def name(plan: Plan) -> str:
     words += [f"{plan.scheme} base"] if plan.scheme else []
     words += [f"lora {plan.adapters}"] if plan.adapters else []
     words += ["liger"] if plan.liger else []
+    words += [f"compile {plan.compile}"] if plan.compile else []
     words += [plan.loop] if plan.loop != loops.DEFAULT else []
     if plan.devices > 1 or plan.parallel is not None:
         spread = layouts.spread(plan)

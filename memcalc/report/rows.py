@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memcalc.errors import UsageError
+from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.estimation.fits import verdict as verdict_of
-from memcalc.estimation.fits import why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
@@ -28,6 +28,7 @@ COMPONENT_WORDS = {
     Component.UNSHARDED: "unsharded weights",
     Component.COMMUNICATION: "communication",
     Component.KV_CACHE: "KV cache",
+    Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
 
@@ -72,6 +73,7 @@ def described(plan: Plan, seq: int | None) -> str:
         f"{plan.scheme} base" if plan.scheme else "",
         f"LoRA {plan.adapters}" if plan.adapters else "",
         "Liger kernels" if plan.liger else "",
+        f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
         _loop(plan.loop),
@@ -221,8 +223,14 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 def verdict(prediction: Prediction) -> str | None:
     """Whether it fits and by how much, or why that is unknown; ``None``: no GPU was named."""
-    if prediction.fit is not None:
-        return fit_words(prediction.fit)
+    fit, grows = prediction.fit, prediction.growth
+    if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
+        return (
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but what the script holds grows "
+            "every step"
+        )
+    if fit is not None:
+        return fit_words(fit)
     reason = prediction.unknown.get("fit")
     return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 
@@ -234,12 +242,11 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
         at = f" at {refusal.line}" if refusal.line else ""
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{format_bytes(refusal.free)} free; the figures are those of a run without a limit"
+            f"{format_bytes(refusal.free)} free; the figures are those "
+            f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
-        full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
-        at = f"; allocated at {grows.line}" if grows.line else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}"
+        yield growth_words(grows)
 
 
 def fit_word(fit: Fit | None) -> str:

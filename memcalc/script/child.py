@@ -24,7 +24,8 @@ import msgspec
 import torch
 
 from memcalc.children import scratch
-from memcalc.engine import driver, source_lines
+from memcalc.engine import driver, simulated_gpu, source_lines
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
@@ -67,13 +68,19 @@ def main(asked: str, answered: str) -> None:
 
 def _followed(request: Request, session: Session) -> Ending:
     with as_main(request.program), session, surroundings.program(request, session) as others:
-        ending = _ended(request)
+        ending = _ended(request, session)
         if not ending.stopped and not _raised:
             with contextlib.suppress(EnoughStepsError):
                 ending = _at_exit(ending)
         if ending.code == 1 and _by_zero:
             _explain(session.values.unknown)
-    return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
+    return msgspec.structs.replace(
+        ending,
+        steps=session.steps.most,
+        started=others.commands,
+        others=internals.most_of_others(),
+        trains=session.phases.backwards > 0,
+    )
 
 
 def _explain(unknown: Iterable[str]) -> None:
@@ -124,19 +131,23 @@ _NOT_COMPUTED = (
 )
 
 
-def _ended(request: Request) -> Ending:
+def _ended(request: Request, session: Session) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
+    if (refusal := simulated_gpu.without_kernels()) is not None:
+        print(f"memcalc: {refusal}", file=sys.stderr)
+        return Ending(code=1)
     try:
         if request.work:
             sys.path[:] = request.path
             pickle.loads(Path(request.work).read_bytes())()
             return Ending(code=0)
-        run(request.program)
+        session.leave(run(request.program))
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left as left:
         _left.append(left.code)
         return Ending(code=left.code)
-    except EnoughStepsError:
+    except EnoughStepsError as enough:
+        session.leave(enough)
         return Ending(code=0, stopped=True)
     except BaseException as error:
         if request.work:
@@ -230,6 +241,11 @@ def _show(error: BaseException) -> None:
 
 
 _HELPS = (
+    (
+        re.compile("environment variable RANK expected, but not set"),
+        "the script is one process of several: put torchrun --nproc-per-node and its number of "
+        "GPUs before it, in place of python.",
+    ),
     (
         re.compile("Failed to find C compiler|No suitable C compiler", re.IGNORECASE),
         "Triton compiles its launcher with a C compiler, and there is none: install gcc or clang, "

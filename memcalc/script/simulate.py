@@ -24,16 +24,14 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.client import PROGRESS
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.files import cache
 from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import LONGER, FitVerdict, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.command import Program, launched
 from memcalc.script.gpu import card as card_of
@@ -46,18 +44,15 @@ STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
+_ALONE = (
+    "the script uses {used} of {count} GPUs; to use all, put torchrun --nproc-per-node {count} "
+    "before it in place of python"
+)
 _BEGINS = (
     "import sys; sys.path.append({home!r}); from memcalc.script.child import main; "
     "main(*sys.argv[1:])"
 )
 _HOME = str(Path(__file__).resolve().parents[2])
-_CACHES = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "CUDA_CACHE_PATH": "cuda",
-}
-"""Caches that a run may fill by a clock or a device: here they are the simulation's own."""
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +87,14 @@ def simulate(
     question = asked(plan)
     run = _Run(question, program, launch, folder, weights, python or sys.executable)
     found = run.answer(limited=gpu is not None)
-    if found.ending.out_of_memory and found.ending.refusal is not None:
+    refusal = found.ending.refusal
+    if found.ending.out_of_memory and refusal is not None:
         whole = run.answer(limited=False, quiet=True)
         if whole.traced is not None and not whole.ending.code:
             found = replace(found, traced=whole.traced)
+        else:
+            last = replace(refusal, last=True)
+            found = replace(found, ending=replace(found.ending, refusal=last))
     if found.traced is not None:
         room = card_of(gpu).room if gpu is not None else None
         traced = _as_it_ended(found.traced, found.ending, room)
@@ -206,7 +205,7 @@ class _Run:
         devices = plan.devices if local is None or plan.devices > local else 1
         engine = self._engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
-        prepared = stub.prepare(root, cuda)
+        prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
         planning = driver.cudnn(question.target.capability, [root.parent])
         found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
         if engine:
@@ -225,9 +224,6 @@ class _Run:
         }
         if plan.alloc_conf:
             found["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
-        major, minor = question.target.capability
-        compiled = cache.folder().absolute() / "compiled" / f"sm{major}{minor}"
-        found |= {name: str(compiled / folder) for name, folder in _CACHES.items()}
         return loading.preload(found)
 
     def _engine(self) -> Environment | None:
@@ -239,7 +235,7 @@ class _Run:
             raise UsageError(
                 "--python runs the PyTorch that it has: leave --torch out, or --python."
             )
-        return environment.find(plan.torch, plan.transformers, progress=PROGRESS.get())
+        return environment.find(plan.torch, plan.transformers)
 
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])
@@ -252,6 +248,12 @@ class _Run:
         if not found:
             return Simulated(ending=ending, traced=None)
         traced = found[0] if [*found] == [0] else fullest(found)
+        count = self._question.plan.devices
+        if len(found) < count and self._launch is None:
+            alone = _ALONE.format(used=len(found), count=count)
+            prediction = traced.prediction
+            prediction = replace(prediction, assumptions=(alone, *prediction.assumptions))
+            traced = replace(traced, prediction=prediction)
         return Simulated(ending=ending, traced=traced)
 
 
@@ -298,9 +300,15 @@ def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     prediction = traced.prediction
     grows = growth(traced.trace, room, prediction.peak.reserved or 0)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
-    if ending.refusal is not None and prediction.fit is not None:
-        fit = replace(prediction.fit, verdict=FitVerdict.DOES_NOT_FIT)
-        prediction = replace(prediction, fit=fit)
+    if grows is not None:
+        # Steps differ since more is held, and a longer run holds more still.
+        left = tuple(one for one in prediction.uncounted if not one.startswith(LONGER))
+        prediction = replace(prediction, uncounted=left)
+    fit = prediction.fit
+    if ending.refusal is not None and fit is not None:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
+    elif fit is not None and fit.verdict is FitVerdict.FITS and grows and grows.runs_full:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TIGHT))
     elif ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)

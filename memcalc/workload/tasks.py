@@ -58,6 +58,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     heads: str = ""
     """Name of transformers' table of classes with this head (``auto/modeling_auto.py``)."""
+    seeing: tuple[str, ...] = ()
+    """Model types that have the head for images and text, and are trained on text alone with it."""
     suffix: str = ""
     """What names of classes with this head end in."""
     chosen: tuple[tuple[int, str], ...] = ()
@@ -114,6 +116,7 @@ _TASKS = (
     Task(
         name="causal-lm",
         heads="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+        seeing=("qwen2_5_vl", "qwen2_vl"),
         suffix="ForCausalLM",
         chosen=((50, "causal-lm"),),
         of_text=True,

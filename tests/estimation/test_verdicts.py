@@ -23,7 +23,7 @@ def analytic(**settings):
 def test_closed_forms_say_that_a_model_larger_than_the_gpu_does_not_fit():
     answer = analytic(model="meta-llama/Llama-3.1-8B", gpu="t4")
     assert answer.fit.verdict is FitVerdict.DOES_NOT_FIT
-    assert "does not fit on T4: requested" in shown(answer)
+    assert "does not fit on T4: needs" in shown(answer)
 
 
 def test_closed_forms_say_why_they_cannot_say_more():

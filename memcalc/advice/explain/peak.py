@@ -27,6 +27,15 @@ def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase
     }
 
 
+def at_end(trace: Trace, plan: Plan, *, depth: int | None = None) -> PeakContents | None:
+    """What a script that trains nothing still holds when it ends; ``None``: it trains."""
+    phases = {mark.phase for mark in trace.marks}
+    if not trace.whole or Phase.BACKWARD in phases or not trace.events:
+        return None
+    last = len(trace.events) - 1
+    return _moment(trace, plan, trace.marks[-1].phase, last, lifetimes.deaths(trace), depth)
+
+
 def _moment(
     trace: Trace,
     plan: Plan,
@@ -43,7 +52,8 @@ def _moment(
         why, where = lifetimes.kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
         module, indices = module_names.cut(storage.module, depth)
         other, others = module_names.cut(where, depth)
-        op = "" if storage.phase is Phase.LOAD else storage.op
+        variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE
+        op = "" if variable or storage.phase is Phase.LOAD else storage.op
         group = groups[storage.component, module, op, storage.dtype, why, other, storage.line]
         group.add(storage.bytes, indices, others)
     made = [_group(key, growing) for key, growing in groups.items()]

@@ -51,6 +51,8 @@ class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
     peak: PeakContents
     others: tuple[PeakContents, ...]
     """The highest moments of the other phases."""
+    end: PeakContents | None = None
+    """What a script that trains nothing still holds when it ends."""
     layers: tuple[LayerKind, ...] = ()
     """Of a quantised base: what each kind of layer holds."""
     options: tuple[Option, ...] = ()

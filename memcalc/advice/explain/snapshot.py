@@ -13,8 +13,7 @@ from memcalc.allocator.replay import Op
 from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
-from memcalc.estimation.operations import as_it_ran
-from memcalc.estimation.replays import UNLIMITED
+from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.trace import Storage
 from memcalc.records.walk import program_end
 

@@ -15,9 +15,9 @@ from packaging.requirements import Requirement
 from memcalc.engine.environment import index, installed, installer, layers, sizes
 from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
-from memcalc.engine.environment.records import Progress, Report
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
+from memcalc.records.progress import Progress, Report
 
 _UNKNOWN_SIZE = 0.9e9
 """Bytes; the largest wheels of 2.4 to 2.15 are of 0.9 GB."""

@@ -19,8 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.layouts import STRATEGIES, WRAPS
-from memcalc.records.plan import Plan
+from memcalc.records.plan import STRATEGIES, WRAPS, Plan
 
 if TYPE_CHECKING:
     import torch
