@@ -162,7 +162,7 @@ def _same_sizes(name: str) -> ModelSource | None:
     found = found or next((file for one in others if (file := _bundled_file(one))), None)
     if found is None and "/" not in name:
         # On the hub names have an organisation: this one is short for the model with all its words.
-        close = meant(name, bundled())
+        close = meant(name, bundled(), whole=True)
         found = bundled()[close[0]] if len(close) == 1 else None
     if found is None:
         return None
