@@ -92,20 +92,18 @@ def meant(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
     Args:
         name: what was typed.
         known: all names there are.
-        whole: words must be whole; else they may be beginnings.
+        whole: words must be whole and one behind the other; else they may be beginnings.
     """
     typed = _words(name)
     by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}
-    found = [
-        one
-        for one, words in by_name.items()
-        if typed and all(_has(words, part, whole) for part in typed)
-    ]
+    found = [one for one, words in by_name.items() if typed and _has(words, typed, whole)]
     return sorted(found, key=lambda one: (len(set(by_name[one]) - set(typed)), len(one)))
 
 
-def _has(words: Iterable[str], part: str, whole: bool) -> bool:
-    return any(word == part if whole else word.startswith(part) for word in words)
+def _has(words: list[str], typed: list[str], whole: bool) -> bool:
+    if whole:
+        return any(words[at : at + len(typed)] == typed for at in range(len(words)))
+    return all(any(word.startswith(part) for word in words) for part in typed)
 
 
 def _words(name: str) -> list[str]:
