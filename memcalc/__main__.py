@@ -1,4 +1,4 @@
-"""``python -m memcalc`` and the ``memcalc`` command: the outermost handler of whatever happens."""
+"""``python -m memcalc`` and the ``memcalc`` command: the outermost handler of errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _GO_ON = (
 )
 _NOT_KEPT = "memcalc: interrupted; of a script that has not ended nothing is kept."
 BROKEN_PIPE = 141
-"""As shells say it of a program that writes to a pipe nobody reads: 128 + SIGPIPE."""
+"""The exit code of shells for a broken pipe: 128 + SIGPIPE."""
 
 
 def main() -> None:

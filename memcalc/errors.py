@@ -1,4 +1,4 @@
-"""Everything that can go wrong for a user, each with its exit code; one tree."""
+"""The tree of user errors, each with its exit code."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _no_folder(error: BaseException) -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """What a user is told of an error, also of one that nobody expected."""
+    """An error as a sentence, also an unexpected one."""
     if isinstance(error, MemcalcError):
         said = str(error)
         return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."

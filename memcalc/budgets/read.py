@@ -1,4 +1,4 @@
-"""From a budget file to runs and their budgets, or to a sentence with file and line."""
+"""Reads a budget file; errors name file and line."""
 
 from __future__ import annotations
 

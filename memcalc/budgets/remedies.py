@@ -1,4 +1,4 @@
-"""What would bring a run under its budget: the cheapest changes that do, each really estimated."""
+"""Finds the cheapest changes that bring a run under its budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its config: bundled, local, on the hub, or a callable."""
+"""Finds a model's config by name: bundled, local, on the hub, or a callable."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from memcalc.imports import is_named
 
 _LARGEST_CONFIG = 10 << 20
 _TUNED = re.compile(r"-(instruct|chat|it)(?=-|$)", re.IGNORECASE)
+TAKEN = "is taken for"
+"""In what is said of a model that was named in short."""
 _COPIES = "unsloth/"
 """The same models under one organisation, where not quantised already."""
 _OF_DIFFUSERS = re.compile(r"^(sdxl|flux|sd-?[123])|stable-diffusion|FLUX\.", re.IGNORECASE)
@@ -169,7 +171,7 @@ def _same_sizes(name: str) -> ModelSource | None:
     base = _name_of(found)
     note = f"the config is that of {base}, which {name} was tuned from"
     if "/" not in name:
-        note = f"{name} is taken for {base}"
+        note = f"{name} {TAKEN} {base}"
     elif bare == wanted or alias is not None:
         note = f"the config is that of {base}, whose sizes {name} has"
     settings = {key: value for key, value in (alias or {}).items() if key != "of"}

@@ -1,4 +1,4 @@
-"""A command as memcalc's verbs are: how its parameters are declared, and its help's headings."""
+"""The base of memcalc's commands: their parameters, and the headings of their help."""
 
 from __future__ import annotations
 

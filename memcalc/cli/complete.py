@@ -1,4 +1,4 @@
-"""What a shell offers where a model, an optimizer or a GPU is to be typed."""
+"""Shell completion for models, optimizers and GPUs."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def command(
 
 
 def answer(instruction: str) -> int:
-    """Tell a shell what could be typed, or how to ask; the exit code."""
+    """Answer a shell's completion request; return the exit code."""
     from typer import completion
 
     from memcalc.cli.app import COMPLETE, app

@@ -1,4 +1,4 @@
-"""``memcalc list``: what is known."""
+"""``memcalc list``: models, optimizers and GPUs."""
 
 from __future__ import annotations
 

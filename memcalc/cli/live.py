@@ -1,4 +1,4 @@
-"""Shows a person how the runs go, on standard error."""
+"""Shows the progress of runs at a terminal, on standard error."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ class _Followed:
 
 @contextmanager
 def follow() -> Iterator[Watcher]:
-    """Somebody who follows the runs, as talkative as standard error allows."""
+    """An observer of the runs that reports on standard error."""
     with progress("starting") as steps:
         yield _Followed(steps)

@@ -1,4 +1,4 @@
-"""Where an answer goes and in which format: the options, and the writing."""
+"""Output options, and writing an answer in its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a command has come, on standard error: moving at a terminal, now and then in a log."""
+"""Progress on standard error: a live line at a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an option's text may be: read and refused as the settings of a plan are."""
+"""Types of option values, checked like the settings of a plan."""
 
 from __future__ import annotations
 

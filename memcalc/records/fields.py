@@ -1,4 +1,4 @@
-"""What is declared of each field of a plan, for whoever takes settings, writes or explains them.
+"""Declarations of a plan's fields: type, default and help.
 
 A setting is written in a file or in Python as a value, and on the command line as text. Either way
 it is checked against the declared type, so what is refused is refused everywhere in the same words.

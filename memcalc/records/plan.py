@@ -1,4 +1,4 @@
-"""What is asked: which model to train, and how.
+"""The question: which model to train, and how.
 
 A field of ``Plan`` says everything about itself where it stands: its type and range or choices, its
 words for help, and how it is typed. The command line, the check of settings, the JSON Schema of

@@ -1,4 +1,4 @@
-"""What a model is trained for: a row a task, which says its head and what its batches hold.
+"""Tasks: each one's model head and batch contents.
 
 Nothing here imports torch, so that the command line can choose a head without it. The class that an
 architecture has for a task is in configs/architectures.json, which
@@ -63,7 +63,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str = ""
     """What names of classes with this head end in."""
     chosen: tuple[tuple[int, str], ...] = ()
-    """Where nobody names a task: the head that speaks for this one, by rank; of all tasks' heads
+    """Where no task is named: the head that speaks for this one, by rank; of all tasks' heads
     that an architecture has, the lowest rank decides."""
     num_labels: int | None = None
     labels: Callable[[Shapes], dict[str, Any]] = token_labels
