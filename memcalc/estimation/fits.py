@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.process_share import outside_span
 from memcalc.records.model import OptimizerState, Place
-from memcalc.records.outcome import Growth
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
 from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
