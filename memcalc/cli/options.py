@@ -11,7 +11,7 @@ import click
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import complete
-from memcalc.cli.command import FILE, Argument, Command, verb
+from memcalc.cli.command import FILE, Argument, Command, say, verb
 from memcalc.cli.groups import GROUPS, OTHERS
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
@@ -84,6 +84,9 @@ def understood(words: Sequence[str]) -> dict[str, Any]:
 def plans_of(settings: dict[str, Any]) -> list[Plan]:
     """One plan for each optimizer asked for."""
     settings = spelled_out(settings)
+    taken = plans.taken_as(settings)
+    if taken:
+        say(f"memcalc: {taken}")
     wanted = settings.get("optim")
     if wanted is None:
         return [plans.make(settings)]

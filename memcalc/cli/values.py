@@ -56,7 +56,6 @@ def counted(least: int) -> Value:
 
 
 TOKENS = Value(Annotated[float, Meta(gt=0, le=1e18)])
-PRICE = Value(Annotated[float, Meta(ge=0, le=1e9)])
 SECONDS = Value(Annotated[float, Meta(gt=0, le=1e9)])
 SIZE = Size()
 METHOD = Value(Method)

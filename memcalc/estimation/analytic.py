@@ -30,9 +30,11 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
-from memcalc.workload import loops, tasks
+from memcalc.workload import layouts, loops, tasks
 
 _COMPUTE_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "bf16": 2, "fp16": 2}
+_DIVIDED = ("fsdp1", "fsdp2", "hsdp", "zero3")
+"""Layouts that divide weights, gradients and state alike."""
 _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
 
@@ -241,7 +243,8 @@ def least(plan: Plan, inventory: Inventory) -> int:
     """Bytes that a step holds together when backward ends, whatever else it holds.
 
     Weights and optimizer state, and all gradients unless each is used inside backward. Beside
-    adapters only the weights that they adapt count; nothing where they are divided over GPUs.
+    adapters only the weights that they adapt count. Over GPUs it is the mean of what they divide,
+    which the fullest holds at least; nothing where shards wait in host memory.
 
     Args:
         plan: what is trained.
@@ -250,17 +253,20 @@ def least(plan: Plan, inventory: Inventory) -> int:
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.
     """
-    if not is_whole(plan) or plan.scheme is not None:
+    spread = layouts.spread(plan)
+    divided = spread.layout in _DIVIDED and "offload" not in dict(plan.parallel_args)
+    if plan.scheme is not None or not (is_whole(plan) or divided):
         return 0
+    shards = spread.shards if divided else 1
     planned = as_planned(inventory, plan)
     weights = sum(parameter.bytes for parameter in planned.parameters)
     if plan.adapters is not None:
-        return weights
+        return weights // shards
     choice = registry.of(plan)
     state = registry.state_of(choice, planned.parameters, plan).total(Place.DEVICE)
     at_once = plan.optim_in_backward or choice.row.in_backward
     gradients = 0 if at_once else sum(parameter.bytes for parameter in planned.trainable)
-    return weights + gradients + state
+    return (weights + gradients + state) // shards
 
 
 def as_planned(inventory: Inventory, plan: Plan) -> Inventory:

@@ -10,33 +10,36 @@ from memcalc.advice.suggest.records import Card, Cards
 from memcalc.files.artifact import document, encode
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for
+from memcalc.report.suggested import Work, floor_words
 from memcalc.units import format_bytes, unit_for
 
 
-def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
+def blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]:
     """The smallest card for each way, how much it needs there, and what to type next."""
     plan, shown = found.plan, list(_shown(found))
-    smallest = min(shown, key=lambda one: one.capacity, default=None)
+    smallest = min(shown, key=_total, default=None)
     whole = next((one for one in shown if not one.lean), None)
     if smallest is None:
-        yield Line("does not fit on one card of those that are known, in any way", Kind.VERDICT)
+        yield Line("does not fit on up to 8 of these cards, in any way", Kind.VERDICT)
     else:
         yield Line(f"fits {_size(smallest)}: {_title(smallest)}", Kind.VERDICT)
-        if whole is not None and whole.capacity > smallest.capacity:
+        if whole is not None and _total(whole) > _total(smallest):
             yield Line(f"fits {_size(whole)}: {_title(whole)}", Kind.VERDICT)
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if shown:
-        yield _table(shown)
+        yield _table(shown, work)
         yield Line("")
+    named = {one.way.key for one in shown}
     for one in found.found:
-        if one.figures is None and not one.lean:
+        if one.lean and one.way.key not in named:
             yield Line(_missed(one))
     yield Line(
-        "each names the card of that size with the least usable memory; the next size down was "
-        "tried and does not fit",
+        "each names the card of that size with the least usable memory; the next size down does "
+        "not fit" + ("" if verbose else " (-v tries all cards, not only those that clouds rent)"),
         Kind.NOTE,
     )
+    yield from work.note()
     if verbose:
         for one in shown:
             yield Line(f"source, {_title(one)}: {one.way.source}", Kind.NOTE)
@@ -45,19 +48,30 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
         yield Line(f"  memcalc fit {options(plan)} --gpu 'H100 SXM' --count", Kind.COMMAND)
         return
     yield Line("next: the best ways on a card of yours; or one of these in full")
-    yield Line(f"  memcalc suggest {options(plan)} --gpu '{smallest.gpu}'", Kind.COMMAND)
+    gpu = f"{_devices(smallest)}x{smallest.gpu}" if _devices(smallest) > 1 else smallest.gpu
+    yield Line(f"  memcalc suggest {options(plan)} --gpu '{gpu}'", Kind.COMMAND)
     yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
 
 
 def _shown(found: Cards) -> Iterator[Card]:
     """All that fit some card; the lean form of a way only where it needs a smaller one."""
-    as_it_is = {one.way.key: one.capacity for one in found.fitting if not one.lean}
+    as_it_is = {one.way.key: _total(one) for one in found.fitting if not one.lean}
     for one in found.fitting:
-        if not one.lean or one.capacity < as_it_is.get(one.way.key, 1 << 62):
+        if not one.lean or _total(one) < as_it_is.get(one.way.key, 1 << 62):
             yield one
 
 
-def _table(shown: list[Card]) -> Table:
+def _devices(one: Card) -> int:
+    return one.figures.plan.devices if one.figures is not None else 1
+
+
+def _total(one: Card) -> int:
+    """Bytes of all cards together."""
+    return one.capacity * _devices(one)
+
+
+def _table(shown: list[Card], work: Work) -> Table:
+    times = work.head([one.speed for one in shown]) if work.tokens is not None else ()
     unit = unit_for(max(one.capacity for one in shown))
     rows: list[tuple[Cell, ...]] = []
     for one in shown:
@@ -70,11 +84,13 @@ def _table(shown: list[Card]) -> Table:
                 _size(one),
                 Size(needed_within(one.figures, one.capacity), unit),
                 Size(one.capacity, unit),
+                *(work.cells(one.speed, one.gpu, at.devices) if times else ()),
                 one.way.costs,
             )
         )
-    head = ("way", "batch x accum", "smallest card", f"needs {unit.name}", "has", "what it costs")
-    return Table(head=head, rows=rows, words=(0, 2, 5))
+    sizes = (f"needs {unit.name}", "has", *times)
+    head = ("way", "batch x accum", "smallest card", *sizes, "what it costs")
+    return Table(head=head, rows=rows, words=(0, 2, len(head) - 1))
 
 
 def _title(one: Card) -> str:
@@ -82,15 +98,20 @@ def _title(one: Card) -> str:
 
 
 def _size(one: Card) -> str:
-    return f"{one.sold_as} GB ({one.gpu})"
+    count = _devices(one)
+    several = f"{count} x " if count > 1 else ""
+    return f"{several}{one.sold_as} GB ({one.gpu})"
 
 
 def _missed(one: Card) -> str:
     if one.error is not None:
         return f"{one.way.title}: not estimated: {one.error}"
+    if one.floor is not None:
+        return f"{one.way.title}: {floor_words(one.floor)}"
     if one.closest is None:
         return f"{one.way.title}: fits no card"
-    return f"{one.way.title}: needs {format_bytes(needed(one.closest))}, more than any card has"
+    size = format_bytes(needed(one.closest))
+    return f"{_title(one)}: needs {size}, more than one of these cards has"
 
 
 def words(one: Card) -> str:

@@ -65,12 +65,11 @@ def _suggestions(body: dict[str, Any], path: Path, verbose: bool, top: int) -> S
 
 def _cards(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
     from memcalc.advice.suggest.records import Cards
-    from memcalc.report import gpus
+    from memcalc.report import gpus, suggested
 
     found = part(Cards, body, path, "cards")
-    return Shown(
-        "suggestions", list(gpus.blocks(found, verbose=verbose)), lambda: gpus.as_json(found)
-    )
+    blocks = list(gpus.blocks(found, suggested.Work(), verbose=verbose))
+    return Shown("suggestions", blocks, lambda: gpus.as_json(found))
 
 
 def _difference(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
