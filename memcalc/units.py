@@ -97,3 +97,9 @@ class Unit(NamedTuple):
 def unit_for(largest: int) -> Unit:
     """One unit for figures up to the largest of them: GiB from 10 GiB on, MiB below."""
     return Unit("GiB", GIB) if largest >= 10 * GIB else Unit("MiB", MIB)
+
+
+def format_error(share: float, places: int = 2) -> str:
+    """A relative error with its sign; what rounds to nothing has none."""
+    text = f"{share:+.{places}%}"
+    return text if text.strip("+-0.%") else text[1:]

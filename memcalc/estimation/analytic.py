@@ -32,7 +32,6 @@ from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
 from memcalc.workload import layouts, loops, tasks
 
-_COMPUTE_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "bf16": 2, "fp16": 2}
 _DIVIDED = ("fsdp1", "fsdp2", "hsdp", "zero3")
 """Layouts that divide weights, gradients and state alike."""
 _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
@@ -185,7 +184,7 @@ def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
     setting = Setting(
         batch=plan.batch,
         seq=seq,
-        element=_COMPUTE_BYTES[plan.precision],
+        element=2 if "16" in plan.precision else 4,
         stored_scores=plan.attention in ("eager", "math"),
         checkpointing=plan.checkpointing,
         logits=tasks.find(inventory.task).vocabulary,
@@ -277,7 +276,8 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
     Raises:
         UsageError: a pattern matches no parameter, or nothing is left to train.
     """
-    whole = {"bf16": "bfloat16", "fp16": "float16"}.get(plan.precision, "float32")
+    half = "float16" if plan.precision == "fp16" else "bfloat16"
+    whole = half if plan.half_weights else "float32"
     dtype = whole if plan.adapters is None else None
     for pattern in plan.freeze:
         if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):

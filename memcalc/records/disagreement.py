@@ -86,8 +86,9 @@ def _about_engines(plan: Plan) -> str | None:
         return _ARGS_ALONE if plan.engine_args else None
     if plan.gpu is None:
         return "an engine reserves a share of a GPU: name it, such as --gpu a100-80gb."
-    if plan.precision.startswith("amp-"):
-        return f"engines have no {plan.precision}: type --precision {plan.precision[4:]}."
+    if "amp" in plan.precision:
+        half = "fp16" if "fp16" in plan.precision else "bf16"
+        return f"engines have no {plan.precision}: type --precision {half}."
     if plan.scheme is not None:
         return "engines are answered with weights as they are so far: leave quant out."
     if plan.cache != "dynamic" or plan.beams > 1:

@@ -25,12 +25,10 @@ _NOTES = {
     Component.QUANTISATION_CONSTANTS: "quantization scales",
     Component.WORKSPACES: "kernel scratch space",
 }
-_PER_PARAMETER = (
-    Component.WEIGHTS,
-    Component.MASTER_WEIGHTS,
-    Component.GRADIENTS,
-    Component.OPTIMIZER_STATE,
-)
+_PER_PARAMETER = (Component.WEIGHTS, Component.MASTER_WEIGHTS)
+_OF_TRAINED = (Component.GRADIENTS, Component.OPTIMIZER_STATE)
+_LARGE = 1_000_000_000
+"""Parameters from which few people train all in fp32."""
 
 
 def blocks(prediction: Prediction) -> Iterator[Block]:
@@ -40,6 +38,8 @@ def blocks(prediction: Prediction) -> Iterator[Block]:
         yield from notes(prediction)
         return
     yield headline(prediction)
+    if _is_unusual(prediction):
+        yield Line("  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora")
     yield Line(f"  {rows.heading(prediction)}", Kind.TEXT)
     yield from (Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction))
     yield Line("")
@@ -49,6 +49,13 @@ def blocks(prediction: Prediction) -> Iterator[Block]:
     yield from _sentences(prediction)
     yield from notes(prediction)
     yield from _next(prediction)
+
+
+def _is_unusual(prediction: Prediction) -> bool:
+    """A large model whose precision and optimizer are those of the defaults."""
+    plan = prediction.plan
+    whole = prediction.trainable > _LARGE and plan.precision in ("fp32", "tf32")
+    return whole and not plan.command and not plan.infers and "adam" in plan.optim
 
 
 def notes(prediction: Prediction) -> Iterator[Line]:
@@ -155,9 +162,12 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
 
 
 def _note(prediction: Prediction, component: Component, size: int) -> str:
-    if component in _PER_PARAMETER and prediction.parameters:
+    if component in _OF_TRAINED and prediction.trainable:
         rule = _rule(prediction) if component is Component.OPTIMIZER_STATE else ""
-        return f"{size / prediction.parameters:.2f} B/param{rule}"
+        alone = " that trains" if prediction.trainable < prediction.parameters else ""
+        return f"{size / prediction.trainable:.2f} B/param{alone}{rule}"
+    if component in _PER_PARAMETER and prediction.parameters:
+        return f"{size / prediction.parameters:.2f} B/param"
     return _NOTES.get(component, "")
 
 

@@ -19,7 +19,7 @@ from memcalc.records.measurement import (
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.report.blocks import Block, Line, Table
-from memcalc.units import format_bytes, format_mib
+from memcalc.units import format_bytes, format_error, format_mib
 from memcalc.workload import layouts, loops
 
 _SOURCES = {
@@ -279,4 +279,4 @@ def _bare(value: int | None) -> str:
 def _percent(found: Difference | None, places: int = 2) -> str:
     if found is None or found.relative is None:
         return ""
-    return f"{found.relative:+.{places}%}"
+    return format_error(found.relative, places)

@@ -22,6 +22,12 @@ def said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[st
     if plan.infers:
         yield from _said_of_inference(plan)
         return
+    if plan.loop == "trainer" and plan.precision in ("fp16", "bf16"):
+        other = " (or bf16+amp for a model loaded in bf16)" if plan.precision == "bf16" else ""
+        yield (
+            f"weights in {plan.precision} without autocast; the Trainer's {plan.precision}=True is "
+            f"--precision amp-{plan.precision}{other}"
+        )
     if loop.keep_outputs(plan):
         held = "logits, KV cache" if cached else "logits"
         ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"

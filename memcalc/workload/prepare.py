@@ -12,6 +12,7 @@ from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
 from memcalc.workload import (
     audio,
@@ -191,7 +192,7 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         )
         if padding and use is Use.TRAINING and plan.target == "cuda":
             notes.append(
-                "batches of equal length: varying lengths fragment the cache and reserve more"
+                f"{EQUAL_LENGTHS}: varying lengths fragment the cache and reserve more"
                 f"{'' if plan.devices > 1 else '; model them with --lengths'}"
             )
     return inputs, notes

@@ -59,6 +59,6 @@ def _over_the_bus(prediction: Prediction) -> float | None:
         return 0
     if plan.scheme is not None:
         return None
-    element = 2 if plan.precision in ("bf16", "fp16") else 4
+    element = 2 if plan.half_weights else 4
     crossing = 2 * prediction.parameters + prediction.trainable
     return crossing * element * plan.grad_accum / layouts.spread(plan).shards

@@ -69,7 +69,7 @@ def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
     """Weights and gradients in bf16."""
-    if plan.precision in ("bf16", "fp16"):
+    if plan.half_weights:
         return
     slow = ", which this GPU computes slowly" if half_of(plan) != "bf16" else ""
     yield Remedy(
@@ -96,7 +96,7 @@ def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 def all_in_half(plan: Plan, task: Task) -> Iterator[Remedy]:
     """Where nothing trains no update is lost."""
-    if plan.precision in ("bf16", "fp16"):
+    if plan.half_weights:
         return
     half = half_of(plan)
     yield Remedy(

@@ -9,6 +9,7 @@ from memcalc.records.layouts import ZERO_STAGES
 from memcalc.records.plan import Plan
 
 _FLAGS = {"amp-bf16": ["bf16: true"], "amp-fp16": ["fp16: true"], "bf16": ["bf16: full"]}
+_FLAGS["bf16+amp"] = _FLAGS["amp-bf16"]
 _LOADED = {
     "nf4": ["load_in_4bit: true"],
     "nf4-dq": ["load_in_4bit: true"],
