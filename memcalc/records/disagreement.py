@@ -74,7 +74,7 @@ def _without_training(plan: Plan) -> str | None:
     named = next((name for name, given in training.items() if given), None)
     if named is not None:
         return f"{asked} trains nothing: leave out {named}, or {asked}."
-    if plan.devices > 1 or plan.parallel is not None:
+    if plan.parallel is not None or (plan.devices > 1 and plan.engine != "vllm"):
         return f"{asked} is answered for one GPU so far: leave out devices and parallel."
     if plan.generate is not None and plan.inputs:
         return "generate makes its prompts itself: leave out input."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -55,6 +55,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     chosen: tuple[tuple[int, str], ...] = ()
     """Where nobody names a task: the head that speaks for this one, by rank; of all tasks' heads
     that an architecture has, the lowest rank decides."""
+    named: bool = False
+    """A config that names this head's class is of this task, though it has others: a head for text
+    alone leaves out what sees."""
     num_labels: int | None = None
     labels: Callable[[Shapes], dict[str, Any]] = token_labels
     """Labels of one batch, for models whose forward takes ``labels``."""
@@ -128,7 +131,7 @@ def choose(source: ModelSource, wanted: str) -> Head:
             raise UsageError(f"{source.name} makes its model with its head: leave out --task.")
         return Head(task=CALLABLE, class_name="")
     heads = architectures.heads(source.model_type)
-    task = task or _automatic(heads)
+    task = task or _named(source.config, heads) or _automatic(heads)
     if task.name not in heads:
         raise UsageError(
             f"{source.name} ({source.model_type}) has no head for {task.name}: choose one of "
@@ -139,6 +142,14 @@ def choose(source: ModelSource, wanted: str) -> Head:
         class_name=heads[task.name],
         config_class=architectures.table()[source.model_type]["config"],
     )
+
+
+def _named(config: Mapping[str, Any] | None, heads: dict[str, str]) -> Task | None:
+    """The task whose head a config names as its architecture, where that decides."""
+    wanted = (config or {}).get("architectures")
+    classes = wanted if isinstance(wanted, list) else []
+    tasks = (find(name) for name, head in heads.items() if head in classes)
+    return next((task for task in tasks if task.named), None)
 
 
 def _automatic(heads: dict[str, str]) -> Task:
