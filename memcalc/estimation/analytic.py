@@ -257,7 +257,8 @@ def least(plan: Plan, inventory: Inventory) -> int:
     if plan.scheme is not None or not (is_whole(plan) or divided):
         return 0
     shards = spread.shards if divided else 1
-    planned = as_planned(inventory, plan)
+    # Adapters leave the weights around them in the plan's precision.
+    planned = as_planned(inventory, replace(plan, lora=None))
     weights = sum(parameter.bytes for parameter in planned.parameters)
     if plan.adapters is not None:
         return weights // shards
