@@ -61,6 +61,11 @@ def _said_of_base(plan: Plan) -> Iterator[str]:
         )
     if plan.scheme == "int8":
         yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
+        if plan.checkpointing:
+            yield (
+                "checkpointing has use_reentrant=False, under which bitsandbytes keeps the inputs "
+                "of int8 layers as long as the outputs live; with True they are not kept"
+            )
 
 
 def _said_of_inference(plan: Plan) -> Iterator[str]:
