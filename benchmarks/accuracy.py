@@ -42,7 +42,7 @@ def steady(run: dict) -> dict[Phase, dict[str, int]]:
     """The peaks of a recorded run's steady step, by phase and rung."""
     return steady_peaks(
         PhaseReading(
-            step=step, phase=Phase(phase), active=None, requested_after=0,
+            step=step, phase=Phase(phase), active=None,
             **dict(zip(RUNGS, levels, strict=True)),
         )
         for step, phase, *levels in run["phases"]

@@ -8,8 +8,9 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
+
+from fault_case import left
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 USAGE, FAILED, PIPE = {2}, {3}, {141}
@@ -124,6 +125,10 @@ def _cases():
         yield Bad(f"explain {words}", f"explain gpt2 {words}", USAGE)
     for words in ("--memory '0 GiB'", "--memory '4 Gi'", "--memory -1GiB", "--max nothing"):
         yield Bad(f"fit {words}", f"fit gpt2 {words}", USAGE)
+    yield Bad("check: deleted folder", "check", USAGE, "deleted folder")
+    yield Bad("show: stdout is closed", "show --format table link.txt", USAGE, "stdout is closed")
+    yield Bad("a run's name of two lines", "init gpt2 --method analytic --name $'a\\nb'", USAGE)
+    yield Bad("a baseline no file can be", f"check nothing.toml --baseline {'n' * 300}", USAGE)
     yield Bad("an error: stderr is closed", "estimate no-such-model", USAGE, "stderr is closed")
     yield Bad("an error: stderr is full", "estimate no-such-model", USAGE, "stderr is full")
 
@@ -176,7 +181,7 @@ def attempt(case: Bad, folder: pathlib.Path, mark: str) -> tuple[int, list[str]]
     # What a command that must go on could not put where it was told is kept here, and said so.
     if "run -o" not in case.words:
         broken += [f"{place.name} is left in TMPDIR" for place in temporary.iterdir()]
-    broken += [f"process {pid} is left" for pid in _left(mark)]
+    broken += left(mark)
     return done.returncode, broken
 
 
@@ -208,26 +213,3 @@ def _digests(work: pathlib.Path) -> dict[str, str]:
         for path in work.iterdir()
         if path.is_file()
     }
-
-
-def _left(mark: str) -> list[int]:
-    """Processes of the command that still live a moment after it ended; they are ended here."""
-    deadline = time.monotonic() + 5
-    while (found := _living(mark)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-    return found
-
-
-def _living(mark: str) -> list[int]:
-    found = []
-    for entry in pathlib.Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if f"MEMCALC_MARK={mark}".encode() in (entry / "environ").read_bytes():
-                    found += [int(entry.name)] if state != "Z" else []
-            except OSError:
-                continue
-    return found

@@ -5,9 +5,11 @@ Usage: compare_scripts.py FILE [NAME ...]
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from memcalc.errors import MemcalcError
@@ -29,9 +31,13 @@ def main(file: str, *names: str) -> None:
             ["python", str(SCRIPTS / f"{name}.py")], steps=0, gpu=recorded["gpu"], torch=torch
         )
         try:
-            found = simulate(plan)
+            with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+                found = simulate(plan)
         except MemcalcError as error:
             print(f"{name}: {error}")
+            continue
+        if found.traced is None or found.ending.code:
+            print(f"{name}: ended with exit code {found.ending.code}", flush=True)
             continue
         phases = found.traced.prediction.phases
         off = {

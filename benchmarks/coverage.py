@@ -1,12 +1,12 @@
-"""Trace every model type that transformers registers, at its default config; print a table.
+"""Run every model type that transformers registers, at its default config; print a table.
 
     python benchmarks/coverage.py [--task causal-lm] [--output evidence/coverage.json]
     python benchmarks/coverage.py --again bamba,blt --output evidence/coverage.json
     python benchmarks/coverage.py --markdown evidence/coverage.json > docs/coverage.md
 
-For each model type and task: traced, or why not. A default config that transformers itself
+For each model type and task: whether it runs, or why not. A default config that transformers itself
 cannot build on the meta device is listed with transformers' own error and not counted. Where a
-trace fails, the same model, with fewer layers, runs a step on the CPU with real tensors and the
+run fails, the same model, with fewer layers, runs a step on the CPU with real tensors and the
 same inputs (real_run.py): what PyTorch or transformers refuse there as well is listed with their
 own error and not counted either, unless it trains without keys and values and is traced so.
 """
@@ -135,7 +135,7 @@ def main() -> None:
     counts = collections.Counter(outcome for _, _, outcome, _ in rows)
     built = counts["traced"] + counts["failed"]
     share = counts["traced"] / built if built else 0.0
-    print(f"{counts['traced']} of {built} that can be built are traced ({share:.1%}); "
+    print(f"{counts['traced']} of {built} that can be built run ({share:.1%}); "
           f"{counts['untrainable']} cannot be trained, {counts['unbuildable']} cannot be built",
           file=sys.stderr)  # fmt: skip
     if arguments.output:
@@ -150,7 +150,7 @@ def _kept(path: pathlib.Path) -> dict[tuple[str, str], list]:
     return {(row[0], row[1]): row for row in json.loads(path.read_text())["rows"]}
 
 
-PAGE = """# Which architectures are traced
+PAGE = """# Which architectures run
 
 <!-- Written by benchmarks/coverage.py; edit that. -->
 
@@ -159,22 +159,25 @@ Every model type that transformers registers for a task, built at its default co
 tokens. Weights of a trained model are not needed for this, and neither is its size: what counts
 is whether the code of the architecture runs.
 
+memcalc runs it on PyTorch's own CUDA code over a stub driver. This table is older: an earlier
+engine, which followed operators without running them, made it, and it was not made again since.
+
 {summary}
 
 A default config is a class's own defaults, not that of a published model: some cannot even be
 built, and some that can be built cannot be trained. The share is of those that can.
 
-## Not traced
+## Does not run
 
-Where the trace fails, `memcalc estimate` says at which module and operator, and answers from
-closed forms.
+`memcalc estimate` names the module and operator at which such a run fails; `--method analytic`
+answers from closed forms.
 
 {failed}
 
-## Traced without keys and values
+## Runs without keys and values
 
 With the cache that their default config asks for, these fail in a real run on the CPU as well;
-with `--no-kv-cache` they train there, and are traced.
+with `--no-kv-cache` they train there and here.
 
 {without}
 
@@ -201,7 +204,7 @@ def page(saved: dict) -> str:
         by_task.setdefault(task, collections.Counter())[outcome] += 1
     total = sum(by_task.values(), collections.Counter())
     lines = [
-        "| task | can be trained | traced | share | cannot be trained | not built |",
+        "| task | can be trained | runs | share | cannot be trained | not built |",
         "|---|--:|--:|--:|--:|--:|",
     ]
     for task, counts in [*by_task.items(), ("all", total)]:

@@ -10,6 +10,8 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+import psutil
+
 from memcalc.files.results import load
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -62,6 +64,28 @@ DRIVER_CALLS = (
     "nvmlShutdown",
 )
 DRIVER_ERRORS = (1, 3, 4, 9, 12, 13, 15, 18, 999)
+
+
+def living(mark: str) -> list[int]:
+    """Processes whose environment has this ``MEMCALC_MARK``, in order."""
+    found = []
+    for one in psutil.process_iter():
+        try:
+            if one.environ().get("MEMCALC_MARK") == mark and one.status() != psutil.STATUS_ZOMBIE:
+                found.append(one.pid)
+        except psutil.Error:
+            continue
+    return sorted(found)
+
+
+def left(mark: str) -> list[str]:
+    """Which of them still live a moment after their command ended; they are killed."""
+    deadline = time.monotonic() + 5
+    while (found := living(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    return [f"process {pid} is left" for pid in found]
 
 
 @dataclass
@@ -139,26 +163,11 @@ class Case:
 
     def left(self) -> list[str]:
         """Which of its processes are there seconds after it ended; they are killed."""
-        deadline = time.monotonic() + 5
-        while self.processes() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        found = self.processes()
-        for pid in found:
-            os.kill(pid, signal.SIGKILL)
-        return [f"process {pid} is left" for pid in found]
+        return left(self.mark)
 
     def processes(self) -> list[int]:
         """Everything that this command has started and that still lives, itself first."""
-        found = []
-        for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                    if f"MEMCALC_MARK={self.mark}".encode() in (entry / "environ").read_bytes():
-                        found += [int(entry.name)] if state != "Z" else []
-                except OSError:
-                    continue
-        return sorted(found)
+        return living(self.mark)
 
     def wait(self) -> None:
         """Let some of the command's time pass."""

@@ -12,20 +12,24 @@ such a run depends on, it names ``limits``: words for the script that make it th
 that what is not said may be. Each is a run of its own, and the range is that of all.
 
 Readings that were not judged this time keep their rows in the file. ``--most`` judges so many
-readings of each source, evenly spread. A package that a source ``needs`` must be installed here.
+readings of each source, evenly spread. A package that a source ``needs`` in a certain release is
+installed alone into ``MEMCALC_CACHE/needs``; one without a release must be installed here.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from msgspec.structs import replace
@@ -35,6 +39,7 @@ from memcalc.engine import environment
 from memcalc.engine.environment.release import OLDEST_TORCH
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.client import Client
+from memcalc.files import cache
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Phase
@@ -162,7 +167,7 @@ def judged(
     reason = refused(source)
     wanted = spread(len(rows), None if reason else most)
     old = iter(before)
-    with Client() as client:
+    with patch.dict(os.environ, PYTHONPATH=installed(source)), Client() as client:
         for index, (plan, read) in enumerate(rows):
             kept = [row for _, row in zip(read, old, strict=False)]
             if index not in wanted:
@@ -187,6 +192,21 @@ def judged(
                     rounding=rounding_of(source),
                     **told,
                 )
+
+
+def installed(source: dict[str, Any]) -> str:
+    """Folders of the packages that a source needs in a certain release, as ``PYTHONPATH``."""
+    folders = []
+    for name, version in re.findall(r"([\w-]+) (\d[\w.]*)", source.get("needs", "")):
+        folder = cache.folder() / "needs" / f"{name}-{version}"
+        if not folder.is_dir():
+            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target"]
+            wanted = version if version.count(".") > 1 else f"{version}.*"
+            done = subprocess.run([*pip, str(folder), f"{name}=={wanted}"], check=False)
+            if done.returncode:
+                continue
+        folders.append(str(folder))
+    return os.pathsep.join((*folders, *filter(None, [os.environ.get("PYTHONPATH")])))
 
 
 def spread(count: int, most: int | None) -> set[int]:
@@ -248,7 +268,7 @@ def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any
     Args:
         answer: what memcalc says.
         rung: which figure was read.
-        steps: the source set the peak back once everything was loaded.
+        steps: the source set the peak back once everything was loaded and validated.
     """
     if rung == BESIDE:
         held, beside = answer.peak.allocated or 0, answer.context
@@ -259,7 +279,7 @@ def said(answer: Prediction, rung: str, *, steps: bool = False) -> dict[str, Any
     told: dict[str, Any] = {"predicted": getattr(answer.peak, rung)}
     span = {"allocated": answer.allocated, "reserved": answer.allocator}.get(rung)
     if steps:
-        later = [phase for phase in answer.phases if phase.phase is not Phase.LOAD]
+        later = [phase for phase in answer.phases if phase.phase not in (Phase.LOAD, Phase.EVAL)]
         highest = max(getattr(phase, rung) for phase in later)
         span = None if highest != told["predicted"] else span
         told = {"predicted": highest}

@@ -1,6 +1,7 @@
 """Everything that is to be recorded on a machine with a GPU, in one call.
 
     python benchmarks/on_gpu.py FOLDER [--minutes 9.5] [PART ...]
+    python benchmarks/on_gpu.py FOLDER --rehearse     over the stub driver, where there is no GPU
     python benchmarks/on_gpu.py FOLDER --compare
 
 Every part is a command of its own with its share of the time. What it has recorded by then is in
@@ -23,6 +24,15 @@ from typing import IO, NamedTuple
 
 HERE = Path(__file__).parent
 SUITES = HERE.parent / "configs" / "suites"
+DECODES = str(HERE.parent / "evidence" / "standin" / "decode-torch2.13-cc90.json")
+
+
+SCRIPTS = (
+    *("nano_gpt", "trainer_causal_lm", "resnet_sgd", "qlora", "compiled", "cuda_graphs"),
+    *("peft_lora_loop", "seq2seq_generate", "gan_two_optimizers", "unet_segmentation"),
+    *("scaler_unscale", "step_in_backward", "trainer_qlora", "vision_retinanet", "moe_routing"),
+)
+"""Of benchmarks/scripts, the worthiest first."""
 
 
 class Part(NamedTuple):
@@ -66,6 +76,11 @@ def parts(folder: Path) -> dict[str, Part]:
             ),
             _memcalc("compare", at("suite")),
         ),
+        "scripts": Part(
+            1.5,
+            _own("record_scripts.py", "--card", at("scripts"), *SCRIPTS),
+            _own("compare_scripts.py", at("scripts")),
+        ),
         "optimizers": Part(0.7, _own("optim.py", "--device", "cuda", "--json", at("optimizers"))),
         "loops": recorded(
             1.0, "loops", "record_trainer.py", str(SUITES / "standin-loops.toml"), at("loops")
@@ -73,15 +88,37 @@ def parts(folder: Path) -> dict[str, Part]:
         "quantised": of_suite(0.8, "quantised", "standin-quant", 5),
         "convolutions": of_suite(0.8, "convolutions", "standin_cudnn", 2),
         "decode": Part(
-            0.7, _own("record_decode.py", at("decode")), _own("decode.py", at("decode"))
+            0.7, _own("record_decode.py", DECODES, at("decode")), _own("decode.py", at("decode"))
         ),
     }
 
 
-def record(folder: Path, chosen: dict[str, Part], minutes: float) -> None:
+_REHEARSED = """
+import os
+from memcalc.catalog import gpus
+from memcalc.engine import driver, simulated_gpu
+from memcalc.engine.target import Target
+card = gpus.find("H100 SXM")
+target = Target(capability=(9, 0), multiprocessors=132, torch=(2, 11))
+os.environ.update(simulated_gpu.settings(card, target, room=card.memory))
+driver.open_here()
+"""
+"""Opens the stub driver in every Python that starts, before it imports PyTorch."""
+
+
+def rehearsed(folder: Path) -> dict[str, str]:
+    """Variables with which the parts run over the stub driver."""
+    (folder / "stub").mkdir(exist_ok=True)
+    (folder / "stub" / "sitecustomize.py").write_text(_REHEARSED)
+    path = (str(folder / "stub"), str(HERE.parent), os.environ.get("PYTHONPATH"))
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def record(
+    folder: Path, chosen: dict[str, Part], minutes: float, variables: dict[str, str]
+) -> None:
     """Run the parts one after the other; time that one leaves goes to the next."""
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {"STANDIN_CUDNN": "on a GPU", "HF_HUB_OFFLINE": "1", **os.environ}
+    environment = {"STANDIN_CUDNN": "on a GPU", "HF_HUB_OFFLINE": "1", **os.environ, **variables}
     ended: dict[str, object] = {}
     left, shares = 60 * minutes, sum(part.share for part in chosen.values())
     with (folder / "log.txt").open("a") as log:
@@ -123,7 +160,8 @@ def main() -> None:
     parser.add_argument("part", nargs="*")
     parser.add_argument("--minutes", type=float, default=9.5)
     parser.add_argument("--compare", action="store_true")
-    arguments = parser.parse_args()
+    parser.add_argument("--rehearse", action="store_true", help="over the stub driver")
+    arguments = parser.parse_intermixed_args()
     folder = arguments.folder.resolve()
     every = parts(folder)
     unknown = [name for name in arguments.part if name not in every]
@@ -131,7 +169,8 @@ def main() -> None:
         parser.error(f"no such part: {', '.join(unknown)}; choose from {', '.join(every)}")
     chosen = {name: every[name] for name in arguments.part or every}
     if not arguments.compare:
-        record(folder, chosen, arguments.minutes)
+        folder.mkdir(parents=True, exist_ok=True)
+        record(folder, chosen, arguments.minutes, rehearsed(folder) if arguments.rehearse else {})
         return
     for name, part in chosen.items():
         if part.compared and (folder / f"{name}.json").exists():

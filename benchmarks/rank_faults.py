@@ -20,9 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import NamedTuple
 
+import psutil
 from fault_case import Case
 
 from memcalc.files.results import Run, load
@@ -226,22 +227,15 @@ def _command(pids: list[int]) -> list[int]:
 
 def _ranks(pids: list[int]) -> list[int]:
     """Those that torchrun has started, which have an environment of its."""
-    return [pid for pid in pids if b"\0RANK=" in _environment(pid)]
+    found = []
+    for pid in pids:
+        with suppress(psutil.Error):
+            found += [pid] if "RANK" in psutil.Process(pid).environ() else []
+    return found
 
 
 def _torchrun(pids: list[int]) -> list[int]:
-    return [_parent(pid) for pid in _ranks(pids)[:1]]
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
-
-
-def _parent(pid: int) -> int:
-    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return [psutil.Process(pid).ppid() for pid in _ranks(pids)[:1]]
 
 
 def _take_the_folder_away(case: Case) -> None:

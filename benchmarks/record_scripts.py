@@ -1,22 +1,28 @@
-"""Run the training scripts of benchmarks/scripts over the stub driver and write their peaks.
+"""Run the training scripts of benchmarks/scripts and write their peaks.
 
-Usage: record_scripts.py FILE PYTHON [NAME ...]: PYTHON has PyTorch's CUDA build, and NAMEs are
-scripts to record anew; all others stay as they are in FILE, which is written after each script. A
-script that fails where all values are zeros is recorded with those known that it put on the GPU, by
-the rule of simulate (`reads`); one that fails then too is left out and named.
+    python benchmarks/record_scripts.py FILE [NAME ...]             over the stub driver
+    python benchmarks/record_scripts.py --card FILE [NAME ...]      on this machine's GPU
+
+NAMEs are scripts to record anew; without any, all are that FILE lacks. All others stay as they are
+in FILE, which is written after each script. Over the stub driver, a script that fails where all
+values are zeros is recorded with those known that it put on the GPU, by the rule of simulate
+(`reads`). One that fails is left out and named.
 
 compare_scripts.py holds such a file against what is simulated.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "H100 SXM"
@@ -31,27 +37,46 @@ _BY_VALUES = ("flash_",)
 """What is padding is left out: without values of the mask nothing is left to run."""
 
 
-def main(file: str, python: str, *names: str) -> None:
-    path = Path(file)
-    known = json.loads(path.read_text()) if path.exists() else {"scripts": {}}
-    known["gpu"] = GPU
+_BARE = """
+import atexit, json, runpy, sys, torch
+def told():
+    stats = torch.cuda.memory_stats()
+    rungs = {"requested": "requested_bytes", "allocated": "allocated_bytes",
+             "reserved": "reserved_bytes"}
+    peaks = {rung: stats[f"{key}.all.peak"] for rung, key in rungs.items()}
+    found = {"peaks": peaks, "torch": torch.__version__, "card": torch.cuda.get_device_name()}
+    open(sys.argv[0], "w").write(json.dumps(found))
+sys.argv = sys.argv[1:]
+atexit.register(told)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+"""Runs a script as it is, and writes what PyTorch counted."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("name", nargs="*")
+    parser.add_argument("--card", action="store_true", help="on this machine's GPU")
+    arguments = parser.parse_args()
+    path = arguments.file.resolve()
+    known = json.loads(path.read_text()) if path.exists() else {"gpu": GPU, "scripts": {}}
     for script in sorted(SCRIPTS.glob("*.py")):
-        if names and script.stem not in names:
+        if script.stem not in (arguments.name or {script.stem} - set(known["scripts"])):
             continue
-        for reads in _ways(script):
-            found = _recorded(script, python, reads)
-            if found is not None and not found["code"]:
-                break
-        else:
+        reads, found = _on_card(script) if arguments.card else _over_stub(script)
+        if found is None:
             print(f"{script.stem} failed", file=sys.stderr)
             continue
+        known["gpu"] = found.get("card", GPU)
         own = {"torch": found["torch"].split("+")[0], **_versions()}
         # Packages that are not here were there for the scripts that stay as they are.
         known["versions"] = {**known.get("versions", {}), **own}
-        peaks: dict[str, object] = found["peaks"]  # type: ignore[assignment]
+        peaks = found["peaks"]
         known["scripts"][script.stem] = peaks if reads == "zeros" else {**peaks, "reads": reads}
         known["scripts"] = dict(sorted(known["scripts"].items()))
         _write(path, json.dumps(known, indent=1) + "\n")
+        print(script.stem, flush=True)
 
 
 def _write(path: Path, text: str) -> None:
@@ -61,33 +86,45 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def _ways(script: Path) -> tuple[str, ...]:
-    return ("known",) if script.stem.startswith(_BY_VALUES) else ("zeros", "known")
-
-
-def _recorded(script: Path, python: str, reads: str) -> dict[str, object] | None:
+def _over_stub(script: Path) -> tuple[str, dict[str, Any] | None]:
+    """The rule by which values were read, and what was found."""
     command = [
-        *(sys.executable, "-m", "memcalc", "simulate", "--python", python),
-        *("--gpu", GPU, "--steps", "0", "--format", "json", "--", "python", str(script)),
+        *(sys.executable, "-m", "memcalc", "simulate", "--gpu", GPU, "--steps", "0"),
+        *("--format", "json", "--", "python", str(script)),
     ]
+    for reads in ("known",) if script.stem.startswith(_BY_VALUES) else ("zeros", "known"):
+        done = _ran(command, {"MEMCALC_READS": reads})
+        found = json.loads(done) if done else None
+        if found and not found["code"]:
+            return reads, found
+    return reads, None
+
+
+def _on_card(script: Path) -> tuple[str, dict[str, Any] | None]:
+    with tempfile.NamedTemporaryFile("r") as told:
+        done = _ran([sys.executable, "-c", _BARE, told.name, str(script)], {})
+        return "known", None if done is None else json.loads(told.read())
+
+
+def _ran(command: Sequence[str], variables: dict[str, str]) -> str | None:
+    """What a command printed; ``None``: it failed, or never ended, as some loops over zeros."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
                 command,
                 cwd=folder,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "MEMCALC_READS": reads},
+                env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
                 stdout=subprocess.PIPE,
                 check=False,
                 timeout=TIMEOUT,
             )
         except subprocess.TimeoutExpired:
-            # Where all values are zeros, some loops never end.
             return None
-    return json.loads(done.stdout) if done.stdout else None
+    return None if done.returncode else done.stdout.decode()
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for name in _PACKAGES:
         try:
             found[name] = version(name)
@@ -97,4 +134,4 @@ def _versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

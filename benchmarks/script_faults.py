@@ -17,6 +17,8 @@ import textwrap
 import time
 from pathlib import Path
 
+import psutil
+
 from memcalc.errors import EstimateError, UsageError
 from memcalc.script.simulate import plan_of, simulate
 
@@ -285,12 +287,12 @@ def _scripts(names: list[str]) -> int:
 def _running(folder: str) -> list[str]:
     """Processes other than this whose working folder is this one, and that run a script there."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
+    for process in psutil.process_iter():
         try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if "train.py" in command and os.readlink(process / "cwd") == folder:
+            command = " ".join(process.cmdline())
+            if "train.py" in command and process.cwd() == folder:
                 found.append(command)
-        except OSError:
+        except psutil.Error:
             continue
     return found
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from memcalc import registry
-from memcalc.engine import program as build
+from memcalc.engine.program import build
 from memcalc.files.artifact import encode
 from memcalc.measure.meters import CudaMeter
 from memcalc.measure.state import read_state
@@ -247,7 +247,7 @@ def record(plan: Plan) -> dict:
     torch.backends.cudnn.enabled = False
     accelerate_internals.pad_across_processes = _unpadded
     bare = {"loop": "plain", "checkpointing": False, "checkpoint_every": 1, "optim": "sgd"}
-    program = build.program(replace(plan, **bare, optim_args=()), weights=False)
+    program = build(replace(plan, **bare, optim_args=()), real_weights=False)
     batch = program.batch("cpu")
     count = plan.batch * plan.grad_accum * STEPS
     data = (

@@ -49,6 +49,13 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+def _text(record: Any) -> str:
+    from memcalc.report.blocks import terminal
+    from memcalc.report.saved import blocks
+
+    return terminal(blocks(record, verbose=False, top=12)).rstrip("\n")
+
+
 def _html(record: Any) -> str:
     from memcalc.report.page import notebook
 
@@ -61,4 +68,4 @@ def _figure(record: Any) -> Any:
     return optimizers([record])
 
 
-display.install(_html, _figure)
+display.install(text=_text, html=_html, figure=_figure)

@@ -73,10 +73,10 @@ def _told(error: BaseException, *, simulates: bool) -> int:
     if isinstance(error, BrokenPipeError):
         return BROKEN_PIPE
     from memcalc.cli.command import say
-    from memcalc.errors import MemcalcError, sentence
+    from memcalc.errors import exit_code, sentence
 
     say(f"error: {sentence(error)}")
-    return error.exit_code if isinstance(error, MemcalcError) else MemcalcError.exit_code
+    return exit_code(error)
 
 
 def _fill_closed_streams() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 _LONGEST = 1000
@@ -78,18 +79,34 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
     return UsageError(f"Unknown {kind} {name!r}: {offer}{hint}")
 
 
+def exit_code(error: BaseException) -> int:
+    """The exit code that an error ends the command with."""
+    if isinstance(error, MemcalcError):
+        return error.exit_code
+    return UsageError.exit_code if _no_folder(error) else MemcalcError.exit_code
+
+
+def _no_folder(error: BaseException) -> bool:
+    """Whether it is ``os.getcwd``'s, whose errors name no file."""
+    return isinstance(error, FileNotFoundError) and error.filename is None
+
+
 def sentence(error: BaseException) -> str:
     """What a user is told of an error, also of one that nobody expected."""
     if isinstance(error, MemcalcError):
         said = str(error)
         return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+    if _no_folder(error):
+        return "The current folder is gone: change to one that exists."
+    if isinstance(error, OSError) and error.errno == errno.EBADF:
+        return "Cannot write the answer: standard output is closed."
     if isinstance(error, OSError) and error.strerror:
         what = f"use {error.filename}" if error.filename is not None else "write the answer"
         return f"Cannot {what}: {error.strerror}."
     if isinstance(error, MemoryError):
         return "memcalc ran out of main memory."
     if isinstance(error, RecursionError):
-        return "memcalc recursed too deeply: its input is nested too far."
+        return "memcalc recursed too deeply: its input is nested too deeply."
     text = " ".join(str(error).split())[:300]
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return f"memcalc itself failed ({said}): MEMCALC_DEBUG=1 shows where."

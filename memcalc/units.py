@@ -23,12 +23,14 @@ _FACTORS = {
     "TIB": 1 << 40,
 }
 NUMBER = r"[0-9]{1,20}(?:\.[0-9]{1,20})?"
-UNIT = r"(?:[kKmMgGtT][iI]?)?[bB]"
+UNIT = r"(?:[kKmMgGtT][iI]?B|[kmgt]i?b|[bB])"
+"""In large or small letters; a small b behind a large letter (``Gb``, ``Gib``) means bits."""
 _SIZE = re.compile(rf"\s*({NUMBER})\s*({UNIT})\s*")
+_BITS = re.compile(rf"\s*{NUMBER}\s*([KMGT][iI]?|[kmgt]I)b\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³), in any case.
+    """Read a size with its unit, such as ``14.5 GiB`` (1024³) or ``15 GB`` (1000³).
 
     Returns:
         Whole bytes, rounded down.
@@ -38,6 +40,9 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
+        bits = _BITS.fullmatch(text)
+        if bits is not None:
+            raise UsageError(f"{text!r} is a size in bits: write {bits[1]}B for bytes.")
         units = "B, KiB, MiB, GiB, TiB, kB, MB, GB or TB"
         raise UsageError(f"{text!r} is not a size: write a number and a unit ({units}).")
     whole, _, fraction = match[1].partition(".")
@@ -97,9 +102,3 @@ class Unit(NamedTuple):
 def unit_for(largest: int) -> Unit:
     """One unit for figures up to the largest of them: GiB from 10 GiB on, MiB below."""
     return Unit("GiB", GIB) if largest >= 10 * GIB else Unit("MiB", MIB)
-
-
-def format_error(share: float, places: int = 2) -> str:
-    """A relative error with its sign; what rounds to nothing has none."""
-    text = f"{share:+.{places}%}"
-    return text if text.strip("+-0.%") else text[1:]

@@ -19,6 +19,8 @@ _LEADING_COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _LEADING = re.compile(r"^(\d+(?=[.)](?:\s|$))|(?=[-+=](?:[-+=\s]|$))|(?=\[|::))(.)")
 """What makes a list, a task, a heading or a command of a line that begins with it."""
 _SPECIAL = re.compile(r"[\\`*#|~@$]|(?<![^\W_])_|_(?![^\W_])|\](?=[\[(:])")
+_ESCAPE = re.compile(r"\\ud[89ab]\w{2}\\ud[c-f]\w{2}|\\(?:(ud[89a-f]\w{2})|.)")
+"""An escape of JSON; its group is half a surrogate pair without the other."""
 _FORMULA = ("=", "+", "-", "@", "::")
 
 
@@ -54,9 +56,15 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]], words: Sequence[int
 
 
 def json(text: str) -> str:
-    """JSON that was made of it, with an escape for whatever is not printable in its strings."""
+    """JSON that was made of it, with an escape for whatever is not printable in its strings.
+
+    A byte that was no UTF-8 is half a surrogate pair in Python, which no JSON reader takes: it
+    becomes the text of its escape.
+    """
     if not text.replace("\n", "").isprintable():
         text = "".join(s if s.isprintable() or s == "\n" else dumps(s)[1:-1] for s in text)
+    if r"\ud" in text:
+        text = _ESCAPE.sub(lambda found: rf"\\{found[1]}" if found[1] else found[0], text)
     return _COMMAND.sub(r"#\\u0023", text)
 
 

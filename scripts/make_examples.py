@@ -15,7 +15,9 @@ import tempfile
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parent.parent
-BOX = re.compile(r"```bash\n(?P<typed>[^`]*?)```\n\n```text\n(?P<shown>[^`]*)```", re.MULTILINE)
+BOX = re.compile(
+    r"```bash\n(?P<typed>[^`]*?)```\n\n```text\n(?P<shown>(?:(?!```).)*)```", re.DOTALL
+)
 
 
 def pages() -> list[pathlib.Path]:

@@ -138,12 +138,18 @@ ERRORS = {
 }  # fmt: skip
 
 
+AT_NIGHT = ("test_own_failure_on_the_gpu", "test_skips_itself")
+"""Each starts a process that imports PyTorch; what they prove others prove on the CPU by day."""
+
+
 @pytest.fixture(scope="module")
-def run(shared, once):
+def run(shared, once, request):
     """Result, text and properties of every test above, of a pytest of their own."""
     folder = shared / "plugin"
     plugins = ["-p", "no:memcalc", "-p", "memcalc.pytest_plugin", "-p", "no:cacheprovider"]
     options = ["--strict-markers", "--junit-xml=out.xml", "-p", "no:xdist", "test_it.py"]
+    if request.config.getoption("markexpr"):
+        options += [f"--deselect=test_it.py::{name}" for name in AT_NIGHT]
     with once("plugin"):
         if not folder.exists():
             folder.mkdir()
@@ -164,7 +170,10 @@ def told(case):
     return inside[0].tag, f"{inside[0].get('message')} {inside[0].text}"
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.nightly] if n in AT_NIGHT else []) for n in EXPECTED],
+)
 def test_a_marked_test_is_told_what_it_cost(run, name):
     tag, text = told(run[name])
     wanted = EXPECTED[name]

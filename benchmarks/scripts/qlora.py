@@ -3,8 +3,12 @@
 import bitsandbytes as bnb
 import peft
 import torch
-from transformers import BitsAndBytesConfig, LlamaForCausalLM
+from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
+config = LlamaConfig(
+    vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=4
+)
+LlamaForCausalLM(config).save_pretrained("small_llama")
 quantized = BitsAndBytesConfig(
     load_in_4bit=True,
     bnb_4bit_quant_type="nf4",

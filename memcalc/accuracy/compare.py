@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement, steady_peak, steady_peaks
 from memcalc.records.model import Place
 from memcalc.records.prediction import Prediction
@@ -88,6 +89,17 @@ def _phases(prediction: Prediction, measurement: Measurement) -> Iterator[Pair]:
         for rung in ("requested", "allocated"):
             level = measured.get(phase.phase, {}).get(rung)
             yield f"{phase.phase.value} {rung}", getattr(phase, rung), level
+
+
+def pairs(runs: Sequence[Run], rung: str = "allocated") -> list[tuple[str, Difference]]:
+    """The peaks of runs that have both an estimate and a measurement, by name."""
+    found = []
+    for run in runs:
+        if run.prediction is not None and run.measurement is not None:
+            both = peak(run.prediction, run.measurement, rung)
+            if both is not None:
+                found.append((f"{run.plan.model} {run.plan.optim} {run.plan.precision}", both))
+    return found
 
 
 def peak(prediction: Prediction, measurement: Measurement, rung: str) -> Difference | None:

@@ -42,8 +42,6 @@ class AllocatorState:
         self.retries = self.ooms = self.syncs = 0
         self.device_allocs = self.device_frees = 0
         self.oversize_blocks, self.oversize_segments = Counter(), Counter()
-        self._sums_before: dict[str, int] = {}
-        """What was added up before ``reset_sums``, by its key."""
         self.at_reserved_peak = self.stats.levels()
         """All rungs at the first moment reserved was as high as ever."""
         self.allowed: int | None = None
@@ -71,18 +69,8 @@ class AllocatorState:
         self.oversize_blocks.reset_peak()
         self.oversize_segments.reset_peak()
 
-    def reset_sums(self) -> None:
-        """Add up anew (``torch.cuda.reset_accumulated_memory_stats``)."""
-        sums = {key: value for key, value in self._figures().items() if _adds_up(key)}
-        self._sums_before = sums
-
     def memory_stats(self) -> dict[str, int]:
         """Every figure of ``torch.cuda.memory_stats`` this model knows, under its key."""
-        before = self._sums_before
-        return {key: value - before.get(key, 0) for key, value in self._figures().items()}
-
-    def _figures(self) -> dict[str, int]:
-        """All figures, sums of all that was ever added."""
         return {
             **self.stats.named(),
             **self.oversize_blocks.named("oversize_allocations"),
@@ -199,8 +187,3 @@ class AllocatorState:
         self.trace.append(("free_completed", block.address, block.requested, block.stream))
         block.pool.stats.done(block.size, block.requested)
         self.put_back(block)
-
-
-def _adds_up(key: str) -> bool:
-    """A figure of the statistics is a sum of what happened."""
-    return key.startswith("num_") or key.endswith((".allocated", ".freed"))

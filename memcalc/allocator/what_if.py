@@ -44,11 +44,6 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
     older: int
     """Storages from before the recording began; they are born first, in order of address."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the recording saw every storage's birth."""
-        return not self.older
-
 
 def history(snapshot: Snapshot, *, device: int = 0) -> History:
     """Turn the trace of one device into events.

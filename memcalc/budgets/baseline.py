@@ -21,6 +21,7 @@ from memcalc.budgets.read import rebase
 from memcalc.budgets.records import Baseline, BudgetedRun, Evidence, Known
 from memcalc.errors import UsageError
 from memcalc.files import artifact
+from memcalc.files.untrusted_values import reason
 from memcalc.records.fields import changed_settings
 from memcalc.records.plan import Plan
 from memcalc.version import PACKAGES, __version__, installed
@@ -43,10 +44,14 @@ def read(path: Path) -> Baseline | None:
     """Read a baseline; ``None`` where there is no such file.
 
     Raises:
-        UsageError: the file is there, but it is not a baseline that can be read.
+        UsageError: the file is not a baseline that can be read, or no file can have this name.
     """
-    if not os.path.exists(path):
+    try:
+        os.stat(path)
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"Cannot read {path}: {reason(error)}.") from None
     data = artifact.read(path)
     if data.get("kind") != "baseline" or data["schema"] != SCHEMA:
         hint = "memcalc check --update-baseline writes one."

@@ -22,7 +22,7 @@ from memcalc.budgets.records import (
     Verdict,
 )
 from memcalc.errors import EstimateError, OverBudgetError, UsageError
-from memcalc.records.changes import plan_changes, version_changes
+from memcalc.records.fields import plan_changes, version_changes
 from memcalc.units import format_mib
 
 
@@ -117,7 +117,7 @@ def _updated(
     if failed:
         reason = next(e.error for e in found if e.error is not None)
         raise EstimateError(
-            f"The baseline is left as it was: {', '.join(failed)} could not be told ({reason})"
+            f"The baseline is unchanged: {', '.join(failed)} could not be estimated ({reason})"
         )
     made = baseline.make(_path(file, question), file.runs, found, versions)
     baseline.write(made)

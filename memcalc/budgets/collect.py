@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.budgets import commands
 from memcalc.budgets.records import BudgetedRun, Evidence
 from memcalc.catalog import gpus, models
 from memcalc.errors import MemcalcError, SettingError, UsageError
@@ -20,6 +19,7 @@ from memcalc.files.results import Run, load, predictions
 from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
+from memcalc.script.simulate import STEPS, simulate
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +55,9 @@ def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
 
 def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
     """Estimate every run; runs with the same plan are estimated once, and commands simulated."""
-    simulated = commands.simulated([run for run in runs if run.plan.command])
+    commands = _simulated([run for run in runs if run.plan.command])
     estimated = iter(_estimated([run for run in runs if not run.plan.command], effort))
-    return [simulated[run.name] if run.plan.command else next(estimated) for run in runs]
+    return [commands[run.name] if run.plan.command else next(estimated) for run in runs]
 
 
 def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
@@ -87,11 +87,11 @@ def _evidence(answer: Prediction | MemcalcError, run: BudgetedRun) -> Evidence:
         return Evidence(error=_with_line(answer, run))
     if answer.method != run.method:
         # A figure of another kind, not this one.
-        error = f"no answer by {run.method}: the one that was saved is {answer.method}"
+        error = f"the saved answer used method {answer.method}, not {run.method}"
         return Evidence(error=error)
     known = answer.varied.lengths if answer.varied is not None else None
     if known != run.lengths:
-        error = f"the answer that was saved is over lengths {known}, not {run.lengths}"
+        error = f"the saved answer is for lengths {known}, not {run.lengths}"
         return Evidence(error=error)
     return Evidence(prediction=answer)
 
@@ -160,7 +160,7 @@ def _saved(run: BudgetedRun, result: Run | None, others: Sequence[Run], names: s
 def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]:
     """Whether a result is of the model as it is now: why it is not, and what could not be seen."""
     name = run.plan.name
-    code = f"{names}: {name} is code; that it is still as it was is not checked"
+    code = f"{names}: {name} is Python code; memcalc does not check whether it has changed"
     if run.plan.command is not None:
         return "", code
     try:
@@ -168,13 +168,13 @@ def _compared(run: BudgetedRun, then: str | None, names: str) -> tuple[str, str]
     except MemcalcError as error:
         if then is None or models.is_local(run.plan.model):
             return str(error), ""
-        return "", f"{names}: that {name} is still as it was is not checked: {error}"
+        return "", f"{names}: whether {name} has changed is not checked: {error}"
     if now.digest is None:
         return "", code
     if then is None:
-        return f"{names} does not say which config of {name} it is of: write it anew", ""
+        return f"{names} does not name its config of {name}: create it again", ""
     if then != now.digest:
-        return f"{names} is of another config of {name}, which has changed: write it anew", ""
+        return f"{names} is for another config of {name}, now changed: create it again", ""
     return "", ""
 
 
@@ -212,3 +212,37 @@ def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
         )
         for run, evidence in zip(runs, found, strict=True)
     ]
+
+
+def _simulated(runs: Sequence[BudgetedRun]) -> dict[str, Evidence]:
+    """Run each command in the folder of its budget file, on a simulated GPU.
+
+    What scripts print goes to standard error. Nothing is kept: a script may have changed.
+
+    Returns:
+        What is known of each run, by its name.
+    """
+    return {run.name: _one(run) for run in runs}
+
+
+def _one(run: BudgetedRun) -> Evidence:
+    steps = STEPS if run.plan.steps is None else run.plan.steps
+    folder = Path(run.where.file).resolve().parent
+    try:
+        found = simulate(replace(run.plan, steps=steps), folder)
+    except MemcalcError as error:
+        return Evidence(error=str(error))
+    ending = found.ending
+    if ending.code and not ending.out_of_memory:
+        return Evidence(error=f"the script ended with exit code {ending.code}")
+    if found.traced is None:
+        return Evidence(error="the script put nothing on the GPU")
+    if not ending.steps and not ending.out_of_memory:
+        return Evidence(error="the script made no optimizer step")
+    doubt = ""
+    if ending.out_of_memory:
+        where = ending.refusal
+        at = f" in {where.phase.value} at {where.line}" if where is not None else ""
+        doubt = f"{run.name}: GPU memory ran out{at}"
+    prediction = replace(found.traced.prediction, plan=run.plan)
+    return Evidence(prediction=prediction, doubt=doubt)

@@ -24,8 +24,7 @@ from memcalc.budgets.records import (
 from memcalc.catalog import gpus
 from memcalc.errors import UsageError
 from memcalc.estimation import fits
-from memcalc.records.prediction import FitVerdict, Prediction
-from memcalc.units import format_bytes
+from memcalc.records.prediction import FitVerdict
 
 if TYPE_CHECKING:
     from memcalc.records.measurement import Measurement
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 _ORDER = list(Status)
 _FITTING = {
     FitVerdict.FITS: Status.HOLDS,
-    FitVerdict.TOO_CLOSE: Status.UNKNOWN,
+    FitVerdict.TIGHT: Status.UNKNOWN,
     FitVerdict.DOES_NOT_FIT: Status.OVER,
 }
 
@@ -165,8 +164,8 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     fit, spare = prediction.fit, _spare(budget, prediction.fit.capacity)
     found = fits.verdict(fit, prediction.context, spare)
     reason = why(budget, evidence, None)
-    if found is FitVerdict.TOO_CLOSE:
-        reason = f"{found.value}: {_spread(prediction)}"
+    if found is FitVerdict.TIGHT:
+        reason = f"{found.value}: {fits.why_tight(fit)}"
     elif found is FitVerdict.DOES_NOT_FIT and fit.allowed is not None:
         reason = f"per_process_memory_fraction allows no more; {reason}"
     return Verdict(
@@ -202,11 +201,3 @@ def _ran(budget: Budget, measurement: Measurement) -> Verdict | None:
         source="measured",
         reason=f"as NVML read the process on {measurement.device}",
     )
-
-
-def _spread(prediction: Prediction) -> str:
-    context = prediction.context
-    if context is None:
-        return "the CUDA context is not known"
-    low, high = format_bytes(context.low), format_bytes(context.high)
-    return f"the CUDA context takes from {low} to {high}"

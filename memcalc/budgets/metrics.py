@@ -48,7 +48,7 @@ def figure(evidence: Evidence, metric: str) -> Figure:
         if found.bytes is not None or evidence.prediction is None or name in _RUNGS or not ran:
             return found
     if evidence.prediction is None:
-        return Figure(bytes=None, reason="nothing is known of this run")
+        return Figure(bytes=None, reason="there are no figures for this run")
     return _estimated(evidence.prediction, name)
 
 
@@ -106,7 +106,7 @@ def _measured(measurement: Measurement, metric: str) -> Figure:
         value = _peak(measurement, metric.removeprefix("peak."))
     if value is None:
         reason = measurement.unknown.get(metric.removeprefix("peak."))
-        return _unread(reason or f"the measurement does not tell {metric.replace('_', ' ')}")
+        return _unread(reason or f"the measurement does not include {metric.replace('_', ' ')}")
     return Figure(bytes=value, source="measured")
 
 

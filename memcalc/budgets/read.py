@@ -50,6 +50,16 @@ def read(path: Path) -> BudgetFile:
     return BudgetFile(path=source.path, runs=runs, baseline=str(path.parent / baseline))
 
 
+def check_name(name: str) -> None:
+    """Refuse what cannot name a run.
+
+    Raises:
+        UsageError: it is empty, very long, or has signs that cannot be shown.
+    """
+    if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise UsageError(f"{name[:40]!r} is no name for a run: use letters and dashes.")
+
+
 def rebase(model: str, before: Path, after: Path) -> str:
     """Rewrite a model that is a relative file of one folder for another."""
     if os.path.isabs(model) or model.startswith("~"):
@@ -71,8 +81,8 @@ def _unknown_top(source: Source, key: str) -> UsageError:
 
 def _run(source: Source, name: str, folder: Path) -> BudgetedRun:
     here: Key = ("runs", name)
-    if not name.strip() or not name.isprintable() or len(name) > _LONGEST_NAME:
-        raise source.error(here, f"{name[:40]!r} is no name for a run: use letters and dashes.")
+    with source.at(here):
+        check_name(name)
     settings: dict[str, Any] = {}
     places: dict[str, Key] = {}
     for table in (("defaults",), here):

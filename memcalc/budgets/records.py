@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -193,3 +193,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def failures(self) -> tuple[Verdict, ...]:
         """Everything that is not green."""
         return tuple(v for v in self.verdicts if v.status in (Status.OVER, Status.UNKNOWN))
+
+
+class Detected(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a plan, as a training configuration gives them."""
+
+    file: str
+    kind: str
+    """``TrainingArguments``, ``axolotl`` or ``accelerate``."""
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Keys of a plan."""
+    unread: tuple[str, ...] = ()
+    """What changes memory but could not be read or has no place in a plan; one clause each."""

@@ -41,7 +41,7 @@ def schema() -> Schema:
         "type": "string",
         "pattern": r"\S",
         "description": "Judge over a hundred batches of varying length: a file with one length a "
-        "line, normal:MEAN,STD or uniform:A,B; seq is where samples are cut.",
+        "line, normal:MEAN,STD or uniform:A,B; samples are truncated to seq.",
     }
     run = _table(
         {**settings, "method": method, "lengths": lengths, "limits": {"$ref": "#/$defs/limits"}}
@@ -105,7 +105,7 @@ def _limits() -> Schema:
             },
             "margin": {
                 "$ref": "#/$defs/share",
-                "description": "To be kept free below fits and limits of the peak.",
+                "description": "Kept free below fits and peak limits.",
             },
             "max_growth": {
                 "anyOf": [{"$ref": "#/$defs/share"}, _table(growth, least=1)],

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from memcalc import untrusted_text
 from memcalc.budgets.metrics import default_peak
 from memcalc.estimation.fits import verdict
 from memcalc.records.fields import FIELDS, changed_settings
@@ -48,7 +49,7 @@ def text(starter: Starter) -> str:
         "",
     ]
     if starter.source:
-        head.append(f"# Settings are those of {starter.source}.")
+        head.append(f"# Settings are those of {untrusted_text.line(starter.source)}.")
     for note in starter.unread:
         head += [f"# {line}" for line in fold(f"Note: {note}.", _WIDTH - 2, 2)]
     name = _key(starter.name)

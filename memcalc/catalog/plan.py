@@ -12,8 +12,7 @@ from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.compact_options import input_of
 from memcalc.records.disagreement import disagreement
 from memcalc.records.fields import FIELDS
-from memcalc.records.layouts import ZERO_STAGES
-from memcalc.records.plan import Plan
+from memcalc.records.plan import ZERO_STAGES, Plan
 
 TRAINER_OPTIM = "adamw_torch_fused"
 """``TrainingArguments.optim`` where nobody names one (transformers 5.23, training_args.py)."""

@@ -25,12 +25,12 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
 }
 """What a value of ``Plan.quant`` has ``transformers.BitsAndBytesConfig`` told."""
 _EXTENSION = (
-    "its layers are made and multiplied by extensions of gptqmodel that are built on the GPU's "
-    "machine, and nothing here runs in their place: type the name of the model that it was made "
+    "its layers run kernels of gptqmodel that are compiled on the GPU's machine, which memcalc "
+    "cannot run: type the name of the model that it was made "
     "from, with --quant nf4 for one in 4 bit"
 )
 _FBGEMM = (
-    "its products are compiled kernels of fbgemm_gpu, nothing here runs in their place, and "
+    "its products are compiled kernels of fbgemm_gpu, which memcalc cannot run, and "
     "transformers does not train on them"
 )
 _REASONS = {
@@ -50,7 +50,7 @@ _DEQUANTISED = {
 _FP8 = (8, 9)
 """The first compute capability with fp8 arithmetic; on others transformers turns fp8 back."""
 _AS_BF16 = (
-    "for a run on turned-back weights, take quantization_config out of a copy of its config.json"
+    "for a run on dequantized weights, remove quantization_config from a copy of its config.json"
 )
 
 
@@ -104,8 +104,8 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
     """
     if scheme not in TORCHAO and not trains:
         return (
-            "torchao packs and multiplies 4 bit by compiled kernels (mslk), and nothing here runs "
-            "in their place; type --quant nf4"
+            "torchao packs and multiplies 4-bit weights by compiled kernels (mslk), which memcalc "
+            "cannot run; type --quant nf4"
         )
     if scheme not in TORCHAO:
         return (
@@ -113,7 +113,7 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
             "in 8 bit only, and transformers calls no others trainable; type --quant nf4"
         )
     if several:
-        return "a base in torchao's tensors is answered for one GPU so far: leave --devices out"
+        return "a base in torchao's tensors is supported on one GPU only: leave --devices out"
     return None
 
 
@@ -153,7 +153,7 @@ def refusal(
         else f"this GPU keeps it so: {_KERNELS}"
     )
     return (
-        f"{said}, and {why}; --quant {NONE} turns it back while it is loaded "
+        f"{said}, and {why}; --quant {NONE} dequantizes it while loading "
         f"({_DEQUANTISED[method]}(dequantize=True))."
     )
 
@@ -173,7 +173,7 @@ def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ()
     method = _method(settings)
     return (
-        f"the checkpoint is in {method}, and turned back to the plan's precision in host memory "
+        f"the checkpoint is in {method}, dequantized to the plan's precision in host memory "
         f"({_DEQUANTISED[method]}(dequantize=True))",
     )
 

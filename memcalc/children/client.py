@@ -308,13 +308,13 @@ class Child:
         answer = message.get("answer")
         if isinstance(answer, dict):
             return answer
-        sentence = str(message.get("error", f"The {self._name} gave no answer that can be read."))
+        sentence = str(message.get("error", f"The {self._name} sent an unreadable answer."))
         if message.get("exit_code") == UsageError.exit_code:
             raise UsageError(sentence)
         raise self._parent.failure(sentence)
 
     def _what_came(self, sentence: str) -> str:
-        return f"What the {self._name} said cannot be read." if self._garbled else sentence
+        return f"The {self._name} sent an unreadable message." if self._garbled else sentence
 
     def _send(self, message: dict[str, Any]) -> None:
         # A child that is gone shows in what comes, or does not.

@@ -46,78 +46,37 @@ def forked(
         CodeError: the code raised something else.
         EstimateError: the copy died.
     """
-    with Copy(work, name, where) as copy:
-        return copy.answer()
-
-
-class Copy:
-    """A copy of this process at work; it is gone when the context ends.
-
-    Args:
-        work: what it does, once the context begins; see ``forked``.
-        name: what it is called in sentences.
-        where: see ``forked``.
-    """
-
-    def __init__(
-        self, work: Callable[[], dict[str, Any]], name: str, where: Callable[[], str] = str
-    ) -> None:
-        self._work = work
-        self._name = name
-        self._where = where
-        self._process: int | None = None
-
-    def __enter__(self) -> Copy:
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
-        self._kills = oom_kills()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        here = os.getpid()
-        with warnings.catch_warnings():
-            # Other threads do not live on in the copy; it waits for none of them.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self._process = os.fork()
-        if self._process == 0:
-            ours.close()
-            die_with(here, signal.SIGKILL)
-            _work(self._work, theirs, self._name, self._where)
-        theirs.close()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._channel.end.close()
-        if self._process is not None:
-            os.kill(self._process, signal.SIGKILL)
-            os.waitpid(self._process, 0)
-
-    def answer(self, patience: float | None = None) -> dict[str, Any]:
-        """What the work came to.
-
-        Args:
-            patience: seconds to wait at most; ``None``: for ever.
-
-        Raises:
-            MemcalcError: as the code raised it.
-            CodeError: the code raised something else.
-            EstimateError: the copy died.
-            TimeoutError: it took too long.
-        """
-        assert self._process is not None
-        self._channel.end.settimeout(patience)
-        answer = self._channel.receive()
-        _, status = os.waitpid(self._process, 0)
-        self._process = None
-        if answer is None:
-            said = ending(self._name, status, kills=self._kills, where=self._where())
-            raise EstimateError(said)
-        if "error" not in answer:
-            return answer
-        if answer["kind"] == UsageError.__name__:
-            raise UsageError(answer["error"])
-        if answer["kind"] == EstimateError.__name__:
-            raise EstimateError(answer["error"])
-        raise CodeError(answer["error"], answer["kind"], answer["trace"])
+    ours, theirs = socket.socketpair()
+    kills = oom_kills()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    here = os.getpid()
+    with warnings.catch_warnings():
+        # Other threads do not live on in the copy; it waits for none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        copy = os.fork()
+    if copy == 0:
+        ours.close()
+        die_with(here, signal.SIGKILL)
+        _work(work, theirs, name, where)
+    theirs.close()
+    try:
+        answer = Channel(ours).receive()
+    except BaseException:
+        os.kill(copy, signal.SIGKILL)
+        raise
+    finally:
+        ours.close()
+        _, status = os.waitpid(copy, 0)
+    if answer is None:
+        raise EstimateError(ending(name, status, kills=kills, where=where()))
+    if "error" not in answer:
+        return answer
+    if answer["kind"] == UsageError.__name__:
+        raise UsageError(answer["error"])
+    if answer["kind"] == EstimateError.__name__:
+        raise EstimateError(answer["error"])
+    raise CodeError(answer["error"], answer["kind"], answer["trace"])
 
 
 def die_with(parent: int, number: int) -> None:

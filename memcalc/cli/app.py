@@ -50,12 +50,10 @@ VERBS = {
         "Draw a step's timeline and all figures on one page; of a model, or of a file memcalc "
         "wrote.",
     ),
-    "measure": Verb(
-        "measure", "Train for real, one child process a run, and put the estimate beside it."
-    ),
+    "measure": Verb("measure", "Train for real, one process per run, beside the estimate."),
     "run": Verb(
         "run",
-        "Run any command and say what it held of GPU and main memory; its exit code is passed on.",
+        "Run any command and report its GPU and main memory; its exit code is passed on.",
     ),
     "simulate": Verb(
         "simulate",
@@ -63,21 +61,21 @@ VERBS = {
     ),
     "compare": Verb(
         "measure",
-        "Say how accurate the estimates of measured runs were: median, worst, by what they share.",
+        "Report how accurate the estimates of measured runs were: median, worst, by group.",
         name="compare",
     ),
     "check": Verb("check", "Judge the memory budgets of a repository's training runs."),
     "init": Verb("init", "Write a starter memcalc.toml with budgets from today's estimate."),
-    "diff": Verb(
-        "diff", "Say what changed between two answers and why: by component, phase and module."
-    ),
+    "diff": Verb("diff", "Show what changed between two answers: by component, phase and module."),
     "show": Verb(
         "show",
         "Show a saved result again, in any format; or a memory snapshot of a real run.",
     ),
-    "doctor": Verb("doctor", "Say what this machine can measure, what is missing and what to do."),
+    "doctor": Verb(
+        "doctor", "Report what this machine can measure, what is missing and how to fix it."
+    ),
     "completion": Verb(
-        "completion", "Print what makes a shell complete verbs, models, GPUs and optimizers."
+        "completion", "Print shell completion for verbs, models, GPUs and optimizers."
     ),
     "list": Verb("lists", "List the models, optimizers and GPUs that memcalc knows."),
 }

@@ -52,9 +52,9 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
     help="Write here too; format by extension; repeatable.",
 )
 @option("--quiet", "-q", is_flag=True, help="Print only what fails.")
-@option("--exit-zero", is_flag=True, help="What is over budget does not fail.")
+@option("--exit-zero", is_flag=True, help="Exit 0 even where a budget is exceeded.")
 @option("--baseline", type=FILE, help="Judge growth against this file.")
-@option("--update-baseline", is_flag=True, help="Write the baseline anew, then judge.")
+@option("--update-baseline", is_flag=True, help="Update the baseline, then judge.")
 @option("--measure", is_flag=True, help="Train for real, do not estimate.")
 @option(
     "--device",
@@ -66,8 +66,13 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
 @option("--timeout", type=SECONDS, default=600.0, help="Seconds for one measured run.")
 @option("--from", "saved", multiple=True, type=FILE, help="Judge these saved results; repeatable.")
 @option("--save", type=FILE, help="Keep what was found, for --from.")
-@option("--suggest", is_flag=True, help="Estimate what would bring exceeded budgets under.")
-@option("--jobs", "-j", type=counted(1), help="Most processes. Default: by cores and free memory.")
+@option("--suggest", is_flag=True, help="Estimate changes that would meet exceeded budgets.")
+@option(
+    "--jobs",
+    "-j",
+    type=counted(1),
+    help="Largest number of processes. Default: by cores and free memory.",
+)
 @no_cache("answers")
 def command(
     files: tuple[Path, ...],

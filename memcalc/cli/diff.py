@@ -28,7 +28,7 @@ _WHAT = (
 
 @verb
 @argument("before", _WHAT)
-@argument("now", "What to compare it with, in the same words.")
+@argument("now", "What to compare it with, in any of the same forms.")
 @option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
 @format_option("difference")
 @OUTPUT

@@ -13,7 +13,7 @@ def drawn(plan: Plan, *, use_cache: bool) -> str:
     """The timeline of a plan in letters.
 
     Raises:
-        MemcalcError: the plan cannot be traced, or plotext is missing.
+        MemcalcError: the plan cannot be traced.
     """
     from memcalc.report import terminal
 

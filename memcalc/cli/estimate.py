@@ -29,7 +29,7 @@ from memcalc.records.prediction import Prediction
     "--lengths",
     type=str,
     help="Replay a hundred batches of varying length: FILE with one length a line, "
-    "normal:MEAN,STD or uniform:A,B; --seq is where samples are cut.",
+    "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
 )
 @format_option("predictions")
 @OUTPUT

@@ -15,7 +15,6 @@ from memcalc.cli.saved import check_alone, saved
 from memcalc.cli.values import SIZE, counted
 from memcalc.errors import UsageError
 from memcalc.estimation.question import code_in
-from memcalc.files.extras import require
 from memcalc.files.formats import chosen
 from memcalc.files.results import predictions
 from memcalc.records.plan import Plan
@@ -28,12 +27,12 @@ if TYPE_CHECKING:
 @option(
     "--under",
     type=SIZE,
-    help="Find the cheapest plan that needs no more, such as '15 GiB'. "
-    "Default: what the GPU has, where the plan does not fit it.",
+    help="Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's memory, "
+    "if the plan does not fit it.",
 )
-@option("--depth", type=counted(1), help="Cut modules' paths to so many names.")
+@option("--depth", type=counted(1), help="Shorten module paths to this many names.")
 @option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
-@option("--remedies/--no-remedies", default=True, help="Estimate what would need less.")
+@option("--remedies/--no-remedies", default=True, help="Estimate remedies that need less.")
 @option("--plot", is_flag=True, help="Draw the step's timeline.")
 @format_option("explanation")
 @OUTPUT
@@ -56,8 +55,6 @@ def command(
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     name = chosen("explanation", format, output)
-    if plot:
-        require("plotext")
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=use_cache)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))

@@ -33,7 +33,7 @@ _AXES = ("batch", "seq")
     is_flag=True,
     help="Show which changes to the plan fit, and their cost.",
 )
-@option("--count", is_flag=True, help="Show over how many of the GPU the plan fits, and how.")
+@option("--count", is_flag=True, help="Show how many of this GPU the plan needs, by layout.")
 @format_option("fit")
 @OUTPUT
 @VERBOSE

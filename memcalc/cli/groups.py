@@ -12,6 +12,7 @@ GROUPS = {
         "attention",
         "cudnn_attention",
         "liger",
+        "compile",
     ),
     "Training": (
         *("preset", "optim", "optim_args", "precision", "batch", "seq", "grad_accum"),

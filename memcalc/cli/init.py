@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from memcalc.budgets import detect, sizes, starter
 from memcalc.budgets.detect import Detected
+from memcalc.budgets.read import check_name
 from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
 from memcalc.cli.command import FILE, option
@@ -56,6 +57,8 @@ def command(
     above = sizes.share_or_size(margin).percent
     if above is None:
         raise UsageError(f"--margin {margin!r} is no percentage: write one, as 5%.")
+    if name is not None:
+        check_name(name)
     _free(force)
     found = _configuration(source, settings)
     if found is not None:

@@ -27,12 +27,12 @@ from memcalc.records.plan import Plan
     "--steps",
     type=counted(2),
     default=4,
-    help="Optimizer steps: the first, warm-up, the last is measured.",
+    help="Optimizer steps; the last is measured, those before warm up.",
 )
 @option("--weights", is_flag=True, help="Load real weights (safetensors) instead of random ones.")
 @option("--timeout", type=SECONDS, default=600.0, help="Seconds for one run.")
 @option("--output", "-o", type=FILE, help="Keep results here.")
-@option("--continue", "more", is_flag=True, help="Go on with the output file; skip what it has.")
+@option("--continue", "more", is_flag=True, help="Continue the output file; skip the runs it has.")
 @option("--estimate/--no-estimate", default=True, help="Put the estimate beside each run.")
 @option("--snapshot", type=FILE, help="Dump PyTorch's memory snapshot.")
 def command(
@@ -121,7 +121,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
 
         if settings:
             given = ", ".join(settings)
-            raise UsageError(f"--suite says all there is: write {given} into {suite} instead.")
+            raise UsageError(f"--suite holds all settings: write {given} into {suite} instead.")
         plans = load_suite(suite)
     plans = [replace(plan, target=device or plan.target) for plan in plans]
     for plan in plans:

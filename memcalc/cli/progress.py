@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from memcalc import untrusted_text
 from memcalc.cli.command import say
+from memcalc.records.progress import Progress as Fetching
+from memcalc.records.progress import listening
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -41,6 +43,7 @@ class _Moving(Steps):
     def __init__(self, what: str, shown: Progress, task: TaskID) -> None:
         super().__init__(what)
         self._shown, self._task = shown, task
+        self._fetched: TaskID | None = None
 
     def at(self, done: int, total: int | None = None) -> None:
         super().at(done, total)
@@ -50,6 +53,20 @@ class _Moving(Steps):
         from rich.text import Text
 
         self._shown.console.print(Text(untrusted_text.line(text), style="dim"))
+
+    def fetching(self, seen: Fetching) -> None:
+        """Something is fetched; what it is and how large comes first, without a fraction."""
+        if seen.fraction is None:
+            self.row(seen.text)
+            return
+        if self._fetched is None:
+            self._fetched = self._shown.add_task("", total=100)
+        told = untrusted_text.line(seen.text)
+        whole = round(100 * seen.fraction)
+        self._shown.update(self._fetched, description=told, completed=whole)
+        if seen.fraction == 1:
+            self._shown.remove_task(self._fetched)
+            self._fetched = None
 
 
 class _Logged(Steps):
@@ -67,6 +84,11 @@ class _Logged(Steps):
         self._over.set()
         self._thread.join()
 
+    def fetching(self, seen: Fetching) -> None:
+        """Something is fetched: what it is and how large, and no more."""
+        if seen.fraction is None:
+            say(f"memcalc: {seen.text}")
+
     def _tell(self) -> None:
         while not self._over.wait(EVERY):
             known = f", {self.done} of {self.total} done" if self.total else ""
@@ -83,12 +105,14 @@ def progress(what: str) -> Iterator[Steps]:
     if not sys.stderr.isatty():
         logged = _Logged(what)
         try:
-            yield logged
+            with listening(logged.fetching):
+                yield logged
         finally:
             logged.end()
         return
     from rich.console import Console
     from rich.progress import (
+        BarColumn,
         MofNCompleteColumn,
         Progress,
         SpinnerColumn,
@@ -100,6 +124,7 @@ def progress(what: str) -> Iterator[Steps]:
     counted = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
+        BarColumn(20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("left"),
@@ -108,4 +133,6 @@ def progress(what: str) -> Iterator[Steps]:
         transient=True,
     )
     with counted as shown:
-        yield _Moving(what, shown, shown.add_task(untrusted_text.line(what), total=None))
+        steps = _Moving(what, shown, shown.add_task(untrusted_text.line(what), total=None))
+        with listening(steps.fetching):
+            yield steps

@@ -8,6 +8,7 @@ from typing import Any
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.document import Document
+from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.sections import Chapter, again, chapter
 from memcalc.cli.command import FILE, argument, no_cache, option, say
 from memcalc.cli.options import plans_of, with_plan
@@ -24,7 +25,7 @@ from memcalc.records.plan import Plan
 
 
 @with_plan
-@argument("other", "A second file of an answer: what changed comes first.", required=False)
+@argument("other", "A second result file to compare with: changes come first.", required=False)
 @option(
     "--output",
     "-o",
@@ -32,13 +33,15 @@ from memcalc.records.plan import Plan
     help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
     "predicted memory snapshot for pytorch.org/memory_viz.",
 )
-@option("--depth", type=counted(1), help="Cut modules' paths to so many names.")
+@option("--depth", type=counted(1), help="Shorten module paths to this many names.")
+@option("--remedies/--no-remedies", default=True, help="Estimate remedies that need less.")
 @no_cache("traces")
 def command(
     settings: dict[str, Any],
     other: str | None,
     output: Path | None,
     depth: int | None,
+    remedies: bool,
     use_cache: bool,
 ) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.
@@ -54,7 +57,13 @@ def command(
         check_alone(settings)
     if other is not None and name == "pickle":
         raise UsageError("A snapshot is of one answer: name one file.")
-    with Tracer(use_cache=use_cache) as tracer, progress("drawing"):
+    explanation = None
+    if data is None and remedies and name == "html" and len(plans := plans_of(settings)) == 1:
+        wish = Wish(depth=depth, use_cache=use_cache)
+        with progress(f"explaining {plans[0].name}"):
+            explanation = explain_plan(plans[0], wish)
+    counted = explanation is not None
+    with Tracer(use_cache=use_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
             _write(compared(before, now), name, output)
@@ -63,7 +72,8 @@ def command(
             _snapshot(_only(settings, data), tracer, output)
             return
         if data is None:
-            document = Document(chapters=_traced(plans_of(settings), tracer, depth))
+            chapters = _traced(plans_of(settings), tracer, depth)
+            document = Document(chapters=chapters, explanation=explanation)
         else:
             document = _document(data, Path(str(settings["model"])), tracer, depth)
     _write(document, name, output)

@@ -43,10 +43,10 @@ _SNAPSHOTS = (".pickle", ".pkl")
 @option(
     "--alloc-conf",
     multiple=True,
-    help="Of a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
+    help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
 )
-@option("--gpu", help="Of a snapshot: GPU to replay it on.")
-@option("--device", type=counted(0), default=0, help="Of a snapshot: index of the GPU.")
+@option("--gpu", help="For a snapshot: GPU to replay it on.")
+@option("--device", type=counted(0), default=0, help="For a snapshot: index of the GPU.")
 def command(
     file: Path,
     format: str | None,

@@ -46,7 +46,7 @@ class Size(click.ParamType[int]):
         except UsageError as error:
             raise UsageError(f"{_name(param)}: {error}") from None
         if not size:
-            raise UsageError(f"{_name(param)} {value!r} is no memory at all: write more.")
+            raise UsageError(f"{_name(param)} {value!r} must be more than 0 bytes.")
         return size
 
 

@@ -11,6 +11,7 @@ import torch
 
 from memcalc.engine import nccl_traffic, operators
 from memcalc.engine.recorder import Gap, Interval, Notes, Owner
+from memcalc.engine.requested import Requested
 from memcalc.errors import EstimateError
 from memcalc.records.trace import (
     ONCE,
@@ -23,8 +24,13 @@ from memcalc.records.trace import (
     Storage,
     Trace,
 )
+from memcalc.units import format_bytes
 
 _NEVER = 1 << 62
+_PRIVATE = (
+    "CUDA graphs and memory pools of their own hold {} of what is reserved; what is free of it "
+    "shows as cached, and nothing else can use it"
+)
 
 
 class Timeline:
@@ -51,7 +57,8 @@ class Timeline:
         self._recorder = recorder
         self._live: dict[int, int] = {}
         self._streams: dict[int, int] = {0: 0}
-        self._requested = _Requested()
+        self._private: set[int] = set()
+        self._requested = Requested()
         told = _told(recorder)
         gap = recorder.gap
         if gap is not None:
@@ -87,12 +94,20 @@ class Timeline:
 
     def _born(self, entry: dict[str, Any]) -> None:
         self._live[entry["addr"]] = len(self.blocks)
-        stream = self._streams.setdefault(entry["stream"], len(self._streams))
+        stream = self._stream(entry["stream"])
         block = _Block(entry["addr"], entry["size"], len(self.events), stream)
         block.line = self._line_of(entry.get("frames", ()))
         self.blocks.append(block)
         self.events.append(len(self.blocks) - 1)
         self._requested.born(entry["size"])
+
+    def _stream(self, known: int) -> int:
+        """The number of a stream in a trace; what a private pool holds nobody else can use."""
+        stream = self._streams.setdefault(known, len(self._streams))
+        if known in self._recorder.private and stream not in self._private:
+            self._private.add(stream)
+            self.asides.append(Aside(index=len(self.events), what="keep_pool", stream=stream))
+        return stream
 
     def _dies(self, entry: dict[str, Any], following: dict[str, Any]) -> None:
         number = self._live.pop(entry["addr"], None)
@@ -140,7 +155,9 @@ class Timeline:
         if isinstance(what, dict):
             for address, owner in what.items():
                 number = self._live.get(address)
-                if number is not None:
+                if number is not None and isinstance(owner, str):
+                    self.blocks[number].op = owner
+                elif number is not None:
                     self.blocks[number].owner = owner
             return
         if isinstance(what, int):
@@ -203,9 +220,12 @@ class Timeline:
                     f"and its counters show {interval.requested:,}."
                 )
 
-    def trace(self, **more: Any) -> Trace:
+    def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
         """The records of a trace; ``more``: its fields that are not of the allocator."""
+        private = sum(self._recorder.private.values())
+        pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
         return Trace(
+            assumptions=(*assumptions, *pools),
             storages=self.storages(),
             events=self.events_of_phases(),
             marks=self.phase_marks(),
@@ -356,49 +376,6 @@ def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         ]
     bridge += [entry for a, entry in living.items() if a not in before or a in changed]
     return [*gap.entries, *bridge, {"action": "gap"}, *after]
-
-
-class _Requested:
-    """Requested bytes after each event, as PyTorch counts them.
-
-    A block that another stream still uses when it is freed counts until that stream is done, which
-    is before a later birth.
-    """
-
-    def __init__(self) -> None:
-        self._level = 0
-        self._late: dict[int, int] = {}
-        self._after, self._before_next = [0], [0]
-
-    def born(self, size: int) -> None:
-        """A block of this size."""
-        self._level += size
-        self._append()
-
-    def dies(self, address: int, size: int, *, late: bool) -> None:
-        """The block at an address; later than now, as far as it counts."""
-        if late:
-            self._late[address] = size
-        else:
-            self._level -= size
-        self._append()
-
-    def completed(self, address: int) -> None:
-        """No stream uses what was at this address any more."""
-        self._level -= self._late.pop(address, 0)
-        self._before_next[-1] = self._level
-
-    def _append(self) -> None:
-        self._after.append(self._level)
-        self._before_next.append(self._level)
-
-    def peak(self, begin: int, end: int) -> tuple[int, int]:
-        """The highest level between two moments, at least and at most.
-
-        Whether late deaths were before the first moment or after it nobody wrote down.
-        """
-        inside = max(self._after[begin + 1 : end + 1], default=0)
-        return max(inside, self._before_next[begin]), max(inside, self._after[begin])
 
 
 def _told(recorder: Notes) -> list[tuple[int, int, Any]]:

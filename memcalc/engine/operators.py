@@ -18,6 +18,8 @@ _MAKERS = (
     "aten::zeros",
 )
 """Operators that make a tensor for the operator around them."""
+_COMPILED = ("## Call CompiledFxGraph", "CompiledFunction", "Torch-Compiled Region")
+"""What ``torch.compile`` made: many kernels, and what they hand on to each other."""
 _NODE = "autograd::engine::evaluate_function: "
 
 
@@ -93,6 +95,8 @@ def _visit(
                     reads.append((event.start_time_ns, key, dtype))
             if name.startswith(_NODE):
                 inner = _Frame(frame.op, frame.end, name.removeprefix(_NODE))
+            elif name.startswith(_COMPILED):
+                inner = _Frame("compiled code", 0, frame.node)
             elif not (frame.op and name.startswith(_MAKERS)):
                 inner = _Frame(name.rpartition("::")[2], event.end_time_ns, frame.node)
         _visit(event.children, inner, device, changes, reads)

@@ -13,10 +13,9 @@ from memcalc import registry
 from memcalc.errors import MeasureError
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts, liger, quantised, weights
-from memcalc.workload.in_backward import InBackward
 from memcalc.workload.job import Job
 from memcalc.workload.layouts import Rank
-from memcalc.workload.optimizers import make
+from memcalc.workload.optimizers import InBackward, make
 from memcalc.workload.placement import filler, parameters_on_meta, random, to_device
 from memcalc.workload.prepare import prepare, program_of
 from memcalc.workload.program import Program

@@ -7,7 +7,7 @@ what is noted here can be laid beside the allocator's history afterwards, withou
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -71,8 +71,9 @@ class Notes:
         """At this moment, blocks at these addresses are of this component."""
         self.born_since: list[tuple[int, Component, int]] = []
         """At this moment, living blocks that were born after another one are of this component."""
-        self.owners: list[tuple[int, dict[int, Owner]]] = []
-        """At this moment, blocks at these addresses are of these modules."""
+        self.owners: list[tuple[int, Mapping[int, Owner | str]]] = []
+        """At this moment, blocks at these addresses are of these modules, or held by these
+        variables."""
         self.marks: list[tuple[int, str]] = []
         """From this moment on, this module is at work."""
         self.arrived: list[tuple[int, int]] = []
@@ -87,6 +88,8 @@ class Notes:
         self.zero = 0
         """Births and deaths before the history began."""
         self.gap: Gap | None = None
+        self.private: dict[int, int] = {}
+        """Bytes in private pools at the end, by the stream they are for."""
 
     def now(self) -> int:
         """The present moment."""
@@ -290,7 +293,9 @@ class Recorder(Notes):
 
     def history(self) -> list[dict[str, Any]]:
         """What the allocator wrote down."""
-        entries: list[dict[str, Any]] = internals.stop_history()["device_traces"][self.device]
+        snapshot = internals.stop_history()
+        self.private = internals.private_pools(snapshot, self.device)
+        entries: list[dict[str, Any]] = snapshot["device_traces"][self.device]
         return entries
 
     def end(self) -> None:
@@ -326,6 +331,9 @@ class _Modules:
         moment, path = self._recorder.now(), self._paths.get(id(module), self._stack[-1])
         if len(self._stack) == 1:
             self._begun = moment
+            if self._recorder.intervals[-1].phase is Phase.BACKWARD:
+                # Checkpointing runs this forward again inside the backward of a module.
+                self._stack[0] = self._recorder.marks[-1][1]
         self._stack.append(path)
         self._recorder.marks.append((moment, path))
 
@@ -339,6 +347,7 @@ class _Modules:
         if len(self._stack) == 1 and again:
             # Checkpointing ran this forward again: what is left of it was saved for backward.
             self._recorder.born_since.append((moment, Component.ACTIVATIONS, self._begun))
+            self._stack[0] = ""
 
     def _mark(self, path: str) -> None:
         self._recorder.marks.append((self._recorder.now(), path))

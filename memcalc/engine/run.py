@@ -11,8 +11,10 @@ from msgspec.structs import replace
 
 from memcalc.engine import flops, wrappers
 from memcalc.engine import program as programs
+from memcalc.engine.compiling import Compiling
 from memcalc.engine.cpu import CpuRecorder
 from memcalc.engine.history import Timeline
+from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Recorder
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
@@ -53,14 +55,15 @@ def trace(
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
-    with wrappers.followed(recorder, plan):
+    compiling = _Compiled(plan)
+    with wrappers.followed(recorder, plan), compiling:
         program, optimizer = _load(program, recorder)
         with _place_told(program.model, drop):
             if plan.infers:
                 _infer(program, recorder)
             else:
                 _train(program, optimizer, recorder, steps)
-    traced = _read(program, recorder, steps)
+    traced = compiling.said_of(_read(program, recorder, steps))
     if plan.infers or not counted:
         return traced
     operations = flops.of_step(lambda: _one_more_step(program, optimizer))
@@ -92,9 +95,23 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
 def _one_more_step(program: Program, optimizer: Any) -> None:
     """The loop's step once more, with nobody watching."""
     job = programs.job(program, optimizer, program.plan.target)
-    job = replace(job, restore=None, eval_batches=0)
+    job = replace(job, restore=None, eval_batches=0, compile=None)
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, _Nobody(), 1)
+
+
+class _Compiled(Patches):
+    """Follows the compiler meanwhile, where a plan asks for it."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._said: dict[str, None] = {}
+        if plan.compile is not None:
+            Compiling(lambda said: self._said.setdefault(said)).install(self)
+
+    def said_of(self, trace: Trace) -> Trace:
+        """The trace with what is assumed of compiled code."""
+        return replace(trace, assumptions=(*trace.assumptions, *self._said))
 
 
 class _Nobody:
@@ -127,13 +144,15 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    with wrappers.followed(recorder, plan):
+    compiling = _Compiled(plan)
+    with wrappers.followed(recorder, plan), compiling:
         program, optimizer = _load(program, recorder)
         job = programs.job(program, optimizer, plan.target)
         job = replace(job, batch=batch, eval_batches=0)
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
-    return replace(_read(program, recorder, len(lengths)), whole=True)
+    traced = replace(_read(program, recorder, len(lengths)), whole=True)
+    return compiling.said_of(traced)
 
 
 def _read(program: Program, recorder: Recorder, steps: int) -> Trace:

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.stub import load as stub
 from memcalc.engine.target import Target
 from memcalc.errors import EstimateError
+from memcalc.files import cache
 from memcalc.units import GIB
 
 _A100 = ("NVIDIA A100-SXM4-80GB", 80 * GIB)
 _UNLIMITED = 1 << 50
+CACHES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "PYTORCH_KERNEL_CACHE_PATH": "kernels",
+    "CUDA_CACHE_PATH": "cuda",
+    "PYTORCH_TUNABLEOP_FILENAME": "tunableop.csv",
+}
+"""Caches that a run may fill by a clock or a device: here they are the simulated GPU's own."""
 
 
 def insert(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> None:
@@ -51,17 +64,52 @@ def check(target: Target) -> None:
     """See that PyTorch works with the card that was inserted.
 
     Raises:
-        EstimateError: CUDA had begun before.
+        EstimateError: CUDA had begun before, or PyTorch has no kernels for the card.
     """
     import torch
 
+    if (refusal := without_kernels()) is not None:
+        raise EstimateError(refusal)
     found = torch.cuda.get_device_properties(0)
     seen = (found.major, found.minor), found.multi_processor_count
     if seen != (target.capability, target.multiprocessors):
         raise EstimateError(
-            "Something that this model imports began CUDA before its GPU was known: ask about it "
+            "A module that this model imports initialized CUDA before its GPU was "
+            "known: ask about it "
             "in a fresh Python."
         )
+
+
+def without_kernels() -> str | None:
+    """Why the PyTorch of this process cannot run on the card that was inserted, with one that can.
+
+    The rule is that of ``_check_cubins`` in torch/cuda/__init__.py, which warns.
+    """
+    import torch
+
+    major, minor = divmod(int(os.environ["MEMCALC_STUB_CAPABILITY"]), 10)
+    built = [int(code[3:].rstrip("af")) for code in torch.cuda.get_arch_list() if code[:3] == "sm_"]
+    if not built or any(code // 10 == major and code <= 10 * major + minor for code in built):
+        return None
+    name = os.environ["MEMCALC_STUB_NAME"]
+    told = ", ".join(f"{code // 10}.{code % 10}" for code in built)
+    return (
+        f"PyTorch {torch.__version__} has no kernels for {name}, whose compute capability is "
+        f"{major}.{minor}; it has them for {told}. {_with_kernels((major, minor))}"
+    )
+
+
+def _with_kernels(capability: tuple[int, int]) -> str:
+    """What to type for a PyTorch that has kernels for a card.
+
+    Source: ``torch.cuda.get_arch_list()`` of PyPI's wheels of 2.4 to 2.14 for x86-64.
+    """
+    if platform.machine() != "x86_64":
+        return "Name a release that has them with --torch."
+    if capability >= (10, 0):
+        return "Type --torch 2.8, the oldest on PyPI that does, or a newer one."
+    newest = "2.7" if capability < (7, 0) else "2.10"
+    return f"Type --torch {newest}, the newest on PyPI that does."
 
 
 def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict[str, str]:
@@ -78,4 +126,17 @@ def settings(gpu: Gpu | None, target: Target, *, room: int = _UNLIMITED) -> dict
         "ROOM": room,
         "NAME": name,
     }
-    return {f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()}
+    return {
+        **{f"MEMCALC_STUB_{key}": str(value) for key, value in told.items()},
+        **_own_caches(target),
+    }
+
+
+def _own_caches(target: Target) -> dict[str, str]:
+    major, minor = target.capability
+    try:
+        kept = cache.folder().absolute()
+    except OSError:
+        kept = Path(tempfile.gettempdir(), f"memcalc-{os.getuid()}")
+    folder = kept / "compiled" / f"sm{major}{minor}"
+    return {name: str(folder / inside) for name, inside in CACHES.items()}

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,16 @@ def stop_history() -> dict[str, Any]:
     snapshot: dict[str, Any] = _snapshot()
     _record_history(None)
     return snapshot
+
+
+def private_pools(snapshot: dict[str, Any], device: int) -> dict[int, int]:
+    """Bytes of a GPU in private pools, such as those of CUDA graphs, by the stream they are for."""
+    found: dict[int, int] = {}
+    for segment in snapshot["segments"]:
+        if segment["device"] == device and any(segment.get("segment_pool_id", ())):
+            stream = segment["stream"]
+            found[stream] = found.get(stream, 0) + segment["total_size"]
+    return found
 
 
 def pause_history(device: int) -> list[dict[str, Any]]:
@@ -125,6 +136,15 @@ def arrivals() -> list[tuple[int, int]]:
     return [(kept[n].moment, kept[n].address) for n in range(driver.memcalc_stub_arrived())]
 
 
+def most_of_others() -> int:
+    """The most bytes of a GPU that another process over the stub driver has had; 0: none."""
+    driver = ctypes.CDLL(None)
+    if not hasattr(driver, "memcalc_stub_others"):
+        return 0
+    driver.memcalc_stub_others.restype = ctypes.c_uint64
+    return int(driver.memcalc_stub_others())
+
+
 def free_cublas_workspaces() -> None:
     """Have PyTorch give back what it holds for cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)."""
     _C._cuda_clearCublasWorkspaces()
@@ -194,3 +214,21 @@ def cpu_blocks(profiler: Any) -> list[tuple[int, int, int]]:
             found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
         waiting.extend(event.children)
     return sorted(found, key=lambda one: (one[0], one[2]))
+
+
+def graph_breaks() -> Iterator[str]:
+    """What ``torch.compile`` did not compile as one, in a sentence each (torch/_dynamo/utils.py).
+
+    Where it was not used, nothing.
+    """
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return
+    counters = utils.counters
+    breaks = [text.partition("\n")[0] for text in counters["graph_break"]]
+    if breaks:
+        why = "; ".join(breaks[:3])
+        yield f"torch.compile leaves graph breaks ({why}): code there runs as it is"
+    skipped = counters["inductor"]["cudagraph_skips"]
+    if skipped:
+        yield f"{skipped} graphs run without CUDA graphs (TORCH_LOGS=perf_hints says why)"

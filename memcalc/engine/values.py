@@ -43,10 +43,10 @@ _HELD = 1 << 16
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 RULE = (
-    "values read back are those that the script put on the GPU, and small integers and masks "
-    "worked out from them"
+    "values that the script put on the GPU, and integers and masks derived from them, read back "
+    "correctly"
 )
-ZEROS = "values read at {} are taken as 0"
+ZEROS = "reads such as `.item()` at {} return 0 here (this rarely changes memory)"
 _SHOWN = 6
 """Lines of a script that are named."""
 

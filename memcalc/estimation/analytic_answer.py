@@ -37,17 +37,15 @@ def answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
 def _answer(plan: Plan, inventories: Inventories) -> Prediction:
     source = check(plan)
     if layouts.spread(plan).world > 1:
-        raise UsageError("Of several GPUs closed forms say nothing: leave --method analytic out.")
+        raise UsageError("--method analytic does not cover several GPUs: leave it out.")
     if plan.inference or plan.generate is not None:
-        raise UsageError("Of inference closed forms say nothing: leave --method analytic out.")
+        raise UsageError("--method analytic does not cover inference: leave it out.")
     if plan.scheme is not None:
-        raise UsageError(
-            f"Of a base in {plan.scheme} closed forms say nothing: leave --method analytic out."
-        )
+        raise UsageError(f"--method analytic does not cover a base in {plan.scheme}: leave it out.")
     if plan.liger:
-        raise UsageError(
-            "Of Liger's kernels closed forms say nothing: leave --method analytic out."
-        )
+        raise UsageError("--method analytic does not cover Liger's kernels: leave it out.")
+    if plan.compile:
+        raise UsageError("--method analytic does not cover compiled models: leave it out.")
     tensors = as_planned(inventories.of(plan, source), plan)
     choice = registry.of(plan)
     state = registry.state_of(choice, tensors.parameters, plan)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import base64
 import os
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import msgspec
 
 from memcalc.catalog import models
-from memcalc.children import inductor
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
-from memcalc.engine.environment.records import Report
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation.fits import Device
 from memcalc.files.artifact import decode, encode
@@ -53,10 +51,6 @@ _ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
-
-
-PROGRESS: ContextVar[Report | None] = ContextVar("PROGRESS", default=None)
-"""Who is told what is fetched for an environment, and how far it is."""
 
 
 class Engines:
@@ -100,9 +94,9 @@ class Engines:
 
 
 def _parent(torch: str | None, transformers: str | None) -> Parent:
-    found = environment.find(torch, transformers, progress=PROGRESS.get())
+    found = environment.find(torch, transformers)
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
-    variables = {**os.environ, **_ENVIRONMENT, **inductor.elsewhere(), **told}
+    variables = {**os.environ, **_ENVIRONMENT, **_no_inductor_folder(), **told}
     return Parent(EstimateError, variables, kind=ENGINE, first=found.path)
 
 
@@ -211,4 +205,10 @@ def _unpacked(answer: dict[str, Any]) -> Trace | EstimateError:
     try:
         return unpack(base64.b64decode(answer["trace"]))
     except DamagedTraceError as error:
-        return EstimateError(f"What the simulated run said cannot be read: {error}.")
+        return EstimateError(f"The simulated run's answer cannot be read: {error}.")
+
+
+def _no_inductor_folder() -> dict[str, str]:
+    """Keeps Inductor from making a folder as it is imported: nothing is compiled here."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    return {name: os.environ.get(name) or tempfile.gettempdir()}

@@ -230,8 +230,7 @@ def _simulated(plan: Plan) -> Traced | MemcalcError:
     known, events = _from_cache(name, plan), cache.load_trace(name)
     if known is None or events is None:
         return EstimateError(
-            "what the command did is not kept any more: type memcalc simulate -o FILE "
-            f"-- {plan.name}"
+            f"the command's trace is no longer kept: type memcalc simulate -o FILE -- {plan.name}"
         )
     return Traced(prediction=known, trace=events)
 

@@ -8,7 +8,6 @@ c10/cuda/CUDACachingAllocator.cpp, PyTorch 2.13; the model is ``memcalc.allocato
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,11 @@ from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
     from memcalc.allocator.counter import Levels
-    from memcalc.allocator.replay import Replay
     from memcalc.allocator.settings import AllocatorSettings
+
+
+MARGIN = 0.03
+"""A run that leaves less of the GPU is tight: other processes and fragmentation need as much."""
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,23 +65,38 @@ def verdict(fit: Fit, context: Span | None = None, spare: int = 0) -> FitVerdict
     """Whether a run fits: the one answer that every command gives.
 
     Args:
-        fit: what the replay at the device's size came to.
-        context: of the process, for what was saved without the verdict; as in the prediction.
-        spare: bytes of the GPU that are to stay free.
+        fit: the run replayed at the device's size.
+        context: of the process, for a fit that was saved without a verdict.
+        spare: bytes of the GPU that are to stay free; ``MARGIN`` of it stay free in any case.
     """
     if fit.verdict is not None and (not spare or fit.verdict is FitVerdict.DOES_NOT_FIT):
         return fit.verdict
     room = fit.capacity - spare
-    if fit.metric != "process_used":
-        # Without the context, what is known is the least that the process takes.
-        return FitVerdict.DOES_NOT_FIT if fit.needed > room else FitVerdict.TOO_CLOSE
     low, high = fit.needed, fit.needed if fit.needed_high is None else fit.needed_high
-    if context is not None and context.likely is not None:
+    if context is not None and context.likely is not None and fit.metric == "process_used":
         low, outside = (fit.needed - context.likely + end for end in (context.low, context.high))
         high = max(high, outside)
     if low > room or (fit.allowed is not None and fit.needed > fit.allowed):
         return FitVerdict.DOES_NOT_FIT
-    return FitVerdict.FITS if high <= room else FitVerdict.TOO_CLOSE
+    # On a lower rung, only the least that the process takes is known.
+    known = fit.metric == "process_used" and fit.verdict is not FitVerdict.TIGHT
+    roomy = high <= min(room, fit.capacity - margin(fit.capacity)) and not fit.retries
+    return FitVerdict.FITS if known and roomy else FitVerdict.TIGHT
+
+
+def margin(capacity: int) -> int:
+    """Bytes of a GPU that stay free where a run fits it."""
+    return int(capacity * MARGIN)
+
+
+def why_tight(fit: Fit) -> str:
+    """What makes a fit tight, in a few words."""
+    if fit.retries:
+        times = "once" if fit.retries == 1 else f"{fit.retries} times"
+        return f"it runs only because the allocator frees cached blocks {times}"
+    if fit.least_margin < 0:
+        return f"up to {format_bytes(-fit.least_margin)} too much with the largest context"
+    return f"only {format_bytes(fit.least_margin)} to spare with the largest context"
 
 
 Events = Callable[[], Iterable[tuple[Any, ...]]]
@@ -91,7 +108,7 @@ def judge(
     device: Device,
     unlimited: Levels,
 ) -> Fit:
-    """Decide on the largest context that is likely; between it and the smallest nothing is sure.
+    """Replay a run with the largest context that is likely; with the smallest it is tight.
 
     Args:
         events: gives the run's events, from the start each time.
@@ -101,24 +118,19 @@ def judge(
     """
     low = device.room(device.context.high)
     high = device.room(device.context.low)
-    fit = functools.partial(_fit, device, settings.allowed(device.capacity))
+    allowed = settings.allowed(device.capacity)
     if unlimited.reserved <= low and not _depends_on_size(settings):
-        return fit(FitVerdict.FITS, unlimited.reserved)
+        return _fit(device, allowed, None, unlimited.reserved)
     if unlimited.allocated > high:
-        return fit(FitVerdict.DOES_NOT_FIT, unlimited.reserved)
+        return _fit(device, allowed, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
 
     from memcalc.allocator.replay import replay
 
-    def at(room: int) -> Replay:
-        return replay(events(), settings, device.capacity, available=room)
-
-    tight = at(low)
-    if tight.out_of_memory is None:
-        return fit(FitVerdict.FITS, tight.peaks.reserved, tight.retries)
-    loose = at(high)
-    if loose.out_of_memory is None:
-        return fit(FitVerdict.TOO_CLOSE, loose.peaks.reserved, loose.retries)
-    return fit(FitVerdict.DOES_NOT_FIT, unlimited.reserved)
+    for room, found in ((low, None), (high, FitVerdict.TIGHT)):
+        run = replay(events(), settings, device.capacity, available=room)
+        if run.out_of_memory is None:
+            return _fit(device, allowed, found, run.peaks.reserved, run.retries)
+    return _fit(device, allowed, FitVerdict.DOES_NOT_FIT, unlimited.reserved)
 
 
 def hopeless(least: int, device: Device) -> Fit | None:
@@ -144,17 +156,19 @@ def _depends_on_size(settings: AllocatorSettings) -> bool:
 
 
 def _fit(
-    device: Device, allowed: int | None, verdict: FitVerdict, reserved: int, retries: int = 0
+    device: Device, allowed: int | None, found: FitVerdict | None, reserved: int, retries: int = 0
 ) -> Fit:
+    """What a process with so much reserved needs; ``found`` is ``None`` where it has the room."""
     likely = device.context.likely
     outside = device.others + (likely if likely is not None else device.context.high)
-    return Fit(
+    fit = Fit(
         gpu=device.name,
         capacity=device.capacity,
         needed=reserved + outside,
         needed_high=reserved + device.others + device.context.high,
         metric="process_used",
-        verdict=verdict,
+        verdict=found,
         retries=retries,
         allowed=allowed + outside if allowed is not None else None,
     )
+    return replace(fit, verdict=verdict(fit))

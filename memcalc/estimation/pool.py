@@ -140,23 +140,16 @@ def split(models: Sequence[str], workers: int) -> list[list[int]]:
 def room() -> int:
     """How many workers the machine has cores and free memory for; at least one."""
     cores = len(os.sched_getaffinity(0))
-    free = free_memory()
-    return max(1, min(cores, free // WORKER_BYTES if free is not None else 1))
+    return max(1, min(cores, free_memory() // WORKER_BYTES))
 
 
-def free_memory() -> int | None:
+def free_memory() -> int:
     """Bytes that new processes may take: of the machine, or of the container if that is less."""
-    known = [size for size in (_available(), _left_in_container()) if size is not None]
-    return min(known) if known else None
+    import psutil
 
-
-def _available() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        return int(found[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
+    left = _left_in_container()
+    available: int = psutil.virtual_memory().available
+    return available if left is None else min(available, left)
 
 
 def _left_in_container() -> int | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
-from memcalc.estimation import kv_cache_notes, smaller_gpu
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.process_share import outside_span
 from memcalc.estimation.question import Asked
@@ -16,8 +17,9 @@ from memcalc.estimation.replays import (
 )
 from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
-from memcalc.records.prediction import Peak, PhasePeak, Prediction, Span
-from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Trace
+from memcalc.records.plan import Plan
+from memcalc.records.prediction import Part, Peak, PhasePeak, Prediction, Span
+from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.records.walk import components, highest, most_of
 
 _CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
@@ -39,13 +41,13 @@ def predict(question: Asked, trace: Trace, state: OptimizerState) -> Prediction:
     reached = outcome(question, trace)
     crowded = when_crowded(question, trace, state, reached.peaks)
     phases = (crowded or reached).phases
-    said = tuple(kv_cache_notes.said(question, trace))
+    said = tuple(_said_of_cache(question.plan, trace))
     if question.plan.target == "cpu":
         return _on_cpu(_described(question, trace, state, (*map(_requested_only, phases),), said))
     answer = _on_cuda(_described(question, trace, state, phases, said), trace, question.gpu)
     reserved = answer.peak.reserved or 0
     if crowded is not None:
-        answer = replace(answer, allocator=smaller_gpu.given_back(reserved, reached.peaks.reserved))
+        answer = replace(answer, allocator=given_back(reserved, reached.peaks.reserved))
     if question.gpu is None:
         return answer
     device = device_of(question.gpu, plan=question.plan).holding(state)
@@ -154,3 +156,63 @@ def _process_used(reserved: int, context: Span | None, state: OptimizerState) ->
     if context is None or context.likely is None:
         return None
     return reserved + context.likely + state.total(Place.MANAGED)
+
+
+GIVEN_BACK = "cached blocks that the allocator frees as the GPU fills up"
+
+
+def given_back(reserved: int, unlimited: int) -> Span:
+    """The range from what is reserved on this GPU to what is reserved on a larger one.
+
+    Args:
+        reserved: bytes, from a replay at the GPU's size, which freed cached blocks.
+        unlimited: the same on a larger GPU.
+    """
+    low, high = min(reserved, unlimited), max(reserved, unlimited)
+    source = "replayed at the GPU's size and without a limit; the larger is that of a larger GPU"
+    part = Part(name=GIVEN_BACK, low=low, likely=reserved, high=high, source=source)
+    return Span(low=low, likely=reserved, high=high, source=GIVEN_BACK, parts=(part,))
+
+
+def _said_of_cache(plan: Plan, trace: Trace) -> Iterator[str]:
+    """Bytes that a token adds to the cache, and when the cache exceeds the weights."""
+    if plan.gathers:
+        yield from _of_gathered(plan, trace)
+        return
+    by_stream: dict[int, dict[int, int]] = {}
+    for storage in trace.storages:
+        if storage.component is Component.KV_CACHE and storage.phase is Phase.DECODE:
+            made = by_stream.setdefault(storage.stream, {})
+            made[storage.step] = made.get(storage.step, 0) + storage.bytes
+    offloaded = plan.cache.startswith("offloaded") and bool(by_stream)
+    # Offloaded layers are copied back on another stream, the only allocations of a static cache.
+    made = max(by_stream.values(), key=lambda sizes: sum(sizes.values()), default={})
+    steps = sorted(made)[-3:-1]
+    if plan.generate is None or len(steps) < 2 or steps[1] != steps[0] + 1:
+        return
+    # A beam search copies its cache when it reorders its beams.
+    copies = 2 if plan.beams > 1 else 1
+    each = (made[steps[1]] - made[steps[0]]) // (plan.batch * plan.beams * copies)
+    if each <= 0:
+        yield "generated tokens do not grow the KV cache"
+        return
+    weights = sum(p.bytes for p in trace.inventory.tensors if not p.buffer)
+    sequences = plan.batch * plan.beams
+    yield f"each token adds {each:,} bytes to its sequence's KV cache"
+    if offloaded:
+        return
+    yield (
+        f"the KV cache of {sequences} {'sequence' if sequences == 1 else 'sequences'} exceeds the "
+        f"weights beyond {-(-weights // (each * sequences)):,} tokens each"
+    )
+
+
+def _of_gathered(plan: Plan, trace: Trace) -> Iterator[str]:
+    """The same for a cache that quantizes many tokens at once, such as a prompt."""
+    held = sum(
+        storage.bytes
+        for storage in trace.storages
+        if storage.component is Component.KV_CACHE and storage.phase is Phase.PREFILL
+    )
+    each = held // (plan.batch * plan.beams * (trace.seq or 1))
+    yield f"each token takes {each:,} bytes of its sequence's KV cache once quantized"

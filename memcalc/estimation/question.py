@@ -93,7 +93,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     if plan.target == "cpu":
         return target, notes
     if gpu is None:
-        return target, ("assumes an NVIDIA A100 (name yours with --gpu)",)
+        return target, ("an NVIDIA A100 (name yours with --gpu)",)
     target = replace(target, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
     if "bf16" in plan.precision and not target.architecture.bf16:
         notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")

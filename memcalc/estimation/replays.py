@@ -7,19 +7,20 @@ allocator, the allocator model replays the run's history.
 from __future__ import annotations
 
 import functools
-from typing import cast
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
 
 from memcalc.allocator.counter import Levels
-from memcalc.allocator.replay import Replay, replay
+from memcalc.allocator.replay import Op, Replay, replay
 from memcalc.estimation.fits import Device, device_of, judge
-from memcalc.estimation.operations import as_it_ran
 from memcalc.estimation.question import Asked, asked
 from memcalc.records.model import OptimizerState
 from memcalc.records.prediction import Fit, PhasePeak, Prediction
-from memcalc.records.trace import Phase, Reading, Trace
+from memcalc.records.trace import Aside, Phase, Reading, Trace
 from memcalc.records.walk import counts
 
 UNLIMITED = 1 << 50
@@ -120,3 +121,27 @@ def judged(question: Asked, trace: Trace, device: Device) -> Fit:
     """Whether a run fits a device."""
     events = functools.partial(as_it_ran, trace)
     return judge(events, question.settings, device, outcome(question, trace).peaks)
+
+
+def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
+    """Every event once, with what else the allocator was told of."""
+    marks = [(mark.index, (Op.MARK, (mark.step, mark.phase))) for mark in trace.marks]
+    told = [(aside.index, _told(aside)) for aside in trace.asides]
+    # Of those before the same event, in the order they are listed.
+    between = deque(sorted([*marks, *told], key=lambda item: item[0]))
+    for index, event in enumerate(trace.events):
+        while between and between[0][0] <= index:
+            yield between.popleft()[1]
+        if event < 0:
+            yield ~event, 0
+            continue
+        storage = trace.storages[event]
+        yield (event, storage.bytes, storage.stream) if storage.stream else (event, storage.bytes)
+    yield from (item for _, item in between)
+
+
+def _told(aside: Aside) -> tuple[Any, ...]:
+    if aside.what == "used_by":
+        return Op.USED_BY, aside.storage, aside.stream
+    told = Op(aside.what), aside.stream
+    return (*told, aside.bytes) if aside.bytes else told

@@ -13,8 +13,8 @@ from memcalc.workload import layouts
 _WHOLE = ("single", "ddp")
 """Layouts in which each GPU holds all of the state."""
 
-_SHARE = "this GPU's share of the state, read off the trace"
-_OF_ITS_CODE = "read off a trace of its own code; what it keeps on the host is not in it"
+_SHARE = "this GPU's share of the state, from its run"
+_OF_ITS_CODE = "from a run of the optimizer's own code; state in host memory is not included"
 
 
 NO_STATE = OptimizerState(optimizer="none", implementation="none", tensors=())

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from memcalc import registry
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog import gpus, inventory, models, positions, quantised
+from memcalc.engine.stub import build
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
@@ -15,7 +16,7 @@ from memcalc.files import extras
 from memcalc.records.compact_options import adapter
 from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
-from memcalc.workload import cache_packages, layouts, liger, loops, tasks
+from memcalc.workload import cache_layers, layouts, liger, loops, tasks
 
 _FLASH_ATTN_SINCE = (8, 0)
 """Capability of GPUs."""
@@ -39,6 +40,9 @@ def check(plan: Plan) -> models.ModelSource:
     _check_quant(plan, source)
     if plan.liger:
         _check_liger(source)
+    if plan.compile and build.system_compiler() is None:
+        told = "Triton compiles with a C compiler, and there is none: install gcc, or set CC."
+        raise SettingError("compile", told)
     if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):
         told = f"{source.name} chooses its attention itself: leave --attention out."
         raise SettingError("attention", told)
@@ -67,7 +71,7 @@ def check_names(plan: Plan) -> None:
         registry.check_precision(registry.of(plan), plan)
     _check_layout(plan)
     with _blamed_on("cache"):
-        cache_packages.check(plan.cache)
+        cache_layers.check(plan.cache)
     with _blamed_on("gpu"):
         if plan.gpu is not None:
             gpus.find(plan.gpu)
@@ -101,6 +105,9 @@ def _check_layout(plan: Plan) -> None:
         )
         if missing:
             raise UsageError(f"{missing}.")
+    if plan.compile and layout.package:
+        told = "DeepSpeed's engine is not compiled here so far: leave out compile, or parallel."
+        raise SettingError("compile", told)
     if several and plan.loop != "plain":
         _check_wrapped(plan, layout)
     if several:
@@ -108,22 +115,19 @@ def _check_layout(plan: Plan) -> None:
     if several and not _divided(plan, layout):
         raise SettingError("optim", _undivided(plan, layout))
     if layout.package and plan.target == "cpu":
-        raise SettingError(
-            "target", f"--parallel {plan.parallel} is answered for GPUs: leave --target out."
-        )
+        raise SettingError("target", f"--parallel {plan.parallel} needs GPUs: leave --target out.")
 
 
 def _check_beside_training(plan: Plan, layout: layouts.Layout) -> None:
     if plan.resume and (layout.name != "ddp" or plan.loop != "plain"):
         raise SettingError(
             "resume",
-            "Over several GPUs --resume is answered in the plain loop with ddp; other layouts load "
-            "shards, each in a way of its own: leave it out.",
+            "Over several GPUs, --resume works in the plain loop with ddp only: leave it out.",
         )
     if plan.eval and (layout.package or plan.loop != "plain"):
         raise SettingError(
             "eval",
-            "Over several GPUs --eval is answered in the plain loop with PyTorch's own layouts: "
+            "Over several GPUs, --eval works in the plain loop with PyTorch's own layouts only: "
             "leave it out.",
         )
 
@@ -160,7 +164,7 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
     if layout.handed_over is None:
         raise SettingError(
             "loop",
-            f"--loop {plan.loop} over several GPUs is answered for {', '.join(layouts.driven())}, "
+            f"--loop {plan.loop} over several GPUs works with {', '.join(layouts.driven())}, "
             f"and the plan has {plan.parallel}: leave --loop out.",
         )
     given = dict(plan.parallel_args)
@@ -168,7 +172,7 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
         raise SettingError(
             "parallel_args",
             f"Under --loop {plan.loop} PyTorch itself finds out how many GPUs a machine has: "
-            "HYBRID_SHARD is answered in the plain loop, so leave --loop out.",
+            "HYBRID_SHARD works in the plain loop only, so leave --loop out.",
         )
     if "no_sync" in given:
         raise SettingError(
@@ -259,7 +263,7 @@ def _unspread(plan: Plan) -> str | None:
     }
     if layout in layouts.SHARDED:
         return "FSDP has no type for weights in 8 bit: type --quant nf4-dq, or --parallel ddp"
-    reason = reasons.get(layout, "such a mesh is not simulated over a quantised base")
+    reason = reasons.get(layout, "a quantized base over such a mesh is not simulated")
     other = "fsdp2 or " if plan.scheme != "int8" else ""
     return f"{reason}: type --parallel {other}ddp"
 

@@ -86,9 +86,7 @@ class Worker:
         self._counted = bool(keep or request.get("counted"))
         if plan.engine is not None:
             if keep:
-                raise UsageError(
-                    "An engine is answered by memcalc estimate alone: leave out engine."
-                )
+                raise UsageError("Only memcalc estimate answers for an engine: leave out engine.")
             return {"prediction": encode(self.served(plan))}
         if request.get("inventory"):
             source = models.find(plan.model)
@@ -182,7 +180,7 @@ class Worker:
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
         if plan.target != "cpu":
-            notes += loading.assumptions(self._cudnn)
+            notes += loading.assumptions()
             if isinstance(self._cudnn, Missing) and _convolves(traced):
                 missed = (*missed, *self._cudnn.uncounted)
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
@@ -218,8 +216,8 @@ class Worker:
         assert question.gpu is not None
         if (models.find(plan.model).config or {}).get("quantization_config"):
             raise UsageError(
-                f"The checkpoint {plan.model} is quantised, which engines keep as it is: that is "
-                "not answered so far. Leave --engine out."
+                f"The checkpoint {plan.model} is quantized, and engines with quantized weights "
+                f"are not supported yet. Leave --engine out."
             )
         generates = self._prepared(replace(question, plan=generating(plan)))
         engine = Engine(plan, question.gpu, _served_model(generates))

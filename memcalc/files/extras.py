@@ -4,21 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 
-from memcalc.errors import UsageError
-
-_WORDS = {"matplotlib": "Pictures need", "plotext": "--plot needs"}
-
-
-def require(package: str) -> None:
-    """Refuse what cannot be drawn.
-
-    Raises:
-        UsageError: the package is not installed.
-    """
-    said = lacking(_WORDS[package], package, "torch-memcalc[report]")
-    if said is not None:
-        raise UsageError(f"{said}.")
-
 
 def lacking(needs: str, package: str, install: str = "", *, module: str = "") -> str | None:
     """What to say where a package is not installed; ``None``: it is.

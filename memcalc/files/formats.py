@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from memcalc.errors import UsageError, unknown
-from memcalc.files.extras import require
 
 
 class Format(NamedTuple):
@@ -17,12 +16,10 @@ class Format(NamedTuple):
     """Empty: no file is recognised by it."""
     kinds: frozenset[str]
     """What can be written in it."""
-    needs: str
-    """A package that writes it; empty: none of its own."""
 
 
-def _format(extension: str, kinds: str, needs: str = "") -> Format:
-    return Format(extension, frozenset(kinds.split()), needs)
+def _format(extension: str, kinds: str) -> Format:
+    return Format(extension, frozenset(kinds.split()))
 
 
 _ANSWERS = "predictions simulation explanation snapshot fit suggestions difference check"
@@ -35,10 +32,10 @@ FORMATS = {
     "github": _format("", "check"),
     "junit": _format(".xml", "check"),
     "sarif": _format(".sarif", "check"),
-    "html": _format(".html", "page simulation", needs="matplotlib"),
-    "svg": _format(".svg", "page simulation", needs="matplotlib"),
-    "png": _format(".png", "page simulation", needs="matplotlib"),
-    "pdf": _format(".pdf", "page simulation", needs="matplotlib"),
+    "html": _format(".html", "page simulation"),
+    "svg": _format(".svg", "page simulation"),
+    "png": _format(".png", "page simulation"),
+    "pdf": _format(".pdf", "page simulation"),
     "pickle": _format(".pickle", "page simulation"),
 }
 
@@ -63,13 +60,13 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         output: where the answer goes; ``None``: to the screen, as a table.
 
     Raises:
-        UsageError: this kind of answer is not written so, or what writes it is not installed.
+        UsageError: this kind of answer is not written so.
     """
     known = formats(kind)
     if name is not None:
         if name not in known:
             raise unknown("format", name, known, hint=f"choose {listed(known)}.")
-        return _possible(name)
+        return name
     if output is None:
         return "table"
     by_extension = {FORMATS[one].extension: one for one in known if FORMATS[one].extension}
@@ -80,10 +77,4 @@ def chosen(kind: str, name: str | None, output: Path | None = None) -> str:
         raise UsageError(
             f"No format belongs to {str(output)!r}: let its name end in {choice}{named}."
         )
-    return _possible(found)
-
-
-def _possible(name: str) -> str:
-    if FORMATS[name].needs:
-        require(FORMATS[name].needs)
-    return name
+    return found

@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from memcalc import untrusted_text
 from memcalc.errors import UsageError
 from memcalc.files import artifact, lock
+from memcalc.records.display import Answer
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
@@ -23,7 +25,7 @@ PATIENCE = 60.0
 """Seconds to wait for others that add a run to the same file, each of which takes milliseconds."""
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class Run(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """One plan: what was predicted, and what was measured or why not."""
 
     plan: Plan
@@ -46,7 +48,8 @@ def save(path: Path, runs: list[Run]) -> None:
     head = {"schema": artifact.SCHEMA, "kind": "measurements", "memcalc": __version__}
     # One run a line: what changed between two files can be seen, and they stay small.
     lines = ",\n".join(json.dumps(artifact.encode(run)) for run in runs)
-    artifact.write(path, f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n')
+    text = f'{json.dumps(head)[:-1]}, "runs": [\n{lines}\n]}}\n'
+    artifact.write(path, untrusted_text.json(text))
 
 
 def load(path: Path) -> list[Run]:

@@ -49,11 +49,8 @@ class CudaMeter:
         """Read the peaks since ``begin``."""
         torch.cuda.synchronize()
         stats = torch.cuda.memory_stats()
-        levels: dict[str, int] = {}
-        for rung in Levels.__struct_fields__:
-            levels[rung] = stats.get(f"{rung}_bytes.all.peak", 0)
-            levels[f"{rung}_after"] = stats.get(f"{rung}_bytes.all.current", 0)
-        return PhaseReading(step=step, phase=phase, **levels)
+        peaks = {rung: stats.get(f"{rung}_bytes.all.peak", 0) for rung in Levels.__struct_fields__}
+        return PhaseReading(step=step, phase=phase, **peaks)
 
     def close(self) -> None:
         """Write the snapshot, if one is wanted."""
@@ -82,7 +79,7 @@ class CpuMeter:
         for _, change in self._events.of(ended):
             level += change
             peak = max(peak, level)
-        return requested_only(step, phase, peak, level)
+        return requested_only(step, phase, peak)
 
     def close(self) -> None:
         """Stop watching, also in the middle of a phase."""
@@ -91,13 +88,12 @@ class CpuMeter:
             self._profiler = None
 
 
-def requested_only(step: int, phase: Phase, peak: int, level: int) -> PhaseReading:
+def requested_only(step: int, phase: Phase, peak: int) -> PhaseReading:
     """The reading of a phase on the CPU, which has no allocator to ask; bytes."""
     return PhaseReading(
         step=step,
         phase=phase,
         requested=peak,
-        requested_after=level,
         allocated=None,
         active=None,
         reserved=None,

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
+import psutil
 
 from memcalc.errors import UsageError
-from memcalc.measure import tree
 from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError, User
 from memcalc.records.measurement import GpuReading, Measurement, Moment, OtherProcess
 from memcalc.records.plan import Plan
@@ -65,10 +66,10 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
         resident, ours = 0, set[int]()
         with _passing_signals(process):
             while process.poll() is None:
-                pids = tree.members(process.pid)
+                pids, together = _family(process.pid)
                 # The driver may list a process a little longer than it lives.
                 ours |= pids
-                resident = max(resident, tree.resident(pids), tree.peak(process.pid))
+                resident = max(resident, together, _peak(process.pid))
                 reason = _sample(watched, ours) or reason
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(interval)
@@ -85,6 +86,30 @@ def run(command: Sequence[str], interval: float = INTERVAL) -> CommandResult:
     return CommandResult(
         code=code if code >= 0 else 128 - code, measurement=measurement, gpus=tuple(held)
     )
+
+
+def _family(root: int) -> tuple[set[int], int]:
+    """A process and all that it has started, and the sum of their resident sets in bytes.
+
+    Memory that processes share counts in each.
+    """
+    pids, together = {root}, 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(root)
+        for one in (parent, *parent.children(recursive=True)):
+            pids.add(one.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                together += one.memory_info().rss
+    return pids, together
+
+
+def _peak(pid: int) -> int:
+    """The largest resident set of one process since its program was started; 0: it is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) << 10
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _largest(whose: int) -> int:

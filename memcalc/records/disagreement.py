@@ -10,7 +10,7 @@ def disagreement(plan: Plan) -> str | None:
     """Why PyTorch itself cannot run these settings together; ``None``: it can."""
     if plan.inputs and (plan.seq is not None or plan.padding is not None):
         name = "seq" if plan.seq is not None else "padding"
-        return f"{name} is of batches that memcalc makes, and input describes them: leave one out."
+        return f"{name} is for batches that memcalc makes, and input describes them: leave one out."
     if plan.infers:
         return _without_training(plan)
     if plan.engine is not None:
@@ -18,7 +18,7 @@ def disagreement(plan: Plan) -> str | None:
     if plan.engine_args:
         return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:
-        return f"on a base in {plan.scheme} adapters alone train: leave out lora none, or quant."
+        return f"on a base in {plan.scheme} only adapters train: leave out lora none, or quant."
     if plan.cache != "dynamic" or plan.beams > 1:
         name = "cache" if plan.cache != "dynamic" else "beams"
         return f"{name} needs generate: say how many tokens, such as --generate 256."
@@ -30,6 +30,8 @@ def disagreement(plan: Plan) -> str | None:
         return "liger makes the loss in pieces of its own: leave out loss_chunks, or liger."
     if plan.liger and plan.target == "cpu":
         return "Liger's kernels are for GPUs: leave out liger, or target cpu."
+    if plan.compile and plan.target == "cpu":
+        return "compile is answered for GPUs: leave out compile, or target cpu."
     if plan.attention == FLASH_ATTN and plan.target == "cpu":
         return "flash-attn's kernels are for GPUs: leave out attention, or target cpu."
     if plan.gpu is not None and plan.target == "cpu":
@@ -74,8 +76,10 @@ def _without_training(plan: Plan) -> str | None:
     named = next((name for name, given in training.items() if given), None)
     if named is not None:
         return f"{asked} trains nothing: leave out {named}, or {asked}."
+    if plan.compile:
+        return f"compile is answered for training so far: leave out compile, or {asked}."
     if plan.parallel is not None or (plan.devices > 1 and plan.engine != "vllm"):
-        return f"{asked} is answered for one GPU so far: leave out devices and parallel."
+        return f"{asked} works on one GPU only: leave out devices and parallel."
     if plan.generate is not None and plan.inputs:
         return "generate makes its prompts itself: leave out input."
     return _about_engines(plan) or _about_devices(plan)
@@ -90,7 +94,7 @@ def _about_engines(plan: Plan) -> str | None:
         half = "fp16" if "fp16" in plan.precision else "bf16"
         return f"engines have no {plan.precision}: type --precision {half}."
     if plan.scheme is not None:
-        return "engines are answered with weights as they are so far: leave quant out."
+        return "engines with quantized weights are not supported yet: leave quant out."
     if plan.cache != "dynamic" or plan.beams > 1:
         return "engine keeps a cache of its own, and no beams: leave out cache and beams."
     return None

@@ -1,23 +1,35 @@
-"""How a record shows and draws itself: whatever the package's face has installed for that."""
+"""How an answer shows itself: as text, as HTML in a notebook, as a figure.
+
+What renders lies above the records, so the package's ``__init__`` installs it here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-_renderers: list[Callable[[Any], str]] = []
-_painters: list[Callable[[Any], Any]] = []
+_installed: dict[str, Callable[[Any], Any]] = {}
 
 
-def install(renderer: Callable[[Any], str], painter: Callable[[Any], Any]) -> None:
-    """Render records as HTML and draw them with these functions from now on."""
-    _renderers[:] = [renderer]
-    _painters[:] = [painter]
+def install(**renderers: Callable[[Any], Any]) -> None:
+    """Use these functions of a record from now on: ``text``, ``html`` and ``figure``."""
+    _installed.update(renderers)
 
 
-def html(record: object) -> str | None:
-    """The record as HTML; ``None`` where nothing is installed, so that a notebook shows text."""
-    return _renderers[0](record) if _renderers else None
+class Answer:
+    """A record that prints as the terminal shows it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(_installed["text"](self)) if _installed else super().__repr__()
+
+    def __repr__(self) -> str:
+        first = str(self).partition("\n")[0]
+        return f"<{type(self).__name__}: {first.strip()}>" if _installed else super().__repr__()
+
+    def _repr_html_(self) -> str | None:
+        return str(_installed["html"](self)) if _installed else None
 
 
 def figure(record: object) -> Any:
@@ -26,6 +38,6 @@ def figure(record: object) -> Any:
     Raises:
         RuntimeError: nothing is installed that draws.
     """
-    if not _painters:
+    if not _installed:
         raise RuntimeError("Import memcalc, which draws records.")
-    return _painters[0](record)
+    return _installed["figure"](record)

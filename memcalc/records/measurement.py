@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.storage import GENERATION, ONCE, Phase
@@ -27,11 +28,6 @@ class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):
     allocated: int | None
     active: int | None
     reserved: int | None
-    requested_after: int
-    """Level when the phase ended."""
-    allocated_after: int | None = None
-    active_after: int | None = None
-    reserved_after: int | None = None
 
 
 class StateReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +125,7 @@ class GpuReading(msgspec.Struct, frozen=True, kw_only=True):
         return end.process - end.reserved
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """What a real run of one plan showed."""
 
     plan: Plan

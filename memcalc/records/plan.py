@@ -14,6 +14,14 @@ from msgspec.structs import replace
 from memcalc.records.compact_options import NO_LORA, USUAL_LORA, Input, Lora, Release, Text, Version
 from memcalc.records.values import Scalar
 
+ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
+"""DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""How FSDP's first version shards, by accelerate's names and in its order."""
+WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
+
+
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -84,21 +92,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     grad_accum: Annotated[Count, about("Micro-batches per optimizer step.")] = 1
     checkpointing: Annotated[bool, about("Recompute activations in backward.")] = False
     checkpoint_every: Annotated[
-        Count, about("With checkpointing: recompute every n-th layer, and keep what others saved.")
+        Count, about("With checkpointing: recompute every n-th layer only.")
     ] = 1
     loss_chunks: Annotated[
         Count,
         about(
-            "Make a causal language model's loss in so many pieces; each one's logits live alone."
+            "Compute a causal language model's loss in this many pieces, each with its own logits."
         ),
     ] = 1
     liger: Annotated[
         bool,
         about(
             "Replace norms, rotary embeddings, gated layers and the loss by Liger's kernels, as "
-            "TrainingArguments(use_liger_kernel=True) does; it makes no logits."
+            "TrainingArguments(use_liger_kernel=True) does; logits are not kept."
         ),
     ] = False
+    compile: Annotated[
+        Literal["default", "reduce-overhead"] | None,
+        about(
+            "Compile the model by torch.compile in this mode; Inductor and Triton run for real, "
+            "which takes seconds to minutes.",
+            otherwise="not compiled",
+        ),
+    ] = None
     attention: Annotated[
         Literal[
             "auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math", "flash_attention_2"
@@ -109,7 +125,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     padding: Annotated[
         bool | None,
         about(
-            "Batches hold padding, so an attention mask is passed.",
+            "Batches are padded, so an attention mask is passed.",
             otherwise="yes, except for causal LM",
         ),
     ] = None
@@ -127,9 +143,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         | None,
         about(
             "Load the model's linear layers quantised, by bitsandbytes or torchao; nf4-dq "
-            "quantises the constants again. None turns a checkpoint back that is quantised "
-            "already.",
-            otherwise="not, or as the checkpoint is",
+            "quantizes the scales too. none dequantizes a checkpoint that is quantized.",
+            otherwise="none, or the checkpoint's own",
         ),
     ] = None
     kbit_prepare: Annotated[
@@ -148,36 +163,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     loop: Annotated[
         Literal["plain", "accelerate", "trainer"],
-        about(
-            "Who drives: a script around the bare optimizer (plain) or around accelerate's "
-            "Accelerator, or transformers' Trainer."
-        ),
+        about("Training loop: plain PyTorch, accelerate's Accelerator or transformers' Trainer."),
     ] = "plain"
     max_grad_norm: Annotated[
         Annotated[float, Meta(gt=0, le=1e300)] | None,
-        about("Clip gradients to this norm.", otherwise="1.0 under the Trainer, else not"),
+        about("Clip gradients to this norm.", otherwise="1.0 under the Trainer, otherwise none"),
     ] = None
     set_to_none: Annotated[bool, about("zero_grad frees gradients.")] = True
     keep_outputs: Annotated[
         bool | None,
         about(
-            "The loop keeps what the model returned until the next forward has made new outputs, "
-            "as outputs = model(**batch) does.",
-            otherwise="yes, but for the Trainer, which drops them",
+            "Keep the model's outputs until the next forward returns, as outputs = model(**batch) "
+            "does.",
+            otherwise="yes, except under the Trainer",
         ),
     ] = None
     kv_cache: Annotated[
         bool | None,
         about(
-            "The model returns its keys and values too (config.use_cache).",
-            otherwise="as its config says, and no under the Trainer",
+            "The model returns its KV cache too (config.use_cache).",
+            otherwise="the config's value; no under the Trainer",
         ),
     ] = None
     optim_in_backward: Annotated[
         bool, about("Update each parameter inside backward and free its gradient at once.")
     ] = False
     resume: Annotated[
-        bool, about("Continue a checkpoint: optimizer state is there before the first forward.")
+        bool, about("Resume from a checkpoint: optimizer state exists before the first forward.")
     ] = False
     eval: Annotated[
         Count | None,
@@ -188,10 +200,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     )
     generate: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 24)] | None,
-        about(
-            "Generate this many tokens after the prompt, which --seq is the length of; nothing is "
-            "trained."
-        ),
+        about("Generate this many tokens after a prompt of --seq tokens; nothing is trained."),
     ] = None
     cache: Annotated[
         Literal[
@@ -206,12 +215,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ],
         about("With generate: how keys and values are kept."),
     ] = "dynamic"
-    beams: Annotated[Count, about("With generate: beams of a search, for each sample.")] = 1
+    beams: Annotated[Count, about("With generate: beams per sample.")] = 1
     engine: Annotated[
         Literal["vllm", "sglang"] | None,
         about(
-            "With inference or generate: what a serving engine would reserve of the GPU, and how "
-            "many such sequences fit, by its rules over traced figures.",
+            "With inference or generate: what this serving engine would reserve on the GPU, and "
+            "how many sequences would fit.",
             otherwise="none",
         ),
     ] = None
@@ -227,7 +236,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Input, ...],
         about("Input of a callable's model, name=dtype[shape].", option="input"),
     ] = ()
-    devices: Annotated[Count, about("GPUs that train together; what is said is of one.")] = 1
+    devices: Annotated[Count, about("GPUs that train together; figures are for one of them.")] = 1
     parallel: Annotated[
         Text | None,
         about(
@@ -246,7 +255,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     rank: Annotated[
         Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | None,
-        about("Which of the processes.", otherwise="the one of the first and last that needs more"),
+        about(
+            "Rank whose memory is shown.", otherwise="the first or the last, whichever needs more"
+        ),
     ] = None
     accelerate_config: Annotated[
         Text | None,
@@ -275,8 +286,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     transformers: Annotated[
         Release | None,
         about(
-            "transformers version that will run: what its attention, its loss and its "
-            "checkpointing did otherwise.",
+            "transformers version that will run.",
             otherwise="the installed one",
         ),
     ] = None
@@ -292,8 +302,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cudnn_benchmark: Annotated[
         bool,
         about(
-            "torch.backends.cudnn.benchmark is on: the fastest of cuDNN's engines runs, not the "
-            "one that it would choose."
+            "torch.backends.cudnn.benchmark is on: cuDNN's fastest engine runs, instead of its "
+            "first choice."
         ),
     ] = False
     command: Annotated[

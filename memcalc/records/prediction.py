@@ -7,12 +7,51 @@ from typing import Any
 
 import msgspec
 
-from memcalc.records import display
+from memcalc.records.display import Answer, figure
 from memcalc.records.model import OptimizerState
-from memcalc.records.outcome import Growth, Refusal
 from memcalc.records.plan import Plan
 from memcalc.records.serving import Serving
 from memcalc.records.trace import Component, Phase, Sent
+
+LONGER = "what a longer run reserves"
+"""Begins what is not counted of a run whose steps differ."""
+_LONG = 100_000
+"""Steps that few trainings make: a loss that is kept in a list fills no GPU by then."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """The request that found no room on a GPU, and ended the run."""
+
+    device: int
+    phase: Phase
+    step: int
+    line: str
+    """Of the user's code; empty: nobody knows."""
+    asked: int
+    """Bytes that were asked for."""
+    free: int
+    """Bytes that the GPU had left."""
+    last: bool = False
+    """The figures end here: without a limit the script failed as well."""
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script holds grows by the same amount in every step."""
+
+    bytes: int
+    """In a step."""
+    line: str
+    """Of the user's code that asks for most of it; empty: nobody knows."""
+    holder: str = ""
+    """The variable that holds most of it; empty: nobody knows."""
+    steps: int | None = None
+    """After about so many the GPU is full; ``None``: no GPU is named."""
+
+    @property
+    def runs_full(self) -> bool:
+        """The GPU is full before a training of usual length has ended."""
+        return self.steps is not None and self.steps < _LONG
+
 
 RUNGS = ("requested", "allocated", "reserved", "process_used")
 """The ladder of memory, lowest first: what tensors ask for, the blocks that hold it, what PyTorch's
@@ -81,12 +120,17 @@ class RuleOfThumb(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FitVerdict(StrEnum):
-    """Does a run fit a GPU? Decided by replaying it at the device's real size."""
+    """Does a run fit a GPU? ``estimation/fits.py`` decides it, for every command."""
 
     FITS = "fits"
-    TOO_CLOSE = "too close to call"
-    """It fits with the smallest context that is likely, and not with the largest."""
+    TIGHT = "tight"
+    """It may fit: the range reaches the card's size, or leaves less than a margin of 3 %."""
     DOES_NOT_FIT = "does not fit"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FitVerdict | None:
+        # As files of earlier versions spell it.
+        return cls.TIGHT if value == "too close to call" else None
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +208,7 @@ class Varied(msgspec.Struct, frozen=True, kw_only=True):
     """Whether that one fits the plan's GPU; ``None``: none was named."""
 
 
-class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+class Prediction(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one plan."""
 
     plan: Plan
@@ -224,13 +268,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes that this GPU sends in an optimizer step."""
         return sum(one.bytes for one in self.sent)
 
-    def _repr_html_(self) -> str | None:
-        return display.html(self)
-
     def plot(self) -> Any:
-        """The peak by component, as a figure of matplotlib.
-
-        Raises:
-            UsageError: matplotlib is not installed.
-        """
-        return display.figure(self)
+        """The peak by component, as a figure of matplotlib."""
+        return figure(self)

@@ -19,6 +19,8 @@ class Component(StrEnum):
     OPTIMIZER_STATE = "optimizer_state"
     ACTIVATIONS = "activations"
     """Saved for backward."""
+    HELD = "held"
+    """Held by a script itself, after backward: lists of results, copies of weights."""
     TEMPORARIES = "temporaries"
     """Dies inside the phase that made it and is not needed by backward."""
     INPUTS = "inputs"

@@ -56,16 +56,16 @@ _FLASH_ATTN = (
     "--attention flash for PyTorch's own build of them."
 )
 _GPTQMODEL = (
-    "{} is made and multiplied by extensions of gptqmodel that are built on the GPU's machine, and "
-    "nothing here runs in their place: type --quant nf4 for 4 bit."
+    "{} runs kernels of gptqmodel that are compiled on the GPU's machine, which memcalc cannot "
+    "run: type --quant nf4 for 4 bit."
 )
 _OF_CHECKPOINTS = (
-    "{} is what some checkpoints are in, such as {}: name such a model, and leave --quant out; "
-    "--quant {} makes few bits of any."
+    "{} is a format of some checkpoints, such as {}: name such a model without --quant; --quant "
+    "{} quantizes any model."
 )
 _FP8 = (
     "Training in fp8 multiplies through kernels of Transformer Engine or graphs compiled for "
-    "torchao, and nothing here runs in their place; weights and gradients are kept as without it: "
+    "torchao, which memcalc cannot run; weights and gradients take the same memory without it: "
     "type --precision amp-bf16 for those."
 )
 _NOT_RUN = {

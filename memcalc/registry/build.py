@@ -62,8 +62,8 @@ def build(
         raise UsageError(f"{choice.implementation} is no torch.optim.Optimizer.")
     if _has_to_be_told(optimizer.step):
         raise UsageError(
-            f"{choice.implementation} steps with a closure, which no loop of memcalc gives it: "
-            "simulate the script that does (memcalc simulate -- python train.py)."
+            f"{choice.implementation} needs a closure, which memcalc's loops do not pass: "
+            f"simulate a script that does (memcalc simulate -- python train.py)."
         )
     if only is None:
         _override(choice, optimizer, model, wide_embeddings)

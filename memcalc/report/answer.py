@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from memcalc.advice.explain.command_line import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import RUNGS, Fit, FitVerdict, Peak, Prediction
+from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import Component
-from memcalc.report import rows, serving
+from memcalc.report import lengths, rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
-from memcalc.units import format_bytes, unit_for
+from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
 
 _NOTES = {
     Component.ACTIVATIONS: "saved for backward",
+    Component.HELD: "lists and copies in variables",
     Component.TEMPORARIES: "short-lived results",
     Component.INPUTS: "the batch",
     Component.BUFFERS: "constants of the model",
@@ -31,24 +33,31 @@ _LARGE = 1_000_000_000
 """Parameters from which few people train all in fp32."""
 
 
-def blocks(prediction: Prediction) -> Iterator[Block]:
-    """The verdict, the figures that lead to it, and the next command."""
+def blocks(prediction: Prediction) -> list[Block]:
+    """The verdict, the figures that lead to it, and the next command: ``LINES`` of a terminal."""
     if prediction.serving is not None:
-        yield from serving.blocks(prediction, prediction.serving)
-        yield from notes(prediction)
-        return
-    yield headline(prediction)
-    if _is_unusual(prediction):
-        yield Line("  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora")
-    yield Line(f"  {rows.heading(prediction)}", Kind.TEXT)
-    yield from (Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction))
-    yield Line("")
-    yield _table(prediction)
-    yield Line("")
-    yield from of_each_gpu(prediction)
-    yield from _sentences(prediction)
-    yield from notes(prediction)
-    yield from _next(prediction)
+        return [*serving.blocks(prediction, prediction.serving), *notes(prediction, brief=True)]
+    above: list[Block] = [
+        headline(prediction),
+        *_card(prediction.fit),
+        *([Line(_UNUSUAL)] if _is_unusual(prediction) else []),
+        Line(_clipped(f"  {rows.heading(prediction)}"), Kind.TEXT),
+        *(Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction)),
+        Line(""),
+    ]
+    below = [*_sentences(prediction), *notes(prediction, brief=True), *_next(prediction)]
+    varied = [] if prediction.varied is None else list(lengths.blocks(prediction.varied))
+    taken = sum(map(_height, (*above, *below, *varied)))
+    return [*above, _table(prediction, LINES - taken), *below, *varied]
+
+
+LINES, _COLUMNS = 24, 80
+"""Of a terminal that nobody has made larger."""
+_LEAST = 2
+"""Components that are shown in any case."""
+
+
+_UNUSUAL = "  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora"
 
 
 def _is_unusual(prediction: Prediction) -> bool:
@@ -58,12 +67,58 @@ def _is_unusual(prediction: Prediction) -> bool:
     return whole and not plan.command and not plan.infers and "adam" in plan.optim
 
 
-def notes(prediction: Prediction) -> Iterator[Line]:
-    """What was assumed, and what was not counted."""
-    if prediction.assumptions:
-        yield Line("assumed: " + "; ".join(prediction.assumptions), Kind.NOTE)
-    if prediction.uncounted:
+def _height(block: Block) -> int:
+    """Lines of a terminal that a block takes."""
+    if isinstance(block, Table):
+        return len(block.rows) + bool(block.title) + bool(block.head)
+    # A line is broken between words, so not all columns of it are filled.
+    text = block.text if isinstance(block, Line) else ""
+    return max(1, -(-len(text) // (_COLUMNS - 6))) if len(text) > _COLUMNS else 1
+
+
+def _clipped(text: str) -> str:
+    """Two lines of a long command."""
+    most = 2 * (_COLUMNS - 6)
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
+
+
+def notes(prediction: Prediction, *, brief: bool = False) -> Iterator[Line]:
+    """What was assumed and what was not counted; brief: two lines of what changes most."""
+    assumed, left = list(prediction.assumptions), 0
+    if brief:
+        assumed, left = _weightiest(assumed)
+        left += len(prediction.uncounted)
+    more = f"{left} more (-v)"
+    if assumed:
+        yield Line("assumed: " + "; ".join([*assumed, *([more] if left else [])]), Kind.NOTE)
+    if prediction.uncounted and not brief:
         yield Line("not counted: " + "; ".join(prediction.uncounted), Kind.NOTE)
+
+
+def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
+    """Those that an option changes, then the others, on two lines; and how many are left out."""
+    room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
+    kept: list[str] = []
+    for text in sorted(assumed, key=lambda text: "--" not in text and ENDED not in text):
+        if sum(len(one) + 2 for one in (*kept, text)) <= room:
+            kept.append(text)
+    return kept, len(assumed) - len(kept)
+
+
+ENDED = "the script ended"
+"""Begins what is assumed of a script that failed."""
+
+
+def _card(fit: Fit | None) -> Iterator[Line]:
+    """The share of the card that is needed, as a bar."""
+    if fit is not None:
+        part = fit.needed / max(fit.limit, 1)
+        full = min(round(part * _BAR), _BAR)
+        drawn = "█" * full + "░" * (_BAR - full)
+        yield Line(f"  {drawn} {part:.0%} of the {fit.gpu}")
+
+
+_BAR = 40
 
 
 def headline(prediction: Prediction) -> Line:
@@ -89,61 +144,89 @@ _RUNG_WORDS = {
 }
 
 
-def _table(prediction: Prediction) -> Table:
+def _table(prediction: Prediction, lines: int) -> Table:
     """Components down to what tensors ask for; then rung by rung to what the process holds."""
     peak = prediction.peak
-    top = max(peak.requested, peak.reserved or 0, peak.process_used or 0)
-    unit = unit_for(top)
-    body: list[tuple[Cell, ...]] = []
-    strong: list[int] = []
-
-    def row(what: str, size: int, note: str = "", share: float | None = None) -> None:
-        drawn: Cell = Share(share) if share is not None else ""
-        body.append((what, unit.number(size), drawn, note))
-
-    def rung(what: str, size: int, note: str, within: str = "") -> None:
-        strong.append(len(body))
-        row(what, size, f"{note}: {within}" if within else note)
-
+    unit = unit_for(max(peak.requested, peak.reserved or 0, peak.process_used or 0))
+    rungs = list(_rungs(prediction, unit))
     held = sorted(prediction.components.items(), key=lambda item: -item[1])
-    for component, size in held:
-        if size:
-            share = size / max(peak.requested, 1)
-            row(rows.component_word(component), size, _note(prediction, component, size), share)
-    rung("requested", peak.requested, "requested by tensors")
+    held = [(component, size) for component, size in held if size]
+    # One line is the head's, and one may be that of all that is small.
+    shown = [
+        (component, size)
+        for component, size in held[: max(lines - len(rungs) - 2, _LEAST)]
+        if size * 100 > peak.requested
+    ]
+    rest = held[len(shown) :]
+    if len(rest) == 1:
+        shown, rest = held, []
+    body: list[tuple[Cell, ...]] = [
+        (
+            rows.component_word(component),
+            unit.number(size),
+            Share(size / max(peak.requested, 1)),
+            _note(prediction, component, size),
+        )
+        for component, size in shown
+    ]
+    if rest:
+        size = unit.number(sum(size for _, size in rest))
+        body.append(("other", size, "", _names([component for component, _ in rest])))
+    return Table(
+        head=(f"peak, in {peak.phase.value}", unit.name, "", ""),
+        rows=[*body, *rungs],
+        words=(0, 2, 3),
+        strong=tuple(range(len(body), len(body) + len(rungs))),
+    )
+
+
+def _names(components: list[Component]) -> str:
+    words = [rows.component_word(component) for component in components]
+    return ", ".join(words) if len(words) < 3 else f"{words[0]} and {len(words) - 1} more"
+
+
+def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
+    """Each rung, and what it has more than the one before."""
+    peak = prediction.peak
+
+    def more(size: int, what: str) -> str:
+        return f"+ {unit.number(size)} {what}"
+
+    yield "requested", unit.number(peak.requested), "", "by tensors"
     if peak.allocated is not None:
-        row("+ rounding", peak.allocated - peak.requested, "requests become blocks")
-        within = rows.span_range(prediction.allocated)
-        rung("allocated", peak.allocated, "max_memory_allocated()", within)
+        rounding = more(peak.allocated - peak.requested, "rounding")
+        note = _note_of("max_memory_allocated()", rows.span_range(prediction.allocated))
+        yield "allocated", unit.number(peak.allocated), rounding, note
     if peak.allocated is not None and peak.reserved is not None:
-        row("+ cached", peak.reserved - peak.allocated, "free blocks kept for reuse")
-        within = rows.span_range(prediction.allocator)
-        rung("reserved", peak.reserved, "max_memory_reserved()", within)
+        cached = more(peak.reserved - peak.allocated, "cached")
+        note = _note_of("max_memory_reserved()", rows.span_range(prediction.allocator))
+        yield "reserved", unit.number(peak.reserved), cached, note
+    ends = rows.process_range(prediction)
     if peak.process_used is not None and peak.reserved is not None:
         managed = prediction.optimizer_state.total(Place.MANAGED)
         if managed:
-            row("+ managed", managed, "paged optimizer state")
-        outside = peak.process_used - peak.reserved - managed
-        row("+ outside", outside, "CUDA context and libraries")
-        rung("process used", peak.process_used, "nvidia-smi", rows.process_range(prediction))
-    return Table(
-        head=(f"at the peak, in {peak.phase.value}", unit.name, "", ""),
-        rows=body,
-        words=(0, 2, 3),
-        strong=tuple(strong),
-    )
+            yield "+ managed", unit.number(managed), "", "paged optimizer state"
+        outside = more(peak.process_used - peak.reserved - managed, "context")
+        words = rows.would_need(prediction, ends)
+        yield "process used", unit.number(peak.process_used), outside, words
+    elif prediction.context is not None and peak.reserved is not None:
+        yield "process used", "", "", rows.would_need(prediction, ends)
+
+
+def _note_of(name: str, within: str) -> str:
+    return f"{name}: {within}" if within else name
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
     """The ladder of each, where a program uses several; the answer is of the fullest."""
     if not prediction.gpus:
         return
-    known = [rung for rung in RUNGS if getattr(prediction.peak, rung) is not None]
-    unit = unit_for(max(getattr(one.peak, known[-1]) for one in prediction.gpus))
+    known = [r for r in RUNGS if any(_rung(one, r) is not None for one in prediction.gpus)]
+    unit = unit_for(max(_rung(one, known[-1]) or 0 for one in prediction.gpus))
 
-    def sizes(peak: Peak) -> Iterator[Cell]:
+    def sizes(one: OnGpu) -> Iterator[Cell]:
         for rung in known:
-            size = getattr(peak, rung)
+            size = _rung(one, rung)
             yield Size(size, unit) if size is not None else "n/a"
 
     judged = prediction.fit is not None
@@ -151,7 +234,7 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
     yield Table(
         head=(unit.name, *(rung.replace("_", " ") for rung in known), *([""] if judged else [])),
         rows=[
-            (f"cuda:{one.index}", *sizes(one.peak), *([rows.fit_word(one.fit)] if judged else []))
+            (f"cuda:{one.index}", *sizes(one), *([rows.fit_word(one.fit)] if judged else []))
             for one in prediction.gpus
         ],
         strong=tuple(
@@ -159,6 +242,14 @@ def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
         ),
     )
     yield Line("")
+
+
+def _rung(one: OnGpu, rung: str) -> int | None:
+    """A figure of one GPU; what the process uses is also known by its verdict."""
+    size: int | None = getattr(one.peak, rung)
+    if size is None and rung == "process_used" and one.fit is not None:
+        return one.fit.needed if one.fit.metric == rung else None
+    return size
 
 
 def _note(prediction: Prediction, component: Component, size: int) -> str:
@@ -180,27 +271,28 @@ def _rule(prediction: Prediction) -> str:
     plan = prediction.plan
     # What DDP holds each GPU holds; any other layout divides it.
     divided = plan.devices > 1 and plan.parallel not in (None, "ddp")
-    over = f" over {layouts.spread(plan).shards} GPUs" if divided else ""
+    over = f", over {layouts.spread(plan).shards}" if divided else ""
     return f" (rule: {found[0]:g}{over})"
 
 
 def _sentences(prediction: Prediction) -> Iterator[Line]:
-    fields = ("allocated", "requested")
-    rung = next(f for f in fields if getattr(prediction.peak, f) is not None)
-    phases = [
-        f"{p.phase.value} {format_bytes(size)}"
-        for p in prediction.phases
-        if (size := getattr(p, rung)) is not None
-    ]
-    yield Line(f"peak by phase ({rung}): {' · '.join(phases)}")
-    if prediction.peak.process_used is None and prediction.context is not None:
-        yield Line(f"process used: {rows.process_words(prediction)}")
+    rung = next(f for f in ("allocated", "requested") if getattr(prediction.peak, f) is not None)
+    sizes = {p.phase.value: getattr(p, rung) or 0 for p in prediction.phases}
+    if prediction.varied is None and sizes:
+        unit = unit_for(max(sizes.values()))
+        phases = " · ".join(f"{name} {unit.number(size)}" for name, size in sizes.items())
+        yield Line(f"by phase, {unit.name}: {phases}")
+    if prediction.gpus:
+        known = [one.peak.process_used or one.peak.reserved or 0 for one in prediction.gpus]
+        least, most = format_bytes(min(known)), format_bytes(max(known))
+        yield Line(
+            f"of {len(known)} GPUs cuda:{prediction.device} is shown, the fullest; "
+            f"they use {least} to {most}"
+        )
     for name, reason in _unknown(prediction):
         yield Line(f"{name}: n/a ({reason})")
     if prediction.sent:
-        yield Line(f"sent a step: {rows.sent_words(prediction.sent)}")
-    for note in prediction.optimizer_state.notes:
-        yield Line(f"optimizer state: {note}")
+        yield Line(f"sent a step: {format_bytes(prediction.traffic)} to other GPUs")
 
 
 def _unknown(prediction: Prediction) -> Iterator[tuple[str, str]]:
@@ -219,19 +311,27 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     """What to type next."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
+        if fit is not None and fit.verdict is not FitVerdict.FITS:
+            yield Line("next: what is alive at the peak, and at which lines of the script")
+            options_of = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
+            yield Line(
+                f"  memcalc simulate {options_of}-o run.json -- {plan.command} ; "
+                "memcalc explain run.json",
+                Kind.COMMAND,
+            )
         return
     if fit is None and plan.target != "cpu":
-        yield Line(f"next: which GPUs are large enough, and what else would help; {_MORE}")
+        yield Line(f"next: which GPUs are large enough {_MORE}")
         yield Line(f"  memcalc fit {options(plan)} --gpus", Kind.COMMAND)
         return
-    yield Line(f"next: {_why(fit)}; {_MORE}")
+    yield Line(f"next: {_why(fit)} {_MORE}")
     yield Line(f"  memcalc explain {options(plan)}", Kind.COMMAND)
 
 
-_MORE = "-v shows every figure"
+_MORE = "(-v: every figure)"
 
 
 def _why(fit: Fit | None) -> str:
     if fit is not None and fit.verdict is not FitVerdict.FITS:
-        return "what is alive at the peak, and what would make it fit"
-    return "what is alive at the peak, and what would need less"
+        return "what is alive at the peak and what would make it fit"
+    return "what is alive at the peak and what would need less"

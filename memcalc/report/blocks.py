@@ -126,8 +126,8 @@ def terminal(
     return untrusted_text.lines(kept)
 
 
-_PLAIN = {"✓": "+", "✗": "x", "·": "|", "█": "#", "▌": "#", "─": "-"}
-_MARKS = {"fits": ("✓", "bold green"), "too close to call": ("?", "bold yellow")}
+_PLAIN = {"✓": "+", "✗": "x", "·": "|", "█": "#", "▌": "#", "░": ".", "─": "-"}
+_MARKS = {"fits": ("✓", "bold green"), "tight": ("!", "bold yellow")}
 
 
 def _line(line: Line, width: int) -> Text:

@@ -1,4 +1,7 @@
-"""A step's timeline as a drawing inside a page: it follows the page's width, colours and keys."""
+"""A step's timeline as a drawing inside a page: it follows the page's width, colours and keys.
+
+The drawing is stretched to the page's width; texts lie over it, so that they keep their size.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from memcalc.report.palette import STYLES
 from memcalc.report.rows import component_word
 from memcalc.units import format_bytes, unit_for
 
-WIDTH, HEIGHT = 960, 340
-LEFT, RIGHT, TOP, BOTTOM = 76, 8, 26, 26
+WIDTH, HEIGHT = 1000, 400
+"""Of the view box."""
 _MOMENTS = 440
 """Each that is drawn is one that happened; more are finer than a screen shows."""
 _AROUND = 60
@@ -32,18 +35,25 @@ class Band(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A text at a place."""
+    """A text at a height, in percent of the drawing."""
 
-    x: float
     y: float
     text: str
 
 
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the allocator's, and its name at its end."""
+
+    name: str
+    path: str
+    mark: Mark | None
+
+
 class PhaseMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a phase begins, and where its name stands."""
+    """Where a phase begins, and how wide it is, in percent."""
 
     begin: float
-    middle: float
+    wide: float
     text: str
 
 
@@ -53,12 +63,8 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     width: int = WIDTH
     height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    floor: int = HEIGHT - BOTTOM
     bands: tuple[Band, ...]
-    lines: tuple[tuple[str, str], ...]
-    """A name and a path: the allocator's levels."""
+    levels: tuple[Level, ...]
     phases: tuple[PhaseMark, ...]
     ticks: tuple[Mark, ...]
     limit: Mark | None
@@ -66,7 +72,7 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     moments: tuple[str, ...]
     """What happened at each moment, and how much was held after it."""
     tops: tuple[float, ...]
-    """How high each moment is."""
+    """Where the top of each moment is in the view box."""
     peak: int
     """Its number among the moments."""
 
@@ -107,38 +113,50 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
     near = limit is not None and limit <= highest * _FAR
     top = max(highest, limit or 0) * 1.06 if near else highest * 1.06
     scale = _Scale(len(line.requested), top)
-    levels = [
-        (name, band)
-        for name, band in (("allocated", line.allocated), ("reserved", line.reserved))
-        if band is not None
-    ]
     marked = None
     if near and limit is not None:
-        marked = Mark(x=LEFT, y=scale.y(limit), text=f"{gpu}: {format_bytes(limit)}")
+        marked = Mark(y=scale.percent(limit), text=f"{gpu}: {format_bytes(limit)}")
     # One unit, named once: what stands at the edge has no room on a phone.
     unit = unit_for(highest)
     return Drawing(
         title=f"{title}, {unit.name}",
         bands=tuple(reversed(list(_bands(line, scale)))),
-        lines=tuple((name, scale.steps(band)) for name, band in levels),
+        levels=tuple(_levels(line, scale)),
         phases=tuple(
             PhaseMark(
-                begin=scale.x(one.begin),
-                middle=scale.x((one.begin + one.end) / 2),
+                begin=100 * one.begin / len(line.requested),
+                wide=100 * (one.end - one.begin) / len(line.requested),
                 text=one.phase.value,
             )
             for one in line.phases
             if one.end - one.begin > len(line.requested) / 16
         ),
         ticks=tuple(
-            Mark(x=LEFT - 6, y=scale.y(highest * part / 4), text=unit.number(highest * part // 4))
-            for part in range(5)
+            Mark(y=scale.percent(tick), text=f"{tick / unit.bytes:,g}")
+            for tick in round_ticks(highest, unit.bytes)
         ),
         limit=marked,
         moments=tuple(_moments(line)),
         tops=tuple(scale.y(size) for size in line.requested),
         peak=line.peak,
     )
+
+
+def round_ticks(highest: int, unit: int) -> list[int]:
+    """Four to eight round numbers of a unit, up to the highest."""
+    step = 10.0 ** (len(str(highest // unit)) - 2)
+    while highest / unit / step > 8:
+        step *= 2.5 if f"{step:e}"[0] == "2" else 2
+    return [int(unit * step * number) for number in range(int(highest / unit / step) + 1)]
+
+
+def _levels(line: Timeline, scale: _Scale) -> Iterator[Level]:
+    if line.allocated is not None:
+        yield Level(name="allocated", path=scale.steps(line.allocated), mark=None)
+    if line.reserved is not None:
+        text = f"reserved {format_bytes(line.reserved[-1])}"
+        mark = Mark(y=scale.percent(line.reserved[-1]), text=text)
+        yield Level(name="reserved", path=scale.steps(line.reserved), mark=mark)
 
 
 def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
@@ -152,7 +170,7 @@ def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
         yield Band(
             name=component_word(component),
             color=style.color,
-            path=f"{scale.steps(floor)}V{HEIGHT - BOTTOM}H{LEFT}Z",
+            path=f"{scale.steps(floor)}V{HEIGHT}H0Z",
             highest=format_bytes(max(sizes)),
         )
 
@@ -168,18 +186,22 @@ class _Scale:
     """From moments and bytes to places."""
 
     def __init__(self, moments: int, top: float) -> None:
-        self._wide = (WIDTH - LEFT - RIGHT) / max(moments, 1)
-        self._high = (HEIGHT - TOP - BOTTOM) / max(top, 1)
+        self._wide = WIDTH / max(moments, 1)
+        self._high = 1 / max(top, 1)
 
     def x(self, moment: float) -> float:
-        return round(LEFT + moment * self._wide, 1)
+        return round(moment * self._wide, 1)
 
     def y(self, size: float) -> float:
-        return round(HEIGHT - BOTTOM - size * self._high, 1)
+        return round(HEIGHT * (1 - size * self._high), 1)
+
+    def percent(self, size: float) -> float:
+        """A height over the floor."""
+        return round(100 * size * self._high, 2)
 
     def steps(self, sizes: Sequence[int]) -> str:
         """A path that keeps each level for as long as its moment lasts."""
-        parts, last = [f"M{LEFT} {self.y(sizes[0]):g}"], sizes[0]
+        parts, last = [f"M0 {self.y(sizes[0]):g}"], sizes[0]
         for number, size in enumerate(sizes):
             if size != last:
                 parts.append(f"H{self.x(number):g}V{self.y(size):g}")

@@ -12,7 +12,7 @@ from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
-from memcalc.report.rows import COMPONENT_WORDS, retries_words
+from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
 
@@ -29,12 +29,13 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
     return [
         answer.headline(prediction),
         Line(f"  {rows.heading(prediction)}"),
+        *(Line(f"  {words}") for words in rows.outcome_words(prediction)),
         Line(f"  peak in {explanation.peak.phase.value}: {', '.join(rungs)}"),
         Line(""),
         *answer.of_each_gpu(prediction),
         Line("Alive at the peak", Kind.SECTION),
         contents(explanation.peak, top),
-        Line("Highest moments of the other phases", Kind.SECTION),
+        Line("Peaks of the other phases", Kind.SECTION),
         *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
         Line(""),
         *_layers(explanation.layers),
@@ -61,7 +62,7 @@ def contents(moment: PeakContents, top: int) -> Table:
     everything = str(sum(group.count for group in moment.groups))
     body.append((Size(whole, unit), "100.0%", everything, "requested", ""))
     return Table(
-        head=(unit.name, "share", "n", "component", "what, and what keeps it"),
+        head=(unit.name, "share", "n", "component", "tensor, and what keeps it"),
         rows=body,
         words=(3, 4),
         strong=(len(body) - 1,),
@@ -82,7 +83,7 @@ def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
         )
         for kind in kinds
     ]
-    yield Line("Layers of the base, in bytes of one", Kind.SECTION)
+    yield Line("Layers of the base model, bytes per layer", Kind.SECTION)
     yield Table(head=("layer", "n", "weight", "constants", "bytes/param"), rows=body, words=(0, 3))
     yield Line("")
 
@@ -91,7 +92,7 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
     """What each remedy changes, where its cost is known from, and the plan that holds."""
     tried = [option for option in explanation.options if option.trial.error is None]
     if explanation.options:
-        yield Line("What each remedy changes by itself, estimated in full", Kind.SECTION)
+        yield Line("Each remedy alone, estimated in full", Kind.SECTION)
         compared = _compared(explanation)
         before = explanation.figures.peak
         unit = unit_for(max(getattr(before, rung) or 0 for rung in compared))
@@ -186,7 +187,7 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
     from memcalc.advice.remedies.goals import needed_within
 
     rung = search.rung.replace("_", " ")
-    high = " (with the high end of the context)" if search.rung == "process_used" else ""
+    high = " (with the largest CUDA context)" if search.rung == "process_used" else ""
     count = f"{len(search.trials)} plans estimated"
     if search.ruled_out:
         count += f", {search.ruled_out} ruled out by weights, gradients and optimizer state alone"
@@ -194,12 +195,12 @@ def search_lines(search: Search, before: Figures) -> list[Line]:
     best = search.best
     if best is None or best.figures is None:
         advice = "Try a smaller model, or fewer tokens."
-        return [Line(f"Nothing holds under {limit}: {count}. {advice}", Kind.SUMMARY)]
+        return [
+            Line(f"No change that was tried fits under {limit}: {count}. {advice}", Kind.SUMMARY)
+        ]
     size = format_bytes(needed_within(best.figures, search.limit))
-    if best.figures.fit is not None and best.figures.fit.limit == search.limit:
-        size += retries_words(best.figures.fit.retries)
     if not best.remedies:
-        return [Line(f"Under {limit}: the plan holds as it is, with {size}.", Kind.SUMMARY)]
+        return [Line(f"Under {limit}: the plan fits as it is, with {size}.", Kind.SUMMARY)]
     more = best.more_flops(before)
     flops = f", FLOPs {_flops(more)}"
     return [

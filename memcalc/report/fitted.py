@@ -17,7 +17,7 @@ from memcalc.report.explained import search_lines
 from memcalc.report.rows import described, fit_words, sent_words
 from memcalc.units import GIB, format_bytes
 
-_MARKS = {FitVerdict.FITS: "", FitVerdict.TOO_CLOSE: " ?", FitVerdict.DOES_NOT_FIT: " x"}
+_MARKS = {FitVerdict.FITS: "", FitVerdict.TIGHT: " !", FitVerdict.DOES_NOT_FIT: " x"}
 
 _TOO_SMALL, _LARGE_ENOUGH = 4, 12
 """GPUs that are shown on either side of the smallest that fits."""
@@ -48,7 +48,7 @@ def _next(answer: FitAnswer) -> Iterator[Line]:
         return
     if answer.devices or answer.settings or any(limit.best for limit in answer.limits):
         return
-    yield Line("next: which ways to train it fit, and over how many GPUs this one does")
+    yield Line("next: other ways to train that fit, or how many GPUs this one needs")
     yield Line(f"  memcalc suggest {options(plan)}", Kind.COMMAND)
     # How many are asked for, so not how many there are.
     alone = replace(plan, devices=1, parallel=None, parallel_args=(), rank=None)
@@ -79,8 +79,6 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     if limit.best is None or best is None:
         return [f"largest {what}{other}: none, not even {limit.step} fits"]
     more = f" with {format_bytes(limit.best.fit.least_margin)} to spare"
-    if limit.best.fit.retries:
-        more += " (only because the allocator frees cached blocks under pressure)"
     line = f"largest {what}{other}: {best}{more}"
     lines = [f"{line}; {_beyond(limit)}"]
     if limit.advice and (limit.axis == "batch" or limit.suggested != best):
@@ -97,20 +95,20 @@ def _other(limit: Limit, answer: FitAnswer) -> str:
 
 
 def _beyond(limit: Limit) -> str:
-    said = "the model takes no more"
+    said = "that is the model's maximum"
     if limit.above is not None:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
         said = f"{above} {_does(limit.above)}"
         if perhaps is not None and perhaps != above:
-            said += f", {perhaps} is too close to call"
+            said += f", up to {perhaps} is tight"
     if limit.gap is not None:
-        said += f"; not all below do: {limit.value(limit.gap)} {_does(limit.gap)}"
+        said += f"; not all smaller sizes fit: {limit.value(limit.gap)} {_does(limit.gap)}"
     return said
 
 
 def _does(probe: Probe) -> str:
     verdict = probe.fit.verdict
-    return "is too close to call" if verdict is FitVerdict.TOO_CLOSE else _verdict(probe.fit)
+    return "is tight" if verdict is FitVerdict.TIGHT else _verdict(probe.fit)
 
 
 def _search(answer: FitAnswer) -> list[Line]:
@@ -155,7 +153,7 @@ def _grid(answer: FitAnswer) -> Table:
         (str(seq) if seq is not None else "any", *(_cell(cell) for cell in row))
         for seq, row in zip(grid.seqs, grid.cells, strict=True)
     ]
-    title = "GiB of process memory (>: at least); x and > do not fit, ? is too close to call"
+    title = "GiB of process memory (>: at least); x and > do not fit, ! is tight"
     return Table(title=title, head=head, rows=body)
 
 
@@ -220,11 +218,10 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
 def notes(answer: FitAnswer) -> list[str]:
     """How it was decided, what was assumed and what is not counted."""
     said = [
-        "decided on process memory (reserved plus context, at its highest) by replaying every "
-        "allocation at the device's size"
+        "decided by replaying every allocation at the GPU's size, with the largest CUDA context"
     ]
     if answer.limits:
-        said[0] += "; each largest size and the one above were traced in full"
+        said[0] += "; each largest size and the next one were run in full"
     if answer.context is not None:
         low, high = format_bytes(answer.context.low), format_bytes(answer.context.high)
         said.append(f"context: {low} to {high} ({answer.context.source})")

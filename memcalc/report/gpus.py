@@ -28,15 +28,14 @@ def blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if shown:
-        yield _table(shown, work)
-        yield Line("")
+        yield _table(shown, work, verbose=verbose)
     named = {one.way.key for one in shown}
     for one in found.found:
         if one.lean and one.way.key not in named:
             yield Line(_missed(one))
     yield Line(
-        "each names the card of that size with the least usable memory; the next size down does "
-        "not fit" + ("" if verbose else " (-v tries all cards, not only those that clouds rent)"),
+        "batch: samples x accumulation; ckpt: checkpointing; the next size down does not fit"
+        + ("" if verbose else "; -v: all cards, not those that clouds rent"),
         Kind.NOTE,
     )
     yield from work.note()
@@ -47,7 +46,7 @@ def blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]
         yield Line("next: how many GPUs it takes")
         yield Line(f"  memcalc fit {options(plan)} --gpu 'H100 SXM' --count", Kind.COMMAND)
         return
-    yield Line("next: the best ways on a card of yours; or one of these in full")
+    yield Line("next: the best ways on a card of yours, or the smallest card's in full")
     gpu = f"{_devices(smallest)}x{smallest.gpu}" if _devices(smallest) > 1 else smallest.gpu
     yield Line(f"  memcalc suggest {options(plan)} --gpu '{gpu}'", Kind.COMMAND)
     yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
@@ -70,7 +69,7 @@ def _total(one: Card) -> int:
     return one.capacity * _devices(one)
 
 
-def _table(shown: list[Card], work: Work) -> Table:
+def _table(shown: list[Card], work: Work, *, verbose: bool) -> Table:
     times = work.head([one.speed for one in shown]) if work.tokens is not None else ()
     unit = unit_for(max(one.capacity for one in shown))
     rows: list[tuple[Cell, ...]] = []
@@ -79,18 +78,19 @@ def _table(shown: list[Card], work: Work) -> Table:
         at = one.figures.plan
         rows.append(
             (
-                (one.way.title, "with checkpointing" if one.lean else "as it is"),
+                f"{one.way.title}, ckpt" if one.lean else one.way.title,
                 f"{at.batch} x {at.grad_accum}",
-                _size(one),
+                f"{_devices(one)} x {one.gpu}" if _devices(one) > 1 else one.gpu,
                 Size(needed_within(one.figures, one.capacity), unit),
                 Size(one.capacity, unit),
                 *(work.cells(one.speed, one.gpu, at.devices) if times else ()),
-                one.way.costs,
+                *([one.way.costs] if verbose else []),
             )
         )
     sizes = (f"needs {unit.name}", "has", *times)
-    head = ("way", "batch x accum", "smallest card", *sizes, "what it costs")
-    return Table(head=head, rows=rows, words=(0, 2, len(head) - 1))
+    costs = ["what it costs"] if verbose else []
+    head = ("way", "batch", "smallest card", *sizes, *costs)
+    return Table(head=head, rows=rows, words=(0, 2, len(head) - 1) if verbose else (0, 2))
 
 
 def _title(one: Card) -> str:

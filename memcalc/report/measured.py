@@ -19,7 +19,7 @@ from memcalc.records.measurement import (
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.report.blocks import Block, Line, Table
-from memcalc.units import format_bytes, format_error, format_mib
+from memcalc.units import format_bytes, format_mib
 from memcalc.workload import layouts, loops
 
 _SOURCES = {
@@ -60,6 +60,7 @@ def name(plan: Plan) -> str:
     words += [f"{plan.scheme} base"] if plan.scheme else []
     words += [f"lora {plan.adapters}"] if plan.adapters else []
     words += ["liger"] if plan.liger else []
+    words += [f"compile {plan.compile}"] if plan.compile else []
     words += [plan.loop] if plan.loop != loops.DEFAULT else []
     if plan.devices > 1 or plan.parallel is not None:
         spread = layouts.spread(plan)
@@ -279,4 +280,10 @@ def _bare(value: int | None) -> str:
 def _percent(found: Difference | None, places: int = 2) -> str:
     if found is None or found.relative is None:
         return ""
-    return format_error(found.relative, places)
+    return percent(found.relative, places)
+
+
+def percent(share: float, places: int = 2) -> str:
+    """A signed share; what rounds to nothing has no sign."""
+    text = f"{share:+.{places}%}"
+    return text if text.strip("+-0.%") else text[1:]

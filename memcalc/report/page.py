@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import importlib.util
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,6 @@ from memcalc import untrusted_text
 from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.explain.sections import Chapter
-from memcalc.errors import UsageError
 from memcalc.records.prediction import Prediction
 from memcalc.report import (
     answer,
@@ -24,10 +25,12 @@ from memcalc.report import (
     plots,
     predictions,
     rows,
+    saved,
+    summary,
 )
 from memcalc.report.blocks import Block, Kind, Line, Picture
 from memcalc.report.drawing import Drawing
-from memcalc.report.summary import Hero, hero
+from memcalc.report.summary import Bars, Hero, hero
 from memcalc.version import __version__
 
 if TYPE_CHECKING:
@@ -35,32 +38,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TOP = 25
-Part = Block | Hero | Drawing
+Part = Block | Hero | Bars | Drawing
 
 
 def render(document: Document) -> str:
-    """The whole page.
-
-    Raises:
-        UsageError: matplotlib is not installed.
-    """
+    """The whole page."""
     page = _templates().get_template("page.html.j2")
     return page.render(title=_title(document), blocks=_blocks(document), version=__version__) + "\n"
 
 
-def notebook(record: Prediction | Explanation) -> str:
-    """A record as a notebook shows it; without matplotlib the tables say the same."""
-    found = record if isinstance(record, Prediction) else record.prediction
-    try:
-        caption = "requested bytes at the peak"
-        pictures = [_picture(plots.optimizers([found]), caption)]
-    except UsageError:
-        pictures = []
-    heading, *rest = (
-        predictions.blocks([found])
-        if isinstance(record, Prediction)
-        else explained.blocks(record, _TOP)
-    )
+def notebook(record: object) -> str:
+    """An answer in full, as a notebook shows it; without matplotlib, its tables alone."""
+    heading, *rest = saved.blocks(record, verbose=True, top=sys.maxsize)
+    pictures = []
+    found = record.prediction if isinstance(record, Explanation) else record
+    if isinstance(found, Prediction) and importlib.util.find_spec("matplotlib"):
+        pictures.append(_picture(plots.optimizers([found]), "requested bytes at the peak"))
     shown = _templates().get_template("blocks.html.j2").module
     return f"<div>{shown.show([heading, *pictures, *rest])}</div>"  # type: ignore[attr-defined]
 
@@ -97,7 +90,7 @@ def _blocks(document: Document) -> Iterator[Part]:
         yield from differences.blocks(document.difference, _TOP)
     if len(found) > 1:
         yield Line("Side by side", Kind.HEADING)
-        yield _picture(plots.optimizers(found), "requested bytes at each peak")
+        yield summary.side_by_side(found)
         yield predictions.comparison(found)
     for chapter in document.chapters:
         if len(found) > 1:
@@ -108,8 +101,7 @@ def _blocks(document: Document) -> Iterator[Part]:
         yield from explained.remedies(document.explanation)
     if document.runs:
         yield Line("Estimate against measurement", Kind.HEADING)
-        caption = "peak of each run, estimated and measured; the error beside it"
-        yield _picture(plots.accuracy(document.runs), caption)
+        yield summary.accuracy(document.runs)
         yield from measured.blocks(document.runs)
 
 

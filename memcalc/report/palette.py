@@ -1,7 +1,7 @@
 """A colour and a hatch for each component, told apart without colour vision as well.
 
 Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/ (eight
-colours); grey, and four of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the
+colours); grey, and five of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the
 others.
 """
 
@@ -30,6 +30,7 @@ STYLES = {
     Component.BUFFERS: Style(color="#999999", hatch="--"),
     Component.INPUTS: Style(color="#000000", hatch=""),
     Component.ACTIVATIONS: Style(color="#E69F00", hatch=""),
+    Component.HELD: Style(color="#DDCC77", hatch="\\\\\\"),
     Component.TEMPORARIES: Style(color="#F0E442", hatch=".."),
     Component.UNSHARDED: Style(color="#332288", hatch="oo"),
     Component.COMMUNICATION: Style(color="#882255", hatch="**"),

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from memcalc import untrusted_text
-from memcalc.accuracy.compare import peak as compared
+from memcalc.accuracy.compare import pairs as compared
 from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.errors import UsageError
-from memcalc.files.extras import require
 from memcalc.files.results import Run
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
+from memcalc.report import rows
+from memcalc.report.measured import percent
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import COMPONENT_WORDS
-from memcalc.units import GIB, MIB, format_bytes, format_error
+from memcalc.units import GIB, MIB, format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,7 +56,7 @@ def timeline(line: Timeline, title: str) -> Figure:
     _mark_peak(axes, shown, unit)
     axes.set(
         title=untrusted_text.picture(title),
-        xlabel=f"{line.events:,} births and deaths of one step, in order",
+        xlabel=f"{line.events:,} allocations and frees of one step, in order",
     )
     axes.set(ylabel=name, xticks=[])
     axes.set_xlim(0, len(shown.requested))
@@ -100,13 +101,14 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
     ordered = sorted(predictions, key=lambda p: p.peak.requested)
     figure, axes = _figure(9.5, 1.0 + 0.36 * len(ordered))
     unit, name = _unit(ordered[-1].peak.requested)
-    labels = [untrusted_text.picture(_label(prediction, ordered)) for prediction in ordered]
+    labels = [untrusted_text.picture(label) for label in rows.labels(ordered)]
+    places = range(len(ordered))
     floor = [0.0] * len(ordered)
     for component, style in STYLES.items():
         sizes = [prediction.components.get(component, 0) / unit for prediction in ordered]
         if any(sizes):
             axes.barh(
-                labels, sizes, left=floor, color=style.color, hatch=style.hatch,
+                places, sizes, left=floor, color=style.color, hatch=style.hatch,
                 edgecolor="#00000088", linewidth=0.3, label=_words(component),
             )  # fmt: skip
             floor = [low + size for low, size in zip(floor, sizes, strict=True)]
@@ -115,6 +117,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
             format_bytes(prediction.peak.requested), (floor[row], row), (4, 0),
             textcoords="offset points", va="center",
         )  # fmt: skip
+    axes.set_yticks(places, labels)
     axes.invert_yaxis()
     axes.set(xlabel=f"requested at the peak, {name}")
     axes.set_xlim(0, max(floor) * 1.14)
@@ -124,13 +127,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
 
 def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
     """Estimate and measurement of each run, as pairs of bars with the error in words."""
-    pairs = []
-    for run in runs:
-        if run.prediction is not None and run.measurement is not None:
-            found = compared(run.prediction, run.measurement, rung)
-            if found is not None:
-                name = f"{run.plan.model} {run.plan.optim} {run.plan.precision}"
-                pairs.append((untrusted_text.picture(name), found))
+    pairs = [(untrusted_text.picture(name), found) for name, found in compared(runs, rung)]
     if not pairs:
         raise UsageError("No run has both an estimate and a measurement: nothing to compare.")
     figure, axes = _figure(9.5, 1.0 + 0.5 * len(pairs))
@@ -146,7 +143,7 @@ def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
             edgecolor="black", linewidth=0.4, label="estimate" if key == "predicted" else key,
         )  # fmt: skip
     for place, (_, found) in enumerate(pairs):
-        error = format_error(found.relative) if found.relative is not None else "n/a"
+        error = percent(found.relative) if found.relative is not None else "n/a"
         high = max(found.predicted, found.measured) / unit
         axes.annotate(error, (high, place), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(list(places), [label for label, _ in pairs])
@@ -183,7 +180,6 @@ def _shown() -> type[Figure]:
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Any]:
-    require("matplotlib")
     import matplotlib
 
     with matplotlib.rc_context(_SETTINGS):
@@ -217,14 +213,6 @@ def _mark_peak(axes: Any, line: Timeline, unit: int) -> None:
         arrowprops={"arrowstyle": "->", "lw": 0.8},
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )  # fmt: skip
-
-
-def _label(prediction: Prediction, among: Sequence[Prediction]) -> str:
-    names = [one.plan.optim for one in among]
-    plan = prediction.plan
-    if len(set(names)) == len(names):
-        return plan.optim
-    return f"{plan.model} {plan.optim} {plan.precision} batch {plan.batch}"
 
 
 def _unit(size: int) -> tuple[int, str]:

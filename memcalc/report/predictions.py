@@ -22,11 +22,14 @@ def blocks(predictions: Sequence[Prediction], *, verbose: bool = True) -> list[B
     if len(predictions) == 1:
         found = predictions[0]
         brief = not verbose or found.serving is not None
-        shown = answer.blocks(found) if brief else _single(found)
-        return [*shown, *(lengths.blocks(found.varied) if found.varied is not None else ())]
+        return answer.blocks(found) if brief else list(_single(found))
     first = predictions[0]
     heading = rows.heading(first).replace(f" {first.plan.optim},", "")
-    return [Line(heading, Kind.HEADING), comparison(predictions), *answer.notes(first)]
+    return [
+        Line(heading, Kind.HEADING),
+        comparison(predictions),
+        *answer.notes(first, brief=not verbose),
+    ]
 
 
 def _single(prediction: Prediction) -> Iterator[Block]:
@@ -59,6 +62,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
     yield from answer.notes(prediction)
+    yield from lengths.blocks(prediction.varied) if prediction.varied is not None else ()
 
 
 def sent(prediction: Prediction) -> Iterator[Line]:
@@ -97,15 +101,16 @@ def components(prediction: Prediction) -> Table:
 def phases(prediction: Prediction) -> Table:
     """The peak of each phase on the rungs that are known."""
     replayed = prediction.peak.allocated is not None
+    unit = unit_for(prediction.peak.reserved or prediction.peak.requested)
     fields = ("allocated", "reserved") if replayed else ("requested",)
     names = fields
     if replayed and not prediction.plan.infers:
         fields, names = (*fields, "first_step_allocated"), (*names, "first step")
     return Table(
-        title="Peak by phase",
+        title=f"Peak by phase, {unit.name}",
         head=("phase", *names),
         rows=[
-            (phase.phase.value, *(_mib(getattr(phase, field), "") for field in fields))
+            (phase.phase.value, *(_size(getattr(phase, field), unit, "") for field in fields))
             for phase in prediction.phases
         ],
         strong=tuple(
@@ -140,12 +145,8 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
     )
 
 
-def _mib(value: int | None, unknown: str) -> str:
-    return format_mib(value) if value is not None else unknown
-
-
-def _size(value: int | None, unit: Unit) -> Cell:
-    return Size(value, unit) if value is not None else "n/a"
+def _size(value: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
+    return Size(value, unit) if value is not None else unknown
 
 
 def _state(prediction: Prediction) -> int:

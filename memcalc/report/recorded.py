@@ -26,7 +26,7 @@ def blocks(found: Recorded, top: int) -> list[Block]:
         settings.append((_name(found, one), *peaks, str(one.retries)))
     return [
         *map(Line, _lines(found)),
-        Line("Alive at its end, by where it was made", Kind.SECTION),
+        Line("Alive at the end, by the line that allocated it", Kind.SECTION),
         Table(head=("bytes", "n", "line"), rows=sites, words=(2,)),
         Line("Peaks of the same requests under other settings", Kind.SECTION),
         Table(
@@ -60,7 +60,9 @@ def _lines(found: Recorded) -> list[str]:
     else:
         lines.append(f"not replayed exactly: {found.not_replayed}")
     if found.older:
-        lines.append(f"{found.older} storages are older than the recording: what follows estimates")
+        lines.append(
+            f"{found.older} storages are older than the recording: the figures below are estimates"
+        )
     return lines
 
 

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.errors import UsageError
 from memcalc.estimation.fits import verdict as verdict_of
+from memcalc.estimation.fits import why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, Peak, Prediction, Span
+from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
 from memcalc.records.trace import Component, Sent
 from memcalc.units import GIB, MIB, format_bytes, format_mib
 from memcalc.workload import loops
 
 COMPONENT_WORDS = {
     Component.WEIGHTS: "weights",
-    Component.QUANTISED_WEIGHTS: "quantised weights",
-    Component.QUANTISATION_CONSTANTS: "quantisation constants",
+    Component.QUANTISED_WEIGHTS: "quantized weights",
+    Component.QUANTISATION_CONSTANTS: "quantization scales",
     Component.MASTER_WEIGHTS: "master weights",
     Component.GRADIENTS: "gradients",
     Component.OPTIMIZER_STATE: "optimizer state",
@@ -27,6 +28,7 @@ COMPONENT_WORDS = {
     Component.UNSHARDED: "unsharded weights",
     Component.COMMUNICATION: "communication",
     Component.KV_CACHE: "KV cache",
+    Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
 
@@ -42,6 +44,15 @@ def heading(prediction: Prediction) -> str:
     if plan.command:
         return f"{plan.name} ({prediction.head}): {prediction.optimizer_state.optimizer}"
     return f"{plan.model} ({prediction.head}): {described(plan, prediction.seq)}"
+
+
+def labels(predictions: Sequence[Prediction]) -> list[str]:
+    """A name for each, no two alike: the optimizer where that tells them apart."""
+    for name in (lambda one: one.plan.optim, heading):
+        found = [name(one) for one in predictions]
+        if len(set(found)) == len(found):
+            return found
+    return [f"{name} ({number})" for number, name in enumerate(found, start=1)]
 
 
 def asked_for(plan: Plan) -> str:
@@ -62,6 +73,7 @@ def described(plan: Plan, seq: int | None) -> str:
         f"{plan.scheme} base" if plan.scheme else "",
         f"LoRA {plan.adapters}" if plan.adapters else "",
         "Liger kernels" if plan.liger else "",
+        f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
         _loop(plan.loop),
@@ -138,6 +150,13 @@ def process_range(prediction: Prediction) -> str:
     return "n/a" if ends is None else _between(*ends)
 
 
+def would_need(prediction: Prediction, ends: str) -> str:
+    """What nvidia-smi will show; where that is more than the card has, what it would need."""
+    high, fit = process_ends(prediction), prediction.fit
+    over = fit is not None and high is not None and high[1] > fit.capacity
+    return f"would need {ends}" if over else f"nvidia-smi: {ends}"
+
+
 def span_range(span: Span | None) -> str:
     """The two ends of a figure that is known within limits; empty: it is known."""
     return "" if span is None or span.low == span.high else _between(span.low, span.high)
@@ -145,7 +164,8 @@ def span_range(span: Span | None) -> str:
 
 def _between(low: int, high: int) -> str:
     unit, name = (GIB, "GiB") if high >= GIB else (MIB, "MiB")
-    return f"{low / unit:,.2f} to {high / unit:,.2f} {name}"
+    digits = 2 if unit == GIB else 0
+    return f"{low / unit:,.{digits}f} to {high / unit:,.{digits}f} {name}"
 
 
 def process_words(prediction: Prediction) -> str:
@@ -203,10 +223,16 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 def verdict(prediction: Prediction) -> str | None:
     """Does it fit, and by how much; why nobody knows, where a GPU was named and nobody does."""
-    if prediction.fit is not None:
-        return fit_words(prediction.fit)
+    fit, grows = prediction.fit, prediction.growth
+    if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
+        return (
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, and memory runs out after about "
+            f"{grows.steps:,} steps"
+        )
+    if fit is not None:
+        return fit_words(fit)
     reason = prediction.unknown.get("fit")
-    return f"whether it fits {prediction.plan.gpu}: n/a ({reason})" if reason else None
+    return f"unknown whether it fits {prediction.plan.gpu}: {reason}" if reason else None
 
 
 def outcome_words(prediction: Prediction) -> Iterator[str]:
@@ -216,12 +242,16 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
         at = f" at {refusal.line}" if refusal.line else ""
         yield (
             f"out of memory in {refusal.phase.value}{at}: asked for {format_bytes(refusal.asked)}, "
-            f"{format_bytes(refusal.free)} free; the figures are those of a run without a limit"
+            f"{format_bytes(refusal.free)} free; the figures are those "
+            f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
         full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
+        if prediction.fit is not None and grows.runs_full:
+            full = ""  # The verdict says so.
         at = f"; allocated at {grows.line}" if grows.line else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}"
+        by = f", held by the variable {grows.holder}" if grows.holder else ""
+        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
 
 
 def fit_word(fit: Fit | None) -> str:
@@ -231,13 +261,14 @@ def fit_word(fit: Fit | None) -> str:
 
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
-    rung = fit.metric.replace("_", " ")
-    word = verdict_of(fit).value
-    side = "to spare" if fit.margin >= 0 else "too much"
+    found = verdict_of(fit)
+    does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
+    if found is FitVerdict.TIGHT:
+        rest = why_tight(fit)
+    else:
+        rest = f"{format_bytes(abs(fit.margin))} {'to spare' if fit.margin >= 0 else 'too much'}"
     return (
-        f"{word} on {fit.gpu}: {rung} {format_bytes(fit.needed)} of "
-        f"{_offered(fit)}, {format_bytes(abs(fit.margin))} {side}"
-        f"{_with_largest_context(fit)}{retries_words(fit.retries)}"
+        f"{found.value} on {fit.gpu}: {does} {format_bytes(fit.needed)} of {_offered(fit)}, {rest}"
     )
 
 
@@ -246,19 +277,3 @@ def _offered(fit: Fit) -> str:
     if fit.limit == fit.capacity:
         return offered
     return f"the {format_bytes(fit.limit)} that per_process_memory_fraction allows (of {offered})"
-
-
-def _with_largest_context(fit: Fit) -> str:
-    if fit.needed_high is None or fit.needed_high == fit.needed or fit.margin < 0:
-        return ""
-    left = fit.least_margin
-    if format_bytes(left) == format_bytes(fit.margin):
-        return ""
-    short = "" if left >= 0 else " too much"
-    return f" ({format_bytes(abs(left))}{short} with the largest context)"
-
-
-def retries_words(count: int) -> str:
-    """What goes behind a size that holds because the allocator gives its cache back."""
-    times = "once" if count == 1 else f"{count} times"
-    return f", after freeing cached blocks {times}" if count else ""

@@ -1,4 +1,4 @@
-"""An answer that a file keeps, shown as it was when it was found."""
+"""Any answer as blocks, whether it was just found or a file keeps it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memcalc.advice.explain.difference import Difference
+from memcalc.advice.explain.recorded import Recorded
+from memcalc.advice.explain.records import Explanation
+from memcalc.advice.fit.records import FitAnswer
+from memcalc.advice.suggest.records import Cards, Suggestions
 from memcalc.files.artifact import part
+from memcalc.files.results import Run
+from memcalc.records.measurement import Measurement
+from memcalc.records.prediction import Prediction
+from memcalc.report import (
+    differences,
+    explained,
+    fitted,
+    gpus,
+    measured,
+    predictions,
+    recorded,
+    suggested,
+)
 from memcalc.report.blocks import Block
 
 
@@ -19,6 +37,22 @@ class Shown(NamedTuple):
     """For people."""
     json: Callable[[], str]
     """For programs."""
+
+
+class _Kind(NamedTuple):
+    record: type
+    format: str
+    json: Callable[[Any], str]
+
+
+_KINDS = {
+    "cards": _Kind(Cards, "suggestions", gpus.as_json),
+    "difference": _Kind(Difference, "difference", differences.as_json),
+    "fit": _Kind(FitAnswer, "fit", fitted.as_json),
+    "snapshot": _Kind(Recorded, "snapshot", recorded.as_json),
+    "suggestions": _Kind(Suggestions, "suggestions", suggested.as_json),
+}
+_HEAD = ("schema", "kind", "memcalc")
 
 
 def shown(data: Mapping[str, Any], path: Path, *, verbose: bool, top: int) -> Shown | None:
@@ -36,63 +70,36 @@ def shown(data: Mapping[str, Any], path: Path, *, verbose: bool, top: int) -> Sh
     Raises:
         UsageError: it is damaged.
     """
-    maker = _MAKERS.get(str(data.get("kind")))
-    if maker is None:
+    name = str(data.get("kind"))
+    kind = _KINDS.get(name)
+    if kind is None:
         return None
     body = {key: value for key, value in data.items() if key not in _HEAD}
-    return maker(body, path, verbose, top)
+    found: Any = part(kind.record, body, path, name)
+    return Shown(kind.format, blocks(found, verbose=verbose, top=top), lambda: kind.json(found))
 
 
-_HEAD = ("schema", "kind", "memcalc")
+def blocks(record: Any, *, verbose: bool, top: int) -> list[Block]:
+    """An answer as blocks.
 
-
-def _fit(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.advice.fit.records import FitAnswer
-    from memcalc.report import fitted
-
-    found = part(FitAnswer, body, path, "fit")
-    return Shown("fit", fitted.blocks(found, verbose=verbose), lambda: fitted.as_json(found))
-
-
-def _suggestions(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.advice.suggest.records import Suggestions
-    from memcalc.report import suggested
-
-    found = part(Suggestions, body, path, "suggestions")
-    blocks = list(suggested.blocks(found, suggested.Work(), verbose=verbose))
-    return Shown("suggestions", blocks, lambda: suggested.as_json(found))
-
-
-def _cards(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.advice.suggest.records import Cards
-    from memcalc.report import gpus, suggested
-
-    found = part(Cards, body, path, "cards")
-    blocks = list(gpus.blocks(found, suggested.Work(), verbose=verbose))
-    return Shown("suggestions", blocks, lambda: gpus.as_json(found))
-
-
-def _difference(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.advice.explain.difference import Difference
-    from memcalc.report import differences
-
-    found = part(Difference, body, path, "difference")
-    blocks = list(differences.blocks(found, top))
-    return Shown("difference", blocks, lambda: differences.as_json(found))
-
-
-def _snapshot(body: dict[str, Any], path: Path, verbose: bool, top: int) -> Shown:
-    from memcalc.advice.explain.recorded import Recorded
-    from memcalc.report import recorded
-
-    found = part(Recorded, body, path, "snapshot")
-    return Shown("snapshot", recorded.blocks(found, top), lambda: recorded.as_json(found))
-
-
-_MAKERS = {
-    "cards": _cards,
-    "difference": _difference,
-    "fit": _fit,
-    "snapshot": _snapshot,
-    "suggestions": _suggestions,
-}
+    Args:
+        record: a prediction, explanation, measurement or other answer.
+        verbose: every figure and source.
+        top: kinds of storage to list.
+    """
+    if isinstance(record, Prediction):
+        return predictions.blocks([record], verbose=verbose)
+    if isinstance(record, Explanation):
+        return explained.blocks(record, top, verbose=verbose)
+    if isinstance(record, FitAnswer):
+        return fitted.blocks(record, verbose=verbose)
+    if isinstance(record, Suggestions):
+        return list(suggested.blocks(record, suggested.Work(), verbose=verbose))
+    if isinstance(record, Cards):
+        return list(gpus.blocks(record, suggested.Work(), verbose=verbose))
+    if isinstance(record, Difference):
+        return list(differences.blocks(record, top))
+    if isinstance(record, Recorded):
+        return recorded.blocks(record, top)
+    run = Run(plan=record.plan, measurement=record) if isinstance(record, Measurement) else record
+    return measured.blocks([run])

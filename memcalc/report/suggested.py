@@ -13,7 +13,7 @@ from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions
 from memcalc.advice.suggest.speed import UTILISATION, offloads
 from memcalc.files.artifact import document, encode
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
-from memcalc.report.rows import asked_for
+from memcalc.report.rows import asked_for, fit_words
 from memcalc.units import format_bytes, unit_for
 
 
@@ -62,13 +62,14 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
         fit = best.figures.fit
         spare = f", {format_bytes(fit.least_margin)} to spare" if fit is not None else ""
         yield Line(f"fits on {gpu}: {best.way.title}{spare}", Kind.VERDICT)
+    elif any(one.tight for one in found.found):
+        yield Line(f"tight on {gpu}, in every way that was tried", Kind.VERDICT)
     else:
         yield Line(f"does not fit on {gpu}, in any way that was tried", Kind.VERDICT)
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if best is not None:
-        yield _table(found, work)
-        yield Line("")
+        yield _table(found, work, verbose=verbose)
     for one in found.found:
         if one.figures is None:
             yield Line(_missed(one))
@@ -77,14 +78,15 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
         return
     if verbose:
         yield from _sources(found)
-    yield from _speed_note(found)
+    yield from _speed_note(found, verbose=verbose)
     yield from work.note()
-    yield Line("next: the best way in full, and as settings of what will train it")
+    more = "" if verbose else " (-v: costs, sources)"
+    yield Line(f"next: the best way in full, or as settings of a trainer{more}")
     yield Line(f"  memcalc estimate {options(best.figures.plan)}", Kind.COMMAND)
     yield Line(f"  memcalc suggest {options(plan)} --as trainer", Kind.COMMAND)
 
 
-def _table(found: Suggestions, work: Work) -> Table:
+def _table(found: Suggestions, work: Work, *, verbose: bool) -> Table:
     unit = unit_for(found.capacity)
     times = work.head([one.speed for one in found.fitting])
     rows: list[tuple[Cell, ...]] = []
@@ -95,17 +97,18 @@ def _table(found: Suggestions, work: Work) -> Table:
         rows.append(
             (
                 str(number),
-                (one.way.title, _changes(one)),
+                (one.way.title, _changes(one)) if verbose else _in_a_line(one),
                 f"{at.batch} x {at.grad_accum}",
                 Size(needed_within(figures, found.capacity), unit),
                 *(work.cells(one.speed, found.gpu, at.devices) if times else ()),
-                one.way.costs,
+                *([one.way.costs] if verbose else []),
             )
         )
+    costs = ["what it costs"] if verbose else []
     return Table(
-        head=("", "way", "batch x accum", f"needs {unit.name}", *times, "what it costs"),
+        head=("", "way", "batch", f"needs {unit.name}", *times, *costs),
         rows=rows,
-        words=(0, 1, 4 + len(times)),
+        words=(0, 1, *((4 + len(times),) if verbose else ())),
     )
 
 
@@ -113,6 +116,12 @@ def _changes(one: Suggestion) -> str:
     return (
         f"with {', '.join(r.name or r.key for r in one.remedies)}" if one.remedies else "as it is"
     )
+
+
+def _in_a_line(one: Suggestion) -> str:
+    """A way and its changes; micro-batches have a column of their own."""
+    changes = (r.key for r in one.remedies if "grad_accum" not in dict(r.changes))
+    return ", ".join([one.way.title, *changes])
 
 
 def _round(value: float) -> str:
@@ -123,21 +132,18 @@ def _round(value: float) -> str:
     return f"{value:.2g}"
 
 
-def _speed_note(found: Suggestions) -> Iterator[Line]:
+def _speed_note(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
     if any(one.speed is not None for one in found.fitting):
         low, high = (f"{share:.0%}" for share in UTILISATION)
-        several = any(
-            one.figures is not None and one.figures.plan.devices > 1 for one in found.found
-        )
-        links = "; of several GPUs together, what they send each other not counted" * several
+        text = f"speed: at {low} to {high} of the card's published peak, not measured"
+        if verbose:
+            text += (
+                ": counted operations, and the bytes that a step moves; small batches reach less, "
+                "and traffic between GPUs is not counted"
+            )
         if any(one.figures is not None and offloads(one.figures.plan) for one in found.fitting):
-            links += "; shards cross PCIe 3.0 to 5.0 x16, and the CPU's update is not counted"
-        yield Line(
-            "speed: counted operations at "
-            f"{low} to {high} of the card's published peak, and the bytes that a step moves; "
-            f"small batches reach less{links}",
-            Kind.NOTE,
-        )
+            text += "; shards cross PCIe 3.0 to 5.0 x16, and the CPU's update is not counted"
+        yield Line(text, Kind.NOTE)
     for reason in dict.fromkeys(one.no_speed for one in found.fitting if one.no_speed):
         yield Line(f"speed: n/a ({reason})", Kind.NOTE)
 
@@ -150,12 +156,12 @@ def _missed(one: Suggestion) -> str:
     least = one.closest
     if least is None or least.fit is None:
         return f"{one.way.title}: does not fit"
-    short, plan = needed(least) - least.fit.limit, least.plan
-    extra = ", checkpointing" if plan.checkpointing else ""
-    return (
-        f"{one.way.title}: the smallest variant tried (batch {plan.batch}{extra}) needs "
-        f"{format_bytes(short)} more"
-    )
+    plan = least.plan
+    variant = f"batch {plan.batch}{', checkpointing' if plan.checkpointing else ''}"
+    if one.tight:
+        return f"{one.way.title}: {fit_words(least.fit)} ({variant})"
+    short = format_bytes(needed(least) - least.fit.limit)
+    return f"{one.way.title}: the smallest variant tried ({variant}) needs {short} more"
 
 
 def floor_words(size: int) -> str:

@@ -1,14 +1,18 @@
-"""The top of a page: the verdict, one bar against the card, three figures and the next command."""
+"""The top of a page: the verdict, a bar against the card, three figures; and bars of several."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
+from memcalc.accuracy.compare import pairs as compared
 from memcalc.advice.explain.command_line import options
+from memcalc.files.results import Run
 from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
 from memcalc.records.storage import Component
-from memcalc.report import answer, rows
+from memcalc.report import answer, measured, rows
 from memcalc.report.palette import STYLES
 from memcalc.units import format_bytes
 
@@ -38,9 +42,47 @@ class Hero(msgspec.Struct, frozen=True, kw_only=True):
     """To type next; empty: none."""
 
 
+class Bars(msgspec.Struct, frozen=True, kw_only=True):
+    """Bars below each other, on one scale."""
+
+    caption: str
+    bars: tuple[tuple[str, tuple[Part, ...], str], ...]
+    """The name of each, what it is made of, and its size."""
+
+
+def side_by_side(predictions: Sequence[Prediction]) -> Bars:
+    """What several plans hold at their peaks, the smallest first."""
+    ordered = sorted(predictions, key=lambda one: one.peak.requested)
+    most = max(ordered[-1].peak.requested, 1)
+    return Bars(
+        caption="requested bytes at each peak",
+        bars=tuple(
+            (name, tuple(_components(one, most)), format_bytes(one.peak.requested))
+            for one, name in zip(ordered, rows.labels(ordered), strict=True)
+        ),
+    )
+
+
+def accuracy(runs: Sequence[Run]) -> Bars:
+    """Estimate and measurement of each run, below each other."""
+    # Of runs on the CPU, PyTorch's allocator is not known.
+    pairs = compared(runs) or compared(runs, "requested")
+    most = max((max(found.predicted, found.measured) for _, found in pairs), default=1)
+    bars = []
+    for name, found in pairs:
+        error = f", {measured.percent(found.relative)}" if found.relative is not None else ""
+        for what, size, color, end in (
+            ("estimate", found.predicted, "#56B4E9", error),
+            ("measured", found.measured, "#E69F00", ""),
+        ):
+            part = Part(width=100 * size / most, color=color, text=what)
+            bars.append((f"{name}, {what}", (part,), f"{format_bytes(size)}{end}"))
+    return Bars(caption="peak of each run, estimated and measured", bars=tuple(bars))
+
+
 _KINDS = {
     FitVerdict.FITS: "fits",
-    FitVerdict.TOO_CLOSE: "close",
+    FitVerdict.TIGHT: "close",
     FitVerdict.DOES_NOT_FIT: "over",
 }
 
@@ -54,7 +96,9 @@ def hero(prediction: Prediction) -> Hero:
     if peak.reserved is not None:
         figures.append(("reserved by PyTorch", format_bytes(peak.reserved)))
     if prediction.context is not None and peak.reserved is not None:
-        figures.append(("nvidia-smi shows", rows.process_range(prediction)))
+        ends = rows.process_range(prediction)
+        name, _, ends = rows.would_need(prediction, ends).replace("need ", "need: ").partition(": ")
+        figures.append((name, ends))
     plan = prediction.plan
     return Hero(
         kind=kind,
@@ -66,13 +110,17 @@ def hero(prediction: Prediction) -> Hero:
     )
 
 
+def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
+    for name in STYLES:
+        size = prediction.components.get(name)
+        if size:
+            text = f"{rows.component_word(name)} {format_bytes(size)}"
+            yield Part(width=100 * size / whole, color=STYLES[name].color, text=text)
+
+
 def _parts(prediction: Prediction) -> tuple[Part, ...]:
     peak = prediction.peak
-    held = [
-        (rows.component_word(name), prediction.components[name], STYLES[name].color)
-        for name in STYLES
-        if prediction.components.get(name)
-    ]
+    held: list[tuple[str, int, str]] = []
     top = peak.requested
     if peak.reserved is not None:
         held.append(("kept by the allocator", peak.reserved - peak.requested, _CACHED))
@@ -87,8 +135,9 @@ def _parts(prediction: Prediction) -> tuple[Part, ...]:
     if prediction.fit is not None and prediction.fit.limit > top:
         held.append(("free", prediction.fit.limit - top, _FREE))
         top = prediction.fit.limit
-    return tuple(
+    more = (
         Part(width=100 * size / max(top, 1), color=color, text=f"{name} {format_bytes(size)}")
         for name, size, color in held
         if size
     )
+    return (*_components(prediction, max(top, 1)), *more)

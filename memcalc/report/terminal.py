@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memcalc.advice.explain.timeline import Timeline, thin
-from memcalc.files.extras import require
 from memcalc.records.trace import Component
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import COMPONENT_WORDS
@@ -30,12 +29,7 @@ _SIDES = 12
 
 
 def timeline(line: Timeline, *, width: int = 100) -> str:
-    """Requested bytes of one step by component.
-
-    Raises:
-        UsageError: plotext is not installed.
-    """
-    require("plotext")
+    """Requested bytes of one step by component."""
     import plotext
 
     shown = thin(line, width - _SIDES)

@@ -24,7 +24,8 @@ import msgspec
 import torch
 
 from memcalc.children import scratch
-from memcalc.engine import driver, source_lines
+from memcalc.engine import driver, simulated_gpu, source_lines
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
@@ -67,13 +68,19 @@ def main(asked: str, answered: str) -> None:
 
 def _followed(request: Request, session: Session) -> Ending:
     with as_main(request.program), session, surroundings.program(request, session) as others:
-        ending = _ended(request)
+        ending = _ended(request, session)
         if not ending.stopped and not _raised:
             with contextlib.suppress(EnoughStepsError):
                 ending = _at_exit(ending)
         if ending.code == 1 and _by_zero:
             _explain(session.values.unknown)
-    return msgspec.structs.replace(ending, steps=session.steps.most, started=others.commands)
+    return msgspec.structs.replace(
+        ending,
+        steps=session.steps.most,
+        started=others.commands,
+        others=internals.most_of_others(),
+        trains=session.phases.backwards > 0,
+    )
 
 
 def _explain(unknown: Iterable[str]) -> None:
@@ -113,30 +120,34 @@ _by_zero: list[str] = []
 _NO_NUMBER = re.compile(r"math domain|expected a positive|expected a nonnegative|NaN|infinity")
 """In Python's words, to 3.14, of numbers that a function does not take."""
 _OF_ZEROS = (
-    "the script read numbers from the GPU (at {}), which are 0 here: leave out what takes no zero "
-    "where the environment has MEMCALC_SIMULATED."
+    "the script read numbers from the GPU (at {}), which are 0 here: skip code that cannot take 0 "
+    "where MEMCALC_SIMULATED is set in the environment."
 )
 
 
 _NOT_COMPUTED = (
-    "numbers that the GPU would work out are not computed, and most are 0 when they are read: if "
-    "this error comes of one, leave its line out where the environment has MEMCALC_SIMULATED."
+    "numbers that a GPU would compute are not computed here, and most read back as 0: if one "
+    "causes this error, skip that line where MEMCALC_SIMULATED is set in the environment."
 )
 
 
-def _ended(request: Request) -> Ending:
+def _ended(request: Request, session: Session) -> Ending:
     """Run the program until its last line, or until it or something else ends it."""
+    if (refusal := simulated_gpu.without_kernels()) is not None:
+        print(f"memcalc: {refusal}", file=sys.stderr)
+        return Ending(code=1)
     try:
         if request.work:
             sys.path[:] = request.path
             pickle.loads(Path(request.work).read_bytes())()
             return Ending(code=0)
-        run(request.program)
+        session.leave(run(request.program))
         threading._shutdown()  # type: ignore[attr-defined]
     except _Left as left:
         _left.append(left.code)
         return Ending(code=left.code)
-    except EnoughStepsError:
+    except EnoughStepsError as enough:
+        session.leave(enough)
         return Ending(code=0, stopped=True)
     except BaseException as error:
         if request.work:
@@ -245,8 +256,8 @@ _HELPS = (
     ),
     (
         re.compile("cusparseLt"),
-        "how large weights are that are compressed to two of four only cuSPARSELt knows, which "
-        "needs a GPU: they are not simulated.",
+        "only cuSPARSELt knows the size of 2:4 sparse weights, and it needs a GPU: they are not "
+        "simulated.",
     ),
 )
 

@@ -67,7 +67,7 @@ def _program(command: list[str], folder: Path | None, environment: Mapping[str, 
         return Program(launcher=launchers.NAMES[name], arguments=tuple(rest))
     if name in launchers.OTHERS:
         raise UsageError(
-            f"{name} does not say how many processes it starts in a way that memcalc reads: type "
+            f"{name} does not name its number of processes where memcalc can read it: type "
             "memcalc simulate -- torchrun --nproc-per-node 8 train.py."
         )
     if prefixes.PYTHON.fullmatch(name):

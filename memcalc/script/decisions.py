@@ -10,9 +10,9 @@ import torch
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
 
-VALID = "arguments of torch.distributions are taken to be valid"
-OVERLAP = "windows of torch.istft on the GPU are taken to overlap"
-NO_END = "generate() meets no end-of-sequence token: it makes as many tokens as it may"
+VALID = "arguments of torch.distributions are assumed valid"
+OVERLAP = "windows of torch.istft on the GPU are assumed to overlap"
+NO_END = "generate() sees no end-of-sequence token: it generates as many tokens as it may"
 
 
 def install(patches: Patches, session: Session) -> None:

@@ -32,7 +32,7 @@ def swift(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, li
         UsageError: no program is named, or its options are in a file.
     """
     if not words or words[0].startswith("-"):
-        raise UsageError("Name what swift is to do: memcalc simulate -- swift sft --model ....")
+        raise UsageError("Name a command of swift: memcalc simulate -- swift sft --model ....")
     method, rest = words[0].replace("_", "-"), list(words[1:])
     if rest and rest[0].endswith((".json", ".yaml", ".yml")):
         raise UsageError(

@@ -17,7 +17,7 @@ _NAMES = (
     *("uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_"),
     *("kaiming_uniform_", "kaiming_normal_", "orthogonal_", "sparse_"),
 )
-_SAID = "weights beyond the first 0.2 billion are not drawn on the host (--weights draws them)"
+_SAID = "weights beyond the first 0.2 billion are not initialized on the host (--weights does so)"
 
 
 def install(patches: Patches, say: Callable[[str], None]) -> None:

@@ -176,7 +176,8 @@ def _accelerate(words: list[str], gpus: int | None) -> Launch:
 
 
 _ONE = (
-    "accelerate launch starts a process for each GPU that it finds: one is taken (name them, as in "
+    "accelerate launch starts a process for each GPU that it finds: one is assumed (name them, as "
+    "in "
     "--gpu 8xh100, or say --num_processes)"
 )
 

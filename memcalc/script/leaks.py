@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
-from memcalc.records.outcome import Growth
+from memcalc.records.prediction import Growth
 from memcalc.records.trace import Phase, Trace
 
 _POINTS = 3
@@ -31,7 +31,8 @@ def growth(trace: Trace, room: int | None, reserved: int) -> Growth | None:
     if grown[0] <= 0 or any(one != grown[0] for one in grown):
         return None
     steps = max(0, (room - reserved) // grown[0]) if room is not None else None
-    return Growth(bytes=grown[0], line=_line(trace, held), steps=steps)
+    line, holder = (_most(trace, held, name) for name in ("line", "op"))
+    return Growth(bytes=grown[0], line=line, holder=holder, steps=steps)
 
 
 def _points(trace: Trace) -> list[int]:
@@ -63,8 +64,9 @@ def _held(trace: Trace, points: list[int]) -> tuple[list[int], list[int]]:
     return levels, sorted(living)
 
 
-def _line(trace: Trace, storages: list[int]) -> str:
-    by_line: Counter[str] = Counter()
+def _most(trace: Trace, storages: list[int], name: str) -> str:
+    """What is said of most of the bytes of these storages."""
+    found: Counter[str] = Counter()
     for number in storages:
-        by_line[trace.storages[number].line] += trace.storages[number].bytes
-    return by_line.most_common(1)[0][0] if by_line else ""
+        found[getattr(trace.storages[number], name)] += trace.storages[number].bytes
+    return found.most_common(1)[0][0] if found else ""

@@ -83,6 +83,9 @@ class Simulation:
         """The ladder at the peak, in bytes; see ``prediction.peak``."""
         return self.prediction.peak
 
+    def __str__(self) -> str:
+        return str(self._found.prediction) if self._found is not None else repr(self)
+
     def _repr_html_(self) -> str | None:
         return self._found.prediction._repr_html_() if self._found is not None else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memcalc.records.outcome import Refusal
+from memcalc.records.prediction import Refusal
 from memcalc.script.command import Program
 
 
@@ -23,8 +23,10 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The request that found no room, where that ended the program."""
     started: tuple[str, ...] = ()
     """Python programs that it started by subprocess, as they would be typed."""
-    note: str = ""
-    """What a person must know of the answer, in one sentence."""
+    others: int = 0
+    """The most bytes of a GPU that a process had which the program started."""
+    trains: bool = False
+    """It computed gradients."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

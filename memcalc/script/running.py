@@ -8,16 +8,16 @@ import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from memcalc.script.command import Program
 
 
-def run(program: Program) -> None:
-    """Run it to its end."""
+def run(program: Program) -> dict[str, Any]:
+    """Run it to its end; returns its variables."""
     if program.path:
-        runpy.run_path(program.path, run_name="__main__")
-    else:
-        runpy.run_module(program.module, run_name="__main__", alter_sys=True)
+        return runpy.run_path(program.path, run_name="__main__")
+    return runpy.run_module(program.module, run_name="__main__", alter_sys=True)
 
 
 @contextlib.contextmanager

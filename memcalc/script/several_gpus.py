@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from memcalc.estimation.estimate import Traced
 from memcalc.records.prediction import FitVerdict, OnGpu
 
-_WORST = FitVerdict.FITS, FitVerdict.TOO_CLOSE, FitVerdict.DOES_NOT_FIT
+_WORST = FitVerdict.FITS, FitVerdict.TIGHT, FitVerdict.DOES_NOT_FIT
 
 
 def fullest(found: dict[int, Traced]) -> Traced:

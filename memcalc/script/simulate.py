@@ -24,16 +24,14 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
-from memcalc.estimation.client import PROGRESS
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
-from memcalc.files import cache
 from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import LONGER, FitVerdict, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.command import Program, launched
 from memcalc.script.gpu import card as card_of
@@ -51,13 +49,6 @@ _BEGINS = (
     "main(*sys.argv[1:])"
 )
 _HOME = str(Path(__file__).resolve().parents[2])
-_CACHES = {
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TORCH_EXTENSIONS_DIR": "extensions",
-    "CUDA_CACHE_PATH": "cuda",
-}
-"""Caches that a run may fill by a clock or a device: here they are the simulation's own."""
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +83,14 @@ def simulate(
     question = asked(plan)
     run = _Run(question, program, launch, folder, weights, python or sys.executable)
     found = run.answer(limited=gpu is not None)
-    if found.ending.out_of_memory and found.ending.refusal is not None:
+    refusal = found.ending.refusal
+    if found.ending.out_of_memory and refusal is not None:
         whole = run.answer(limited=False, quiet=True)
         if whole.traced is not None and not whole.ending.code:
             found = replace(found, traced=whole.traced)
+        else:
+            last = replace(refusal, last=True)
+            found = replace(found, ending=replace(found.ending, refusal=last))
     if found.traced is not None:
         room = card_of(gpu).room if gpu is not None else None
         traced = _as_it_ended(found.traced, found.ending, room)
@@ -182,8 +177,8 @@ class _Run:
             said.append(self._launch.assumed)
         if self._launch is not None and self._launch.world > 1:
             said.append(
-                f"this is rank 0 of {self._launch.world}; the others are made up: nothing is sent, "
-                "and what they would send is taken as arrived"
+                f"this is rank 0 of {self._launch.world}; other ranks are not run, and their "
+                f"messages are assumed to have arrived"
             )
         if program.left_out:
             said.append(f"Python's own options are left out: {', '.join(program.left_out)}")
@@ -225,9 +220,6 @@ class _Run:
         }
         if plan.alloc_conf:
             found["PYTORCH_ALLOC_CONF"] = plan.alloc_conf
-        major, minor = question.target.capability
-        compiled = cache.folder().absolute() / "compiled" / f"sm{major}{minor}"
-        found |= {name: str(compiled / folder) for name, folder in _CACHES.items()}
         return loading.preload(found)
 
     def _engine(self) -> Environment | None:
@@ -239,7 +231,7 @@ class _Run:
             raise UsageError(
                 "--python runs the PyTorch that it has: leave --torch out, or --python."
             )
-        return environment.find(plan.torch, plan.transformers, progress=PROGRESS.get())
+        return environment.find(plan.torch, plan.transformers)
 
     def _understood(self, answer: dict[str, Any]) -> Simulated:
         ending = decode(Ending, answer["ending"])
@@ -290,7 +282,7 @@ def _unpacked(packed: str) -> Trace:
     try:
         return unpack(base64.b64decode(packed))
     except DamagedTraceError as error:
-        raise EstimateError(f"What the simulated run said cannot be read: {error}.") from None
+        raise EstimateError(f"The simulated run's answer cannot be read: {error}.") from None
 
 
 def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
@@ -298,9 +290,15 @@ def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
     prediction = traced.prediction
     grows = growth(traced.trace, room, prediction.peak.reserved or 0)
     prediction = replace(prediction, growth=grows, refusal=ending.refusal)
-    if ending.refusal is not None and prediction.fit is not None:
-        fit = replace(prediction.fit, verdict=FitVerdict.DOES_NOT_FIT)
-        prediction = replace(prediction, fit=fit)
+    if grows is not None:
+        # Steps differ since more is held, and a longer run holds more still.
+        left = tuple(one for one in prediction.uncounted if not one.startswith(LONGER))
+        prediction = replace(prediction, uncounted=left)
+    fit = prediction.fit
+    if ending.refusal is not None and fit is not None:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.DOES_NOT_FIT))
+    elif fit is not None and fit.verdict is FitVerdict.FITS and grows and grows.runs_full:
+        prediction = replace(prediction, fit=replace(fit, verdict=FitVerdict.TIGHT))
     elif ending.code:
         prediction = _until_then(prediction, ending.code)
     return replace(traced, prediction=prediction)
@@ -308,7 +306,7 @@ def _as_it_ended(traced: Traced, ending: Ending, room: int | None) -> Traced:
 
 def _until_then(prediction: Prediction, code: int) -> Prediction:
     """A program that failed might have taken more: that it fits is not known then."""
-    until_then = f"the script ended with exit code {code}, and the figures are until then"
+    until_then = f"the script ended with exit code {code}; figures cover the run until then"
     told = replace(prediction, assumptions=(until_then, *prediction.assumptions))
     if told.fit is None or told.fit.verdict is FitVerdict.DOES_NOT_FIT:
         return told

@@ -1,4 +1,4 @@
-"""What an answer says that a program takes for granted, by its plan."""
+"""The assumptions of an answer, by its plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.workload.loops import Loop
 
 
 def said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[str]:
-    """Sentences on what a run is taken to do.
+    """Sentences on what a run is assumed to do.
 
     Args:
         plan: what is run.
@@ -29,20 +29,19 @@ def said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[st
             f"--precision amp-{plan.precision}{other}"
         )
     if loop.keep_outputs(plan):
-        held = "logits, KV cache" if cached else "logits"
-        ways = "--no-keep-outputs or --no-kv-cache" if cached else "--no-keep-outputs"
-        yield (f"your loop still holds `outputs` ({held}) when the next forward starts ({ways})")
+        held = "`outputs` and its KV cache" if cached else "`outputs`"
+        yield f"your loop holds {held} in the next forward (else --no-keep-outputs)"
     if layouts.of(plan).package == "deepspeed":
-        yield "DeepSpeed makes its flat buffers on the GPU, as it does where that has the room"
+        yield "DeepSpeed allocates its flat buffers on the GPU, as it does where there is room"
     if plan.optim_in_backward or choice.row.in_backward:
         yield "each parameter is updated inside backward, and its gradient freed at once"
     yield from _said_of_base(plan)
     if plan.liger:
-        yield "Liger's kernels are those that its defaults replace, with the loss and its logits"
+        yield "Liger replaces its default kernels, including the loss and its logits"
     if plan.resume:
         yield "the checkpoint is read into host memory first, as transformers' Trainer does"
     if plan.eval:
-        yield f"evaluation runs {plan.eval} batches of the training's size and keeps their logits"
+        yield f"evaluation runs {plan.eval} batches of the training batch size and keeps the logits"
 
 
 def _said_of_base(plan: Plan) -> Iterator[str]:
@@ -51,16 +50,15 @@ def _said_of_base(plan: Plan) -> Iterator[str]:
     if plan.scheme is not None and dict(plan.parallel_args).get("load") == "cpu":
         yield (
             "each process loads the whole base into host memory (device_map={'': 'cpu'}), and "
-            "fully_shard brings it to its GPU block by block; the constants of its weights stay "
-            "whole on each"
+            "fully_shard moves it to its GPU block by block; quantization scales are not sharded"
         )
     elif plan.scheme is not None and layouts.of(plan).name in layouts.SHARDED:
         yield (
-            "each GPU loads the whole base, as transformers has it, before it is divided; the "
-            "constants of its weights stay whole on each"
+            "each GPU loads the whole base before it is sharded, as transformers does; "
+            "quantization scales are not sharded"
         )
     if plan.scheme == "int8":
-        yield "no activation is an outlier (6.0 and above), which int8 products treat apart"
+        yield "no activation is an outlier (6.0 and above), which int8 products handle separately"
         if plan.checkpointing:
             yield (
                 "checkpointing has use_reentrant=False, under which bitsandbytes keeps the inputs "
@@ -75,9 +73,9 @@ def _said_of_inference(plan: Plan) -> Iterator[str]:
         return
     rest = plan.generate - 1
     yield (
-        f"the prompt's pass gives the first token, {rest:,} passes of one token each the others"
+        f"one pass over the prompt gives the first token; {rest:,} passes give one token each"
         if rest
-        else "the prompt's pass gives the only token"
+        else "one pass over the prompt gives the only token"
     )
     yield f"generate() of transformers runs{' a beam search' if plan.beams > 1 else ', greedily'}"
     if plan.cache.endswith("static"):

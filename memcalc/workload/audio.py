@@ -141,7 +141,7 @@ def notes(config: Any) -> tuple[str, ...]:
     """What an answer for such a model has to say."""
     if str(getattr(config, "model_type", "")) != "vibevoice":
         return ()
-    return ("the diffusion loss of its sound is not counted: only that of its tokens is made",)
+    return ("the diffusion loss of its audio is not counted, only the loss of its tokens",)
 
 
 def _encoder(config: Any) -> Any:

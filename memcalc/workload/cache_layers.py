@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
+from memcalc.files.extras import lacking
+
+if TYPE_CHECKING:
+    import torch
 
 NAMES = "past_key_values", "cache"
 """What models call it where they are given it and return it; the second from transformers 5.24."""
@@ -31,7 +33,7 @@ def windows(model: torch.nn.Module) -> tuple[int | None, ...]:
     if other is not None:
         raise UsageError(
             f"{type(model).__name__} has layers of {other.replace('_', ' ')}: how engines keep "
-            "them is not answered so far. Leave --engine out."
+            f"them is not supported yet. Leave --engine out."
         )
     return tuple(window if kind == _WINDOWED else None for kind in kinds)
 
@@ -52,7 +54,7 @@ def latent(model: torch.nn.Module) -> int | None:
     if any(getattr(config, name, None) for name in _INDEXED):
         raise UsageError(
             f"{type(model).__name__} keeps an index of its tokens beside their latents: how "
-            "engines keep it is not answered so far. Leave --engine out."
+            f"engines keep it is not supported yet. Leave --engine out."
         )
     return int(rank) + int(config.qk_rope_head_dim)
 
@@ -61,7 +63,26 @@ def _decoder(model: torch.nn.Module) -> Any:
     config: Any = model.config
     if config.is_encoder_decoder:
         raise UsageError(
-            f"{type(model).__name__} has an encoder, and engines are answered for decoders so far: "
+            f"{type(model).__name__} has an encoder, and engines are supported for decoders only: "
             "leave --engine out."
         )
     return config.get_text_config(decoder=True)
+
+
+_PACKAGES = {
+    "quantized": ("optimum.quanto", "optimum-quanto"),
+    "quantized-hqq": ("hqq", "hqq"),
+}
+"""Module and package by ``Plan.cache``; what PyTorch does itself is not here."""
+
+
+def check(cache: str) -> None:
+    """See that a cache's package is here.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    module, package = _PACKAGES.get(cache, ("", ""))
+    said = lacking(f"The cache {cache} needs", package, module=module) if module else None
+    if said is not None:
+        raise UsageError(f"{said}, or name another --cache; quantized-fp8 needs nothing.")

@@ -36,6 +36,9 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
     every = plan.checkpoint_every
     if every == 1:
         enable()
+        if plan.lora is not None and _is_reentrant(model):
+            # Without it nothing that goes into a layer needs gradients, and backward is refused.
+            model.enable_input_require_grads()  # type: ignore[operator]
         return
     sparse = getattr(model, "activation_checkpointing_enable", None)
     if sparse is None:
@@ -44,3 +47,9 @@ def checkpoint(model: torch.nn.Module, plan: Plan) -> None:
             "--checkpoint-every out."
         )
     sparse(every_n_layers=every)
+
+
+def _is_reentrant(model: torch.nn.Module) -> bool:
+    """Whether checkpointing that was turned on is PyTorch's older one, as in transformers 4."""
+    found = (getattr(part, "_gradient_checkpointing_func", None) for part in model.modules())
+    return any(one.keywords.get("use_reentrant") for one in found if one is not None)

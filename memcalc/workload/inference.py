@@ -17,7 +17,7 @@ from memcalc.errors import EstimateError, UsageError
 from memcalc.imports import line
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import cache_layers, cache_packages, long_decode
+from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Turns, Watch, as_found
 from memcalc.workload.precision import Precision
@@ -166,7 +166,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
         )
     if plan.cache.startswith("offloaded"):
         _check_offloaded(model, plan)
-    cache_packages.check(plan.cache)
+    cache_layers.check(plan.cache)
 
 
 def _refuse_images(model: torch.nn.Module) -> None:
@@ -179,8 +179,8 @@ def _refuse_images(model: torch.nn.Module) -> None:
     if getattr(config, "model_type", None) in KNOWN:
         text = config.get_text_config(decoder=True)
         raise UsageError(
-            f"Text from images is not generated here so far: for what the language model in "
-            f"{type(model).__name__} takes, write its text_config ({text.model_type}) to a "
+            f"Generating text from images is not supported yet: for the memory of the language "
+            f"model in {type(model).__name__}, write its text_config ({text.model_type}) to a "
             "config.json of its own, or type --inference for one forward pass."
         )
 

@@ -271,8 +271,8 @@ def check(model: torch.nn.Module, batch: Batch) -> None:
     except TypeError as error:
         named = ", ".join(takes.parameters) or "nothing"
         raise UsageError(
-            f"{type(model).__name__}.forward() {error}: it takes {named}. Describe what it is "
-            "given with --input, such as --input x=float32[8,3,224,224]."
+            f"{type(model).__name__}.forward() {error}: it takes {named}. Describe its inputs "
+            f"with --input, such as --input x=float32[8,3,224,224]."
         ) from None
 
 

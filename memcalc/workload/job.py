@@ -42,6 +42,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     exchanges_each: bool = False
     """Gradients are exchanged with every micro-batch."""
     grad_accum: int = 1
+    compile: str | None = None
+    """Mode of ``torch.compile``; ``None``: the model runs as it is."""
     max_grad_norm: float | None = None
     set_to_none: bool = True
     keep_outputs: bool = True
@@ -60,6 +62,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def evaluates(self, number: int) -> bool:
         """Whether this batch of an evaluation runs through the model."""
         return not self.simulated or number < 2 or number == self.eval_batches - 1
+
+    def compiled(self, model: torch.nn.Module) -> torch.nn.Module:
+        """What the loop calls in place of the model: it is compiled when it is first called."""
+        if self.compile is None:
+            return model
+        made: Any = torch.compile(model, mode=self.compile)
+        return made  # type: ignore[no-any-return]
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """What a micro-batch runs in; gradients are exchanged with the last of a step alone.

@@ -23,7 +23,7 @@ def said(model: torch.nn.Module) -> Iterator[str]:
     shares = sorted({share for _, _, share in _places(model)})
     if shares:
         told = ", ".join(f"{share:g}" for share in shares)
-        yield f"no layer is left out at random (layerdrop {told})"
+        yield f"no layer is dropped at random (layerdrop {told})"
 
 
 @contextmanager

@@ -35,8 +35,8 @@ def is_long(tokens: int | None) -> bool:
 def said(tokens: int) -> str:
     """What an answer has to say of it."""
     return (
-        f"passes {FIRST + 1:,} to {tokens - LAST:,} grow the cache alone, without running the "
-        "model's layers"
+        f"passes {FIRST + 1:,} to {tokens - LAST:,} only grow the cache; the model's layers are "
+        f"not run"
     )
 
 

@@ -171,14 +171,14 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
         inputs.make_room(plan.generate)
     notes: list[str] = []
     if inputs.text_only:
-        notes.append("batches hold text alone: no images and no sound")
+        notes.append("batches hold text only: no images and no audio")
     if inputs.recordings.follows:
-        notes.append("each recording lasts as long as the tokens that it is heard with")
+        notes.append("each audio clip is as long as its text")
     elif inputs.hears:
-        notes.append(f"each recording lasts {audio.SECONDS} seconds")
+        notes.append(f"each audio clip lasts {audio.SECONDS} seconds")
     if inputs.whole != inputs.seq:
         places = inputs.whole - inputs.seq
-        notes.append(f"{places} tokens of each sample are its sound, --seq those of its text")
+        notes.append(f"{places} tokens of each sample are audio; --seq counts its text")
     notes.extend(audio.notes(inputs.config))
     if plan.seq is not None and not inputs.goes_by_tokens:
         notes.append(f"the model takes no tokens: --seq {plan.seq} changes nothing")
@@ -191,8 +191,5 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
             else "no padding (packed sequences), so no attention mask"
         )
         if padding and use is Use.TRAINING and plan.target == "cuda":
-            notes.append(
-                f"{EQUAL_LENGTHS}: varying lengths fragment the cache and reserve more"
-                f"{'' if plan.devices > 1 else '; model them with --lengths'}"
-            )
+            notes.append(f"{EQUAL_LENGTHS}{'' if plan.devices > 1 else ' (else --lengths)'}")
     return inputs, notes

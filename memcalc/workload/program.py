@@ -122,6 +122,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             options=layouts.arguments(plan),
             exchanges_each=layouts.exchanges_each(plan),
             grad_accum=plan.grad_accum,
+            compile=plan.compile,
             max_grad_norm=loop.clip_to(plan),
             set_to_none=plan.set_to_none,
             keep_outputs=loop.keep_outputs(plan),

@@ -34,7 +34,7 @@ QUESTIONS = {
 }
 STATUS = {
     FitVerdict.FITS: Status.HOLDS,
-    FitVerdict.TOO_CLOSE: Status.UNKNOWN,
+    FitVerdict.TIGHT: Status.UNKNOWN,
     FitVerdict.DOES_NOT_FIT: Status.OVER,
 }
 
@@ -118,7 +118,7 @@ def test_a_run_that_is_what_was_estimated_shows_no_error_anywhere(traced):
     readings = [
         PhaseReading(
             step=0 if one.phase is Phase.RESUME else 1, phase=one.phase, requested=one.requested,
-            allocated=one.allocated, active=None, reserved=one.reserved, requested_after=0,
+            allocated=one.allocated, active=None, reserved=one.reserved,
         )
         for one in prediction.phases
     ]  # fmt: skip

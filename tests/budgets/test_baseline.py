@@ -99,11 +99,17 @@ def test_a_baseline_named_on_the_command_line_must_be_there(checked):
     assert [v.status for v in checked(baseline=Path("other.json")).verdicts] == [Status.HOLDS]
 
 
+def test_a_baseline_no_file_can_be_named_is_refused(checked, small):
+    name = "b" * 300
+    with pytest.raises(UsageError, match="File name too long"):
+        checked(f'baseline = "{name}"\n' + small('max_growth = "0 B"'))
+
+
 def test_a_baseline_is_left_as_it_was_when_a_run_fails(checked, tmp_path):
     checked(update=True)
     before = FILE.read_bytes()
     saved = tmp_path / "none.json"
     saved.write_text('{"schema": 1, "kind": "measurements", "runs": []}')
-    with pytest.raises(EstimateError, match="left as it was"):
+    with pytest.raises(EstimateError, match="baseline is unchanged"):
         checked(update=True, saved=(saved,))
     assert FILE.read_bytes() == before

@@ -2,7 +2,7 @@
 
 import pytest
 
-from memcalc.budgets import commands
+from memcalc.budgets import collect
 from memcalc.budgets.judge import judge
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
@@ -41,7 +41,8 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd):
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "memcalc.toml").write_text(BUDGETS)
     runs = read(tmp_path / "memcalc.toml").runs
-    found = commands.simulated(runs)
+    answers = collect.estimate(runs, collect.Effort())
+    found = {run.name: answer for run, answer in zip(runs, answers, strict=True)}
     verdicts = {run.name: judge(run, found[run.name], None) for run in runs}
     assert {v.status for v in verdicts["holds"]} == {Status.HOLDS}
     state = next(v for v in verdicts["holds"] if v.budget.metric == "optimizer_state")

@@ -144,8 +144,8 @@ def test_markdown_begins_with_its_marker_and_has_failures_first():
 @example(run="-", reason="0")
 @example(run="1.", reason="+ 2)")
 def test_markdown_renders_as_a_table_whose_cells_read_as_written(run, reason):
-    text = markdown.render(report(verdict(run=run, reason=reason)))
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).disable("linkify").parse(text)
+    rendered = markdown.render(report(verdict(run=run, reason=reason)))
+    tokens = MarkdownIt("gfm-like", {"linkify": False}).disable("linkify").parse(rendered)
     assert [t.type for t in tokens].count("table_open") == 1
     cells = [
         tokens[at + 1] for at, token in enumerate(tokens) if token.type in ("td_open", "th_open")

@@ -279,6 +279,7 @@ def test_init_takes_the_settings_of_a_script_it_finds(memcalc, tmp_path):
         ("--from", "none.py"),
         ("gpt2", "--margin", "5 MiB"),
         ("gpt2", "--margin", "x"),
+        ("gpt2", "--name", "a\nb"),
         ("gpt2", "--optim", "adamw,sgd"),
     ],
 )

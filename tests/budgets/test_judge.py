@@ -144,7 +144,7 @@ CAPACITY = 1000
 
 @pytest.mark.parametrize(
     ("bare", "status"),
-    [(799, Status.HOLDS), (801, Status.UNKNOWN), (899, Status.UNKNOWN), (950, Status.OVER)],
+    [(769, Status.HOLDS), (801, Status.UNKNOWN), (899, Status.UNKNOWN), (950, Status.OVER)],
 )
 def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, bare, status):
     context = Span(low=51, likely=100, high=200, source="")
@@ -168,7 +168,6 @@ def test_what_the_allocator_may_not_take_does_not_fit_however_much_the_gpu_has(p
 def measurement(prediction, device, *, failure=None, process=None):
     reading = measured.PhaseReading(
         step=3, phase=Phase.STEP, requested=70, allocated=80, active=80, reserved=90,
-        requested_after=10,
     )  # fmt: skip
     end = replace(reading, phase=Phase.ZERO_GRAD, requested=50, allocated=60, active=60)
     return measured.Measurement(

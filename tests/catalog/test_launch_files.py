@@ -328,8 +328,8 @@ def test_a_file_of_deepspeed_stands_for_settings(tmp_path, name):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (zero(0), "stage 0 is not answered"),
-        ({"train_batch_size": 8}, "stage 0 is not answered"),
+        (zero(0), "stage 0 is not supported"),
+        ({"train_batch_size": 8}, "stage 0 is not supported"),
         (zero(zero={"zero_quantized_weights": True}), "zero_quantized_weights"),
         (zero(3, zero={"offload_param": {"device": "nvme"}}), "offload_param to nvme"),
         (zero(3, zero={"offload_optimizer": {"device": "cpu", "ratio": 0.3}}), "ratio 0.3"),

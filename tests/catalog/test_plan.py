@@ -51,6 +51,12 @@ def test_a_size_without_sense_is_refused(text):
         units.parse_bytes(text)
 
 
+@pytest.mark.parametrize("text", ["1 Gib", "15 Gb", "3.5Mib"])
+def test_bits_are_not_taken_for_bytes(text):
+    with pytest.raises(UsageError, match=r"is a size in bits: write (GiB|GB|MiB) for bytes"):
+        units.parse_bytes(text)
+
+
 def test_a_footprint_out_of_ladder_order_cannot_be_made():
     with pytest.raises(ValueError, match="ladder"):
         Peak(phase=Phase.STEP, requested=10, allocated=5, reserved=None, process_used=None)

@@ -113,7 +113,7 @@ def test_a_question_that_is_wrong_is_told_as_such(child):
         ({"do": "dies", "signal": "SIGABRT"}, "SIGABRT"),
         ({"do": "dies", "signal": "SIGTERM"}, "SIGTERM"),
         ({"do": "dies", "signal": "SIGKILL"}, "killed"),
-        ({"do": "babbles", "and leaves": True}, "What the simulated run said cannot be read"),
+        ({"do": "babbles", "and leaves": True}, "sent an unreadable message"),
     ],
 )
 def test_a_child_that_dies_is_one_sentence_with_its_last_place(child, request_, words):

@@ -84,7 +84,13 @@ def test_an_answer_that_cannot_be_written_is_not_given():
 def test_an_answer_for_a_closed_stream_is_not_given():
     done = typed("memcalc list models >&-")
     assert done.returncode == 3
-    assert done.stderr.startswith("error: Cannot write the answer")
+    assert done.stderr == "error: Cannot write the answer: standard output is closed.\n"
+
+
+def test_a_command_whose_folder_is_gone_says_so():
+    done = typed("mkdir /tmp/$$-gone; cd /tmp/$$-gone; rmdir /tmp/$$-gone; memcalc check")
+    assert done.returncode == 2
+    assert done.stderr == "error: The current folder is gone: change to one that exists.\n"
 
 
 def test_a_reader_that_has_seen_enough_is_not_an_error():

@@ -67,7 +67,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("explain gpt2 --depth 0", "whole number from 1"),
         ("explain gpt2 --under 4", "write a number and a unit"),
         ("explain gpt2 --under \u0664GiB", "write a number and a unit"),
-        ("fit gpt2 --memory 0GiB", "no memory at all"),
+        ("fit gpt2 --memory 0GiB", "must be more than 0 bytes"),
         ("fit gpt2 --memory -1GiB", "write a number and a unit"),
         ("fit gpt2 --gpu t4 --find depth", "write batch, seq or batch,seq"),
         ("measure gpt2 --steps 1", "whole number from 2"),
@@ -148,10 +148,6 @@ def test_nothing_is_set_beside_a_saved_answer(capsys, tmp_path, verb):
     ("words", "package"),
     [
         ("estimate gpt2 --generate 8 --cache quantized-hqq", "hqq"),
-        ("explain gpt2 --plot", "plotext"),
-        ("report gpt2 -o gpt2.png", "matplotlib"),
-        ("report gpt2 -o gpt2.html", "matplotlib"),
-        ("simulate -o step.svg -- python train.py", "matplotlib"),
     ],
 )
 def test_a_missing_package_is_named_before_the_work(capsys, monkeypatch, words, package):

@@ -235,7 +235,7 @@ def test_trials_of_engines_end_with_the_first(over_cudnn):
         answer["ranked"] = scratch(lambda: conv2d(x, w, padding=1))
         torch.backends.cudnn.benchmark = True
         answer["timed"] = scratch(lambda: conv2d(x, w, padding=1))
-        answer["said"] = loading.assumptions(found)
+        answer["said"] = loading.assumptions()
         """
     )
     assert any("benchmark" in sentence for sentence in answer["said"])

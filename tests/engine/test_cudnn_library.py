@@ -59,11 +59,12 @@ def test_the_installed_library_is_taken(tmp_path):
     found = library.find(paths, (9, 0))
     assert found.folder == str(tmp_path / "site/nvidia/cudnn/lib")
     assert found.planning == found.reported == (9, 19, 0, 56)
-    assert found.assumptions == ()
+    assert not found.assumption
     assert loading.environment(found) == {
         "MEMCALC_STUB_CUDNN": "91900",
         "MEMCALC_CUDNN": found.folder,
         "MEMCALC_CUDNN_COMMAND": "",
+        "MEMCALC_CUDNN_ASSUMED": "",
     }
 
 
@@ -92,14 +93,14 @@ def test_a_release_that_cannot_plan_gives_way_to_the_nearest_later_one(
     assert found.requirement == asked
     own = requires.rpartition("==")[2].rstrip(")")
     assert found.reported == tuple(map(int, own.split(".")))
-    (sentence,) = found.assumptions
+    sentence = found.assumption
     assert f"instead of {'.'.join(own.split('.')[:2])} (cuDNN before" in sentence
 
 
 def test_a_release_that_plans_for_other_gpus_is_taken_there(tmp_path):
     found = library.find(site(tmp_path / "site", requires="nvidia-cudnn-cu12==9.10.2.21"), (12, 0))
     assert found.requirement == "nvidia-cudnn-cu12==9.10.2.21"
-    assert found.assumptions == ()
+    assert not found.assumption
 
 
 def test_an_installed_release_that_cannot_plan_gives_way_too(tmp_path):

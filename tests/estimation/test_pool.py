@@ -83,9 +83,8 @@ def test_other_settings_of_the_allocator_are_pytorchs_own_and_the_models(traced)
     from msgspec.structs import replace
 
     from memcalc.allocator.replay import replay
-    from memcalc.estimation.operations import as_it_ran
     from memcalc.estimation.question import asked
-    from memcalc.estimation.replays import UNLIMITED
+    from memcalc.estimation.replays import UNLIMITED, as_it_ran
 
     plan = replace(traced.prediction.plan, alloc_conf="roundup_power2_divisions:2")
     with Tracer(use_cache=False) as tracer:

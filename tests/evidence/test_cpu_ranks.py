@@ -17,11 +17,12 @@ RANKS = [
     for one in run.ranks
 ]
 WITHIN = 0.001
+BY_DAY = "distilbert-base-cased fsdp2 rank 0"
 
 
 @pytest.mark.parametrize(
     ("name", "run"),
-    [RANKS[0], *(pytest.param(*rank, marks=pytest.mark.nightly) for rank in RANKS[1:])],
+    [pytest.param(*one, marks=[] if one[0] == BY_DAY else pytest.mark.nightly) for one in RANKS],
 )
 def test_the_peak_of_a_recorded_rank_is_met(name, run):
     (answer,) = trace_all([replace(run.plan, torch=None)])

@@ -18,8 +18,8 @@ SMALL = [i for i, plan in enumerate(PLANS) if plan.model == "distilbert-base-cas
 
 
 @pytest.mark.skipif(not DEEPSPEED, reason="runs DeepSpeed's own code")
-def test_ranks_under_the_engine_are_met():
-    sample(RECORDING, SMALL)
+def test_ranks_under_the_engine_are_met(forked):
+    sample(forked, RECORDING, SMALL)
 
 
 @pytest.mark.nightly

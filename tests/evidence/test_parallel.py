@@ -25,8 +25,8 @@ def smallest():
     return found
 
 
-def test_ranks_of_small_models_are_met():
-    sample(RECORDING, smallest())
+def test_ranks_of_small_models_are_met(forked):
+    sample(forked, RECORDING, smallest())
 
 
 @pytest.mark.nightly

@@ -13,8 +13,8 @@ PLANS = [decode(Plan, run["plan"]) for run in runs(RECORDING)]
 FIRST = next(i for i, p in enumerate(PLANS) if (p.loop, p.parallel) == ("trainer", "fsdp2"))
 
 
-def test_a_rank_is_met_as_accelerate_wraps_it():
-    sample(RECORDING, [FIRST])
+def test_a_rank_is_met_as_accelerate_wraps_it(forked):
+    sample(forked, RECORDING, [FIRST])
 
 
 @pytest.mark.nightly
@@ -39,14 +39,13 @@ def test_recordings_of_loops_cover_what_they_claim():
             "sharding_strategy": "HYBRID_SHARD", "device_mesh": "1x2"}}, "in the plain loop"),
         ({"loop": "trainer", "parallel": "fsdp1", "parallel_args": {
             "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5_000_000}}, "are tied"),
-        ({"loop": "trainer", "eval": 2}, "--eval is answered in the plain loop"),
-        ({"resume": True, "parallel": "fsdp2"}, "--resume is answered in the plain loop with ddp"),
+        ({"loop": "trainer", "eval": 2}, "--eval works in the plain loop"),
+        ({"resume": True, "parallel": "fsdp2"}, "--resume works in the plain loop with ddp"),
         ({"loop": "trainer", "parallel": "fsdp2", "parallel_args": {"param_dtype": "bfloat16"}},
          "param_dtype from its mixed precision"),
         ({"loop": "trainer", "parallel_args": {"gradient_as_bucket_view": True}}, "leave it out"),
     ],
 )  # fmt: skip
-def test_what_a_loop_is_not_answered_with_is_refused(settings, words, monkeypatch):
-    monkeypatch.setenv("MEMCALC_WARM", "")  # its PyTorch is imported without the stub driver
+def test_what_a_loop_is_not_answered_with_is_refused(settings, words):
     with pytest.raises(UsageError, match=words):
         memcalc.estimate("gpt2", devices=2, **settings)

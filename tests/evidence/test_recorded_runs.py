@@ -38,8 +38,8 @@ FEW = {
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_few_runs_are_met(name):
-    sample(STANDIN / f"{name}.json", FEW[name])
+def test_a_few_runs_are_met(forked, name):
+    sample(forked, STANDIN / f"{name}.json", FEW[name])
 
 
 @pytest.mark.nightly

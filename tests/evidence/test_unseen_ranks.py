@@ -28,10 +28,10 @@ def test_all_of_them_are_equal_in_every_phase_on_every_rung(recording):
     all_of(recording)
 
 
-def test_layers_of_odd_sizes_are_met():
+def test_layers_of_odd_sizes_are_met(forked):
     plans = plans_of(THIRD)
     odd = [i for i, p in enumerate(plans) if "odd-llama" in p.model and p.parallel == "fsdp2"]
-    sample(THIRD, odd[:1])
+    sample(forked, THIRD, odd[:1])
 
 
 def test_more_recordings_cover_what_they_claim():

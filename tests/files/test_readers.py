@@ -28,7 +28,7 @@ from memcalc.cli.saved import explanation_in
 from memcalc.errors import MemcalcError, sentence
 from memcalc.estimation import lengths
 from memcalc.files import artifact, cache, results, shipped, untrusted_values
-from memcalc.files.trace_file import DamagedTraceError, pack, unpack
+from memcalc.files.trace_file import MAGIC, DamagedTraceError, pack, unpack
 from memcalc.records.measurement import GpuReading, Measurement, Moment, OutOfMemory, PhaseReading
 from memcalc.records.prediction import Prediction
 from memcalc.report import accuracy, csv, differences, explained, measured, page, predictions
@@ -129,7 +129,7 @@ def _measurements(traced):
     phases = tuple(
         PhaseReading(
             step=step, phase=p.phase, requested=p.requested, allocated=p.allocated,
-            active=p.allocated, reserved=p.reserved, requested_after=1,
+            active=p.allocated, reserved=p.reserved,
         )
         for step in (0, 1)
         for p in traced.prediction.phases
@@ -354,7 +354,7 @@ def test_yaml_that_stands_for_far_more_than_is_written_is_refused(tmp_path, text
 def test_a_trace_that_swells_when_it_is_unpacked_is_refused():
     swollen = io.BytesIO()
     with gzip.GzipFile(fileobj=swollen, mode="wb") as file:
-        file.write(b"memcalc trace 3\n" + (1 << 60).to_bytes(8, "little") + bytes(1 << 20))
+        file.write(MAGIC + b"\xdd\xff\xff\xff\xff" + bytes(1 << 20))
     with pytest.raises(DamagedTraceError):
         unpack(swollen.getvalue())
 

@@ -37,6 +37,13 @@ def test_what_is_saved_is_read_back_and_a_later_version_s_keys_are_passed_over(t
     assert load(path)[0] == run()
 
 
+def test_bytes_that_are_no_utf8_are_written_so_that_they_can_be_read(tmp_path):
+    path = tmp_path / "a.json"
+    save(path, [run("caf\udce9 \N{GRINNING FACE} \\udce9")])
+    (kept,) = load(path)
+    assert kept.plan.model == "caf\\udce9 \N{GRINNING FACE} \\udce9"
+
+
 def test_a_file_that_stops_to_be_writable_costs_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     said = []

@@ -13,7 +13,7 @@ PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.STEP, Phase.ZERO_GRAD)
 
 def reading(step, phase, level):
     return PhaseReading(step=step, phase=phase, requested=level, allocated=level, active=None,
-                        reserved=None, requested_after=level)  # fmt: skip
+                        reserved=None)  # fmt: skip
 
 
 READINGS = (

@@ -17,8 +17,8 @@ from memcalc.records.model import Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.registry.build import build
 from memcalc.workload import loops
-from memcalc.workload.in_backward import InBackward
 from memcalc.workload.inventory import take
+from memcalc.workload.optimizers import InBackward
 
 EVIDENCE = pathlib.Path(__file__).parent.parent.parent / "evidence"
 

@@ -1,25 +1,8 @@
 """Sentences of one answer that must not contradict each other."""
 
-import pytest
-
 import memcalc
 from memcalc.report import answer
 from memcalc.report.blocks import terminal
-from memcalc.units import format_error
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (-0.00001, "0.00%"),
-        (0.00001, "0.00%"),
-        (0.0, "0.00%"),
-        (-0.0123, "-1.23%"),
-        (0.5, "+50.00%"),
-    ],
-)
-def test_an_error_that_rounds_to_nothing_has_no_sign(share, text):
-    assert format_error(share) == text
 
 
 def test_state_of_adapters_is_told_by_what_trains_as_its_rule_is(small_model):

@@ -289,23 +289,6 @@ def test_caches_and_checkpoints_of_the_user_stay_as_they_are(run, tmp_path, monk
     assert not (tmp_path / "users").exists()
 
 
-@pytest.mark.nightly
-def test_a_compiled_step_runs_the_compiler(run):
-    found = run(
-        """
-        import torch
-        model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        compiled = torch.compile(model)
-        for _ in range(3):
-            compiled(torch.randn(8, 64, device="cuda")).sum().backward()
-            optimizer.step()
-        """
-    )
-    assert found.ending.code == 0
-    assert any("torch.compile took" in one for one in found.traced.prediction.assumptions)
-
-
 LARGE = """
     import resource, torch
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -30,7 +30,7 @@ def test_no_layer_is_left_out_inside_and_shares_are_what_they_were_outside():
         assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0
         assert not list(layerdrop.said(model))
     assert encoder.layerdrop == encoder.config.encoder_layerdrop == 0.9
-    assert list(layerdrop.said(model)) == ["no layer is left out at random (layerdrop 0.9)"]
+    assert list(layerdrop.said(model)) == ["no layer is dropped at random (layerdrop 0.9)"]
 
 
 def test_an_estimate_has_all_layers_and_says_so(tmp_path):
@@ -43,4 +43,4 @@ def test_an_estimate_has_all_layers_and_says_so(tmp_path):
     none, all_of_them = trace_all(plans)
     assert none.peak == all_of_them.peak
     assert not [text for text in none.assumptions if "at random" in text]
-    assert "no layer is left out at random (layerdrop 1)" in all_of_them.assumptions
+    assert "no layer is dropped at random (layerdrop 1)" in all_of_them.assumptions

@@ -8,8 +8,8 @@ import msgspec
 
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.advice.explain.sections import Chapter
-from memcalc.records.changes import plan_changes, version_changes
-from memcalc.records.fields import changed_settings
+from memcalc.records.display import Answer
+from memcalc.records.fields import changed_settings, plan_changes, version_changes
 from memcalc.records.prediction import RUNGS, Prediction
 
 
@@ -28,7 +28,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         return self.now - self.before
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class Difference(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """What changed from one answer to another."""
 
     before: Prediction

@@ -34,6 +34,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     """What keeps a storage alive: a sentence with ``{}`` for a module, and that module."""
     storage = trace.storages[number]
     component = storage.component
+    if component is Component.WEIGHTS and storage.module.startswith("copy of "):
+        return "weight of a copy of the model", ""
     if component in _ALWAYS:
         return _ALWAYS[component], ""
     if component is Component.GRADIENTS:
@@ -45,16 +47,19 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
         ends = death is not None and death.step == storage.step and death.phase is storage.phase
         return ("scratch inside the kernel" if ends else "kept by the library for the run"), ""
     in_backward = death is not None and death.phase is Phase.BACKWARD
-    if component is Component.ACTIVATIONS and trace.whole and not in_backward:
-        return "held by the script itself after backward has let go of it", ""
+    outlives = component is Component.ACTIVATIONS and trace.whole and not in_backward
+    if outlives or component is Component.HELD:
+        by = f"the variable {storage.op}" if storage.op else "the script"
+        return f"held by {by}; backward does not free it", ""
     in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
     if in_whose_backward and death is not None:
-        return "saved for backward in {}", death.module
+        again = "recomputed, " if storage.phase is Phase.BACKWARD else ""
+        return f"{again}saved for backward in {{}}", death.module
     if component is Component.ACTIVATIONS and death is not None and death.phase is Phase.FORWARD:
-        return "outputs of the forward before: the loop holds them until this one has its own", ""
+        return "outputs of the previous forward, kept until this forward returns", ""
     if death is None or death.phase is not Phase.BACKWARD or not storage.until:
         if component is Component.ACTIVATIONS:
-            return "outputs: the loop holds them until the next forward has made its own", ""
+            return "outputs, kept by the loop until the next forward returns", ""
         return f"temporary inside {storage.phase.value}", ""
     node = storage.until.removesuffix("0")
     if component is Component.ACTIVATIONS:
@@ -65,12 +70,13 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
 
 _ALWAYS = {
     Component.WEIGHTS: "weight of the model",
-    Component.QUANTISED_WEIGHTS: "quantised weight of the model",
-    Component.QUANTISATION_CONSTANTS: "what turns a quantised weight back",
+    Component.QUANTISED_WEIGHTS: "quantized weight of the model",
+    Component.QUANTISATION_CONSTANTS: "quantization scales",
+    Component.KV_CACHE: "keys and values of past tokens, until the cache is gone",
     Component.MASTER_WEIGHTS: "fp32 copy of a weight",
     Component.BUFFERS: "buffer of the model",
     Component.OPTIMIZER_STATE: "optimizer state, from the first step on",
-    Component.COMMUNICATION: "what collectives send and receive",
-    Component.UNSHARDED: "whole parameter, while it is used",
-    Component.INPUTS: "the batch, until the loop has made the next",
+    Component.COMMUNICATION: "communication buffer",
+    Component.UNSHARDED: "unsharded parameter, while it is used",
+    Component.INPUTS: "the batch, until the next one is made",
 }

@@ -43,7 +43,8 @@ def _moment(
         why, where = lifetimes.kept(trace, number, deaths.get(number), set_to_none=plan.set_to_none)
         module, indices = module_names.cut(storage.module, depth)
         other, others = module_names.cut(where, depth)
-        op = "" if storage.phase is Phase.LOAD else storage.op
+        variable = trace.whole and storage.component is not Component.OPTIMIZER_STATE
+        op = "" if variable or storage.phase is Phase.LOAD else storage.op
         group = groups[storage.component, module, op, storage.dtype, why, other, storage.line]
         group.add(storage.bytes, indices, others)
     made = [_group(key, growing) for key, growing in groups.items()]

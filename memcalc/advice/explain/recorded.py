@@ -20,6 +20,7 @@ from memcalc.allocator.snapshot_reader import (
 from memcalc.allocator.what_if import HistoryError, follow, history, what_if
 from memcalc.errors import UsageError
 from memcalc.estimation.replays import UNLIMITED
+from memcalc.records.display import Answer
 from memcalc.units import MIB
 
 
@@ -34,7 +35,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     out_of_memory: str | None
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class Recorded(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """One device of a snapshot."""
 
     conf: str
@@ -79,7 +80,7 @@ def read(
             for one in tried
         )
     except ValueError as error:
-        raise UsageError(f"{path} holds a history that cannot have happened: {error}.") from None
+        raise UsageError(f"{path} holds an impossible history: {error}.") from None
     return Recorded(
         conf=conf,
         held=breakdown(snapshot, device=device),

@@ -9,7 +9,7 @@ import msgspec
 
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.remedies.records import Figures, Option, Search
-from memcalc.records import display
+from memcalc.records.display import Answer
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component, Phase
 
@@ -43,7 +43,7 @@ class PeakContents(msgspec.Struct, frozen=True, kw_only=True):
     """Everything alive, largest first; they sum to ``requested``."""
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """Why a plan needs what it needs, and what would need less."""
 
     prediction: Prediction
@@ -56,6 +56,3 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[Option, ...] = ()
     """The largest saving of reserved bytes first."""
     search: Search | None = None
-
-    def _repr_html_(self) -> str | None:
-        return display.html(self)

@@ -10,9 +10,8 @@ from memcalc.advice.remedies.records import Option, Trial, figures
 from memcalc.advice.remedies.rows import free
 from memcalc.allocator.replay import replay
 from memcalc.estimation.estimate import Traced
-from memcalc.estimation.operations import as_it_ran
 from memcalc.estimation.question import asked
-from memcalc.estimation.replays import UNLIMITED, judged, of_replay, room_of
+from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
 from memcalc.workload.tasks import CALLABLE
 
 

@@ -45,7 +45,7 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     # Of a command the trace is kept; it is never run again.
     code = code_in(saved.plan) if not saved.plan.command else None
     if code is not None:
-        note = f"no timeline: {code} is code, which a file cannot have run"
+        note = f"no timeline: {code} is Python code, and a file does not run code"
         return Chapter(prediction=saved, notes=(note,))
     answer = tracer.trace(saved.plan)
     if isinstance(answer, MemcalcError):
@@ -62,7 +62,7 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     )
     if not same:
         why = f" ({'; '.join(differing)})" if differing else ""
-        note = f"no timeline: traced again, this plan's figures are not those saved{why}"
+        note = f"no timeline: a new run of this plan gives other figures than the saved ones{why}"
         return Chapter(prediction=saved, notes=(note,))
     versions = f", with other versions ({'; '.join(differing)})" if differing else ""
     found = chapter(answer, depth=depth)
@@ -70,5 +70,5 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
         prediction=saved,
         peak=found.peak,
         line=found.line,
-        notes=(f"the timeline is traced anew{versions}, and its figures are those saved",),
+        notes=(f"the timeline is from a new run{versions}; its figures equal the saved ones",),
     )

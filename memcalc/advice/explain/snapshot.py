@@ -13,8 +13,7 @@ from memcalc.allocator.replay import Op
 from memcalc.allocator.snapshot_writer import Frame, predicted_snapshot, save_snapshot
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced
-from memcalc.estimation.operations import as_it_ran
-from memcalc.estimation.replays import UNLIMITED
+from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.trace import Storage
 from memcalc.records.walk import program_end
 
@@ -29,7 +28,7 @@ def predicted(traced: Traced, path: Path) -> None:
     """
     plan, trace = traced.prediction.plan, traced.trace
     if plan.target == "cpu":
-        raise UsageError("A CPU run has no CUDA memory to write down: leave --target cpu out.")
+        raise UsageError("A CPU run has no CUDA memory snapshot: leave --target cpu out.")
     shown: dict[Storage, tuple[Frame, ...]] = {}
 
     def frames(key: Hashable) -> Sequence[Frame]:

@@ -15,8 +15,7 @@ from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.replay import Op, to_pools
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.estimation.operations import as_it_ran
-from memcalc.estimation.replays import UNLIMITED
+from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import program_end

@@ -47,7 +47,7 @@ def advise(limit: Limit, plan: Plan, seq: int | None, architecture: Architecture
         return None
     wanted = multiple(plan.precision, architecture)
     if wanted == 1:
-        return Advice(most, "these products run without Tensor Cores, so any size will do")
+        return Advice(most, "matrix products here do not use Tensor Cores, so any size is fine")
     guide = f"Tensor Cores like multiples of {wanted} in {plan.precision} ({_GUIDE})"
     if limit.axis == "seq":
         return Advice(most - most % wanted or most, guide)

@@ -112,7 +112,7 @@ def _refuse(plan: Plan, question: Question) -> None:
     if question.devices and (plan.gpu is None or question.memory is not None):
         raise UsageError("How many of which GPU? Name it with --gpu, and leave --memory out.")
     if question.memory is not None and question.memory < 1:
-        raise UsageError(f"memory = {question.memory} is no memory at all: give more bytes.")
+        raise UsageError(f"memory = {question.memory} is not a positive size.")
     if plan.gpu is None and question.memory is None and (question.settings or not question.gpus):
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
 
@@ -210,7 +210,7 @@ def _limit(axis: str, plan: Plan, here: Probe, device: Device, oracle: Oracle) -
         step=step,
         best=ask(best) if best else None,
         above=above,
-        perhaps=perhaps if _too_close(perhaps) else None,
+        perhaps=perhaps if _tight(perhaps) else None,
         gap=gap if best > plain else None,
     )
     return _advised(limit, plan, here)
@@ -224,8 +224,8 @@ def _advised(limit: Limit, plan: Plan, here: Probe) -> Limit:
     return replace(limit, suggested=advised.size, advice=advised.reason)
 
 
-def _too_close(probe: Probe | None) -> bool:
-    return probe is not None and probe.fit.verdict is FitVerdict.TOO_CLOSE
+def _tight(probe: Probe | None) -> bool:
+    return probe is not None and probe.fit.verdict is FitVerdict.TIGHT
 
 
 def _grid(plan: Plan, seq: int | None, device: Device, oracle: Oracle) -> Grid:

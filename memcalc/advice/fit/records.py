@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memcalc.advice.remedies.records import Figures, Option, Search
+from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict, Span
 from memcalc.records.trace import Sent
@@ -21,7 +22,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """For sure, with the largest context that is likely."""
+        """With the largest context that is likely, and a margin to spare."""
         return self.fit.verdict is FitVerdict.FITS
 
 
@@ -37,7 +38,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     above: Probe | None
     """The next one, which does not fit for sure; ``None``: the model takes no more."""
     perhaps: Probe | None
-    """A larger one that is too close to call; ``None``: none was seen."""
+    """A larger one that is tight; ``None``: none was seen."""
     gap: Probe | None = None
     """The smallest that does not fit for sure, where that is below ``best``: sizes that make
     whole blocks of the allocator waste less than their neighbours."""
@@ -83,7 +84,7 @@ class DevicesFit(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class FitAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class FitAnswer(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """What fits, for one plan and one device."""
 
     plan: Plan

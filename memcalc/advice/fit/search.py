@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memcalc.advice.fit.records import Probe
+from memcalc.estimation.fits import margin
 from memcalc.records.prediction import Fit, FitVerdict
 
 Ask = Callable[[int], Probe | None]
@@ -18,12 +19,12 @@ _ISLANDS = 8
 
 
 def fits(probe: Probe | None) -> bool:
-    """It fits for sure."""
+    """It fits."""
     return probe is not None and probe.fits
 
 
 def may_fit(probe: Probe | None) -> bool:
-    """It fits, or it is too close to call."""
+    """It fits, or it is tight."""
     return probe is not None and probe.fit.verdict is not FitVerdict.DOES_NOT_FIT
 
 
@@ -108,7 +109,7 @@ def _reach(ask: Ask, start: int, low: int) -> int:
     assert first is not None
     assert second is not None
     slope = (_high(second.fit) - _high(first.fit)) / (low - start)
-    room = second.fit.least_margin
+    room = _room(second.fit)
     return low + int(room / slope * 1.02) + 1 if slope > 0 else 0
 
 
@@ -117,8 +118,13 @@ def _line(ask: Ask, low: int, high: int) -> int:
     share = 0.5
     if lower is not None and upper is not None:
         rise = _high(upper.fit) - _high(lower.fit)
-        share = lower.fit.least_margin / rise if rise > 0 else share
+        share = _room(lower.fit) / rise if rise > 0 else share
     return min(max(low + round(share * (high - low)), low + 1), high - 1)
+
+
+def _room(fit: Fit) -> int:
+    """Bytes that may be added until it is tight."""
+    return fit.least_margin - margin(fit.capacity)
 
 
 def _high(fit: Fit) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from memcalc.advice.remedies.records import Change, Figures, Remedy
+from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +51,15 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     no_speed: str = ""
     """Why that is not known."""
 
+    @property
+    def tight(self) -> bool:
+        """It may fit, with less than a margin to spare."""
+        fit = self.closest.fit if self.closest is not None else None
+        return fit is not None and fit.verdict is FitVerdict.TIGHT
 
-class Suggestions(msgspec.Struct, frozen=True, kw_only=True):
-    """All ways, those that fit first and the cheapest of them first."""
+
+class Suggestions(Answer, msgspec.Struct, frozen=True, kw_only=True):
+    """All ways: those that fit, cheapest first; then those that are tight; then the others."""
 
     plan: Plan
     gpu: str
@@ -88,7 +96,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Of all GPUs together; ``None``: not known."""
 
 
-class Cards(msgspec.Struct, frozen=True, kw_only=True):
+class Cards(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """The smallest card for each way, the way that gives up least first."""
 
     plan: Plan

@@ -45,7 +45,7 @@ def ways(plan: Plan) -> Iterator[Way]:
             ("lora", plan.lora or USUAL_LORA),
             *_to("paged_adamw8bit"),
         ),
-        costs=f"the model in {bits} bit; adapters train",
+        costs=f"{bits}-bit base model; only adapters train",
         source=sources.QLORA,
     )
 
@@ -88,7 +88,7 @@ def _unquantised(plan: Plan) -> Iterator[Way]:
             ("lora", plan.lora or USUAL_LORA),
             *_optimizer(plan),
         ),
-        costs="adapters train, the model itself does not",
+        costs="only adapters train",
         source=sources.LORA,
     )
 

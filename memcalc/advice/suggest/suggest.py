@@ -27,6 +27,7 @@ from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
+from memcalc.records.prediction import FitVerdict
 
 COUNTS = (2, 4, 8)
 """GPUs of a box, where one is too few to train every weight."""
@@ -61,7 +62,7 @@ def check_trains(plan: Plan) -> None:
     if plan.infers:
         asked = "generate" if plan.generate is not None else "inference"
         raise UsageError(
-            f"memcalc suggest finds ways to train: leave out {asked}, or ask memcalc fit."
+            f"memcalc suggest finds ways to train: leave out {asked}, or use memcalc fit."
         )
     if plan.target == "cpu":
         raise UsageError("A CPU run needs no card: leave --target cpu out.")
@@ -102,7 +103,7 @@ def suggest_plan(
             found += _over_several(plan, tried[0], tracer, floor)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
-    ordered = sorted(found, key=lambda one: one.figures is None)
+    ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
     return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
 
 
@@ -176,7 +177,7 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterato
             key=f"{way.key} x {count}",
             title=f"{way.title}, over {count} GPUs ({SHARDED})",
             changes=(*way.changes, *spread),
-            costs=f"{count} GPUs, and what they send each other",
+            costs=f"{count} GPUs, and traffic between them",
         )
         if floor.too_large(changed(plan, more.changes)) is not None:
             continue
@@ -218,7 +219,13 @@ def _suggestion(
     if found.best is not None and found.best.figures is not None:
         return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
     every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
-    return Suggestion(way=way, figures=None, closest=min(every, key=needed))
+    return Suggestion(way=way, figures=None, closest=min(every, key=_distance))
+
+
+def _distance(figures: Figures) -> tuple[bool, int]:
+    """How far from fitting: what is tight is nearer than all that does not fit."""
+    tight = figures.fit is not None and figures.fit.verdict is FitVerdict.TIGHT
+    return not tight, needed(figures)
 
 
 def _divided(plan: Plan) -> Plan:

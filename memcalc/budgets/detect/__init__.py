@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from memcalc.budgets.detect import axolotl, script, trainer
-from memcalc.budgets.detect.records import Detected
+from memcalc.budgets.records import Detected
 from memcalc.catalog.launch_files import accelerate
 from memcalc.errors import SettingError, UsageError
 from memcalc.files import untrusted_values
@@ -85,7 +85,7 @@ def driven(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]
         return found, () if several else (_HOW_MANY,)
     del found["loop"]
     as_the_trainer = {"max_grad_norm": 1.0, "keep_outputs": False}
-    notes = ["the Trainer's own loop is not answered with this layout: here it is the plain one"]
+    notes = ["memcalc does not know the Trainer's loop with this layout: the plain loop is used"]
     if not several:
         notes.append(_HOW_MANY)
     return {**as_the_trainer, **found}, tuple(notes)

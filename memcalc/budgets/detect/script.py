@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.budgets.detect import trainer
-from memcalc.budgets.detect.records import Detected
+from memcalc.budgets.records import Detected
 from memcalc.workload import tasks
 
 _CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "TrainingArgs")

@@ -35,7 +35,6 @@ _ELSEWHERE = {
     "load_in_4bit": "4-bit weights",
     "load_in_8bit": "8-bit weights",
     "liger_kernel_config": "which of Liger's kernels",
-    "torch_compile": "torch.compile",
 }
 DEFAULT_OPTIM = "adamw_torch_fused"
 """Of the Trainer since PyTorch 2.8."""
@@ -57,6 +56,8 @@ def settings(
     for theirs, ours in _SAME.items():
         if arguments.get(theirs) not in (None, False):
             found[ours] = arguments[theirs]
+    if arguments.get("torch_compile"):
+        found["compile"] = arguments.get("torch_compile_mode") or "default"
     model = next((arguments[key] for key in MODEL_KEYS if arguments.get(key)), None)
     if isinstance(model, str):
         found["model"] = model

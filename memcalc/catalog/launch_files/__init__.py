@@ -17,8 +17,9 @@ from memcalc.catalog.launch_files import accelerate, deepspeed
 from memcalc.catalog.launch_files.records import Said, mapping
 from memcalc.catalog.quantised import scheme_in
 from memcalc.errors import MemcalcError, SettingError, UsageError
+from memcalc.records.compact_options import USUAL_LORA
 from memcalc.records.fields import FIELDS
-from memcalc.records.presets import with_preset
+from memcalc.records.values import Scalar
 
 __all__ = ["FILES", "Said", "many", "mapping", "read", "spelled_out"]
 _SEVERAL = re.compile(r"([0-9]{1,6}) ?x ?(\S.*)")
@@ -125,3 +126,24 @@ def _merged(name: str, given: dict[str, Any], value: dict[str, Any], said: Said)
 
 def _disagree(name: str, given: str, value: Any, said: Said) -> SettingError:
     return SettingError(name, f"{given}, and {said.file} says {value}: leave one of them out.")
+
+
+_HALF: dict[str, Scalar] = {"precision": "bf16", "optim": "paged_adamw_8bit", "checkpointing": True}
+PRESETS: dict[str, dict[str, Scalar]] = {
+    "full": _HALF,
+    "lora": {**_HALF, "lora": USUAL_LORA},
+    "qlora": {**_HALF, "lora": USUAL_LORA, "quant": "nf4-dq"},
+}
+"""What people usually mean by a word, as settings of a plan."""
+_OF_TRAINING = ("optim", "checkpointing")
+
+
+def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with what their preset stands for; what they say themselves is left as it is."""
+    name = settings.get("preset")
+    stands_for = PRESETS.get(name, {}) if isinstance(name, str) else {}
+    said = {str(key).replace("-", "_"): value for key, value in settings.items()}
+    if said.get("generate") is not None or said.get("inference"):
+        # Once it is trained it is as it was loaded, and nothing of training is left.
+        stands_for = {key: one for key, one in stands_for.items() if key not in _OF_TRAINING}
+    return {**settings, **{key: one for key, one in stands_for.items() if key not in said}}

@@ -14,7 +14,7 @@ from typing import Any
 from memcalc.catalog.launch_files import deepspeed
 from memcalc.catalog.launch_files.records import Said, count, flag, mapping, table
 from memcalc.errors import UsageError
-from memcalc.records.layouts import STRATEGIES, WRAPS
+from memcalc.records.plan import STRATEGIES, WRAPS
 
 _OF_NO_MATTER = frozenset(
     """
@@ -126,8 +126,8 @@ def _kind(data: Mapping[str, Any], file: str) -> str:
     kind = str(found).upper()
     if kind not in ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED"):
         raise UsageError(
-            f"{file} has distributed_type {found}, and memcalc answers for NO, MULTI_GPU, FSDP and "
-            "DEEPSPEED."
+            f"{file} has distributed_type {found}: memcalc supports NO, MULTI_GPU, FSDP and "
+            f"DEEPSPEED."
         )
     return kind
 
@@ -302,16 +302,16 @@ def _mesh(data: Mapping[str, Any], file: str) -> str:
     for key, name in _NOT_ANSWERED.items():
         if count(sizes.get(key) or 1, f"parallelism_config_{key}", file) > 1:
             raise UsageError(
-                f"{file}: {name} ({key}) is not judged against PyTorch's own code yet, so memcalc "
-                "does not answer for it."
+                f"{file}: {name} ({key}) is not verified against PyTorch's own code yet, so "
+                f"memcalc does not support it."
             )
     copies, shards, parts = (
         count(sizes.get(key) or 1, f"parallelism_config_{key}", file) for key in _SIZES
     )
     if parts > 1 and copies > 1:
         raise UsageError(
-            f"{file}: tp_size and dp_replicate_size together are not judged against PyTorch's own "
-            "code yet: leave one of them 1."
+            f"{file}: tp_size and dp_replicate_size together are not verified against PyTorch's "
+            f"own code yet: leave one of them 1."
         )
     if parts > 1:
         return f"tp={parts},fsdp2={shards}" if shards > 1 else f"tp={parts}"

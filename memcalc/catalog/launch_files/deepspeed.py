@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.catalog.launch_files.records import Said, count, flag, table
 from memcalc.errors import UsageError
-from memcalc.records.layouts import ZERO_STAGES
+from memcalc.records.plan import ZERO_STAGES
 
 AUTO = "auto"
 """Whoever reads the file, such as the Trainer, fills it in."""
@@ -102,7 +102,7 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
     """
     for key, name in _REFUSED.items():
         if _is_on(data.get(key)):
-            raise UsageError(f"{file}: {name} ({key}) is not answered: remove it from the file.")
+            raise UsageError(f"{file}: {name} ({key}) is not supported: remove it from the file.")
     zero = table(data, "zero_optimization", file)
     stage = _stage(zero, file)
     arguments = {**_arguments(zero, stage, file), **_of_precision(data, file)}
@@ -138,8 +138,8 @@ def _stage(zero: Mapping[str, Any], file: str) -> int:
     if stage in (1, 2, 3) and not isinstance(stage, bool):
         return int(stage)
     raise UsageError(
-        f"{file}: ZeRO stage {stage} is not answered: memcalc answers for stages 1, 2 and 3, and "
-        "for plain data parallelism as --parallel ddp."
+        f"{file}: ZeRO stage {stage} is not supported: memcalc supports stages 1, 2 and 3, and "
+        f"plain data parallelism as --parallel ddp."
     )
 
 
@@ -148,8 +148,8 @@ def _arguments(zero: Mapping[str, Any], stage: int, file: str) -> dict[str, Any]
     for key, name in _ZERO_REFUSED.items():
         if zero.get(key) not in (None, False, 0, -1, {}):
             raise UsageError(
-                f"{file}: {name} (zero_optimization.{key}) is not judged against DeepSpeed's own "
-                "code yet, so memcalc does not answer for it."
+                f"{file}: {name} (zero_optimization.{key}) is not verified against DeepSpeed's "
+                f"own code yet, so memcalc does not support it."
             )
     found: dict[str, Any] = {}
     for key in (*_NUMBERS, *(_NUMBERS_3 if stage == 3 else ())):
@@ -175,12 +175,12 @@ def _offloaded(zero: Mapping[str, Any], stage: int, file: str) -> Iterator[str]:
             device = "cpu"
         if device not in ("none", "cpu", AUTO):
             raise UsageError(
-                f"{file}: {key} to {device} is not answered: memcalc answers for device cpu."
+                f"{file}: {key} to {device} is not supported: memcalc supports device cpu."
             )
         if place.get("ratio") not in (None, 1, 1.0, AUTO):
             raise UsageError(
-                f"{file}: {key} of a part (ratio {place['ratio']}) is not answered: memcalc "
-                "answers for ratio 1."
+                f"{file}: {key} of a part (ratio {place['ratio']}) is not supported: memcalc "
+                f"supports ratio 1."
             )
         if device == "cpu" and (name == "offload" or stage == 3):
             yield name

@@ -76,12 +76,12 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
     """Why another version than PyTorch's plans; empty: PyTorch's does."""
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What an estimate must say of this choice."""
+    def assumption(self) -> str:
+        """What an estimate must say of this choice; empty: nothing."""
         if not self.instead:
-            return ()
+            return ""
         asked, own = _text(self.planning), _text(self.reported)
-        return (f"cuDNN {asked} planned the workspaces instead of {own} ({self.instead})",)
+        return f"cuDNN {asked} planned the workspaces instead of {own} ({self.instead})"
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,12 +20,14 @@ from memcalc.engine.stub.build import system_compiler
 from memcalc.errors import EstimateError
 from memcalc.files import cache, lock
 
+_ASSUMED = "MEMCALC_CUDNN_ASSUMED"
+"""Variable that says what is assumed if the library is used."""
 _PATIENCE = 120.0
 """Seconds to wait for another process that compiles the same."""
 
 BENCHMARK = (
-    "torch.backends.cudnn.benchmark is on: a GPU would time cuDNN's engines; the one that cuDNN "
-    "ranks first was used, after PyTorch tried all of them"
+    "torch.backends.cudnn.benchmark is on: a GPU would choose the fastest engine; here cuDNN's "
+    "first choice is used, after PyTorch tried all of them"
 )
 
 
@@ -70,9 +72,10 @@ def environment(found: Library | Missing) -> dict[str, str]:
     """
     named = {"MEMCALC_STUB_CUDNN": str(_number(found.reported))} if found.reported else {}
     if isinstance(found, Missing):
-        return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": ""}
+        return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": "", _ASSUMED: ""}
     line = fetch.command(found.requirement) if not found.folder else ""
-    return {**named, "MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
+    told = {"MEMCALC_CUDNN": found.folder, "MEMCALC_CUDNN_COMMAND": line}
+    return {**named, **told, _ASSUMED: found.assumption}
 
 
 def shim() -> Path:
@@ -155,14 +158,14 @@ def failure() -> str:
     return str(reason().decode())
 
 
-def assumptions(found: Library | Missing) -> tuple[str, ...]:
+def assumptions() -> tuple[str, ...]:
     """What an estimate must say of cuDNN after the program ran in this process."""
     import torch
 
-    if isinstance(found, Missing) or not is_used():
+    if not is_used():
         return ()
-    tried = (BENCHMARK,) if torch.backends.cudnn.benchmark else ()
-    return (*found.assumptions, *tried)
+    tried = BENCHMARK if torch.backends.cudnn.benchmark else ""
+    return tuple(said for said in (os.environ.get(_ASSUMED), tried) if said)
 
 
 def _number(version: Sequence[int]) -> int:

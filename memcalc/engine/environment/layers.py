@@ -18,10 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from memcalc.engine.environment.records import Progress, Report
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files import cache, lock
 from memcalc.files.untrusted_values import reason
+from memcalc.records.progress import Progress, Report
 
 _MARKER = "memcalc-complete.json"
 _UNFINISHED = ".making-"
@@ -131,7 +131,7 @@ def make(
     Args:
         ready: looks for it; called once no other memcalc is at work.
         build: fills an empty folder.
-        report: told when another memcalc is waited for.
+        report: told when another memcalc is waited for, and at the end.
 
     Raises:
         EstimateError: the cache cannot be written, or what ``build`` raises.
@@ -152,6 +152,7 @@ def make(
             raise EstimateError(f"Cannot write {folder()}: {reason(error)}.") from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+            report(Progress("", 1.0))
 
 
 @contextlib.contextmanager

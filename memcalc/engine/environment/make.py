@@ -15,9 +15,9 @@ from packaging.requirements import Requirement
 from memcalc.engine.environment import index, installed, installer, layers, sizes
 from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
-from memcalc.engine.environment.records import Progress, Report
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
+from memcalc.records.progress import Progress, Report
 
 _UNKNOWN_SIZE = 0.9e9
 """Bytes; the largest wheels of 2.4 to 2.15 are of 0.9 GB."""
@@ -123,7 +123,7 @@ class Maker:
                 if not lacking:
                     return Built(name, notes)
                 notes += self._install(tuple(sorted({_plain(one) for one in lacking})), target)
-            raise EstimateError(f"Packages that {', '.join(texts)} need do not go together.")
+            raise EstimateError(f"Packages that {', '.join(texts)} need conflict with each other.")
 
         if (found := ready()) is not None:
             return found
@@ -133,8 +133,8 @@ class Maker:
     def _require_network(self, what: str) -> None:
         if self.offline is not None:
             raise EstimateError(
-                f"{what} is not in {layers.folder()} yet, and {self.offline} forbids to fetch it: "
-                "run the same command once without that; it is kept."
+                f"{what} is not in {layers.folder()} yet, and {self.offline} forbids fetching it: "
+                f"run the same command once without that; it is kept."
             )
 
     def _build_torch(self, release: Release | None, target: Path) -> Built:

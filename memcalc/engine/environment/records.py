@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
-
-
-class Progress(msgspec.Struct, frozen=True):
-    """How far the making of an environment is."""
-
-    text: str
-    fraction: float | None = None
-    """From 0 to 1; ``None``: unknown."""
-
-
-Report = Callable[[Progress], None]
 
 
 class Hidden(msgspec.Struct, frozen=True, kw_only=True):

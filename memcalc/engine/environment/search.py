@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from memcalc.engine.environment import installed, release
-from memcalc.engine.environment.records import Environment, Hidden, Progress, Report
+from memcalc.engine.environment.records import Environment, Hidden
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
+from memcalc.records.progress import Report, tell
 
 if TYPE_CHECKING:
     from memcalc.engine.environment.layers import Layer
@@ -44,7 +45,7 @@ def find(
         torch: the release that a question names; ``None``: the installed one.
         transformers: likewise.
         offline: fetch nothing; so do ``HF_HUB_OFFLINE`` and ``UV_OFFLINE``.
-        progress: told what is fetched and how far it is.
+        progress: told what is fetched and how far it is; ``None``: who listens.
         packages: requirements that the question needs too, such as ``peft``; those that are
             installed and fit are used.
         triton: the program compiles kernels, as ``torch.compile`` does.
@@ -103,11 +104,7 @@ def hide(environment: Environment) -> None:
 def _maker(progress: Report | None, offline: bool) -> Maker:
     from memcalc.engine.environment.make import Maker
 
-    return Maker(progress or _unheard, _forbidden(offline))
-
-
-def _unheard(progress: Progress) -> None:
-    del progress
+    return Maker(progress or tell, _forbidden(offline))
 
 
 def offline() -> bool:

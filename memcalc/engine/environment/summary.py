@@ -21,7 +21,7 @@ def describe() -> list[Fact]:
                 Fact(
                     name="environment",
                     value=f"{path} is unfinished or damaged: {sizes.text(sizes.of(path))}",
-                    advice=f"it is made anew when it is needed; to delete it: rm -r {path}",
+                    advice=f"it is created again when needed; to delete it: rm -r {path}",
                 )
             )
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memcalc.engine.environment import sizes
 from memcalc.engine.environment.installer import Job, Tool
-from memcalc.engine.environment.records import Progress, Report
+from memcalc.records.progress import Progress, Report
 
 _SHARE = 0.7
 """Of pip's time that a download takes; the rest unpacks."""

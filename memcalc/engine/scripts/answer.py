@@ -11,10 +11,12 @@ from memcalc.engine import source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.history import Refused, Timeline
 from memcalc.engine.recorder import Interval, Notes
+from memcalc.engine.scripts import held
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.models import Models
-from memcalc.records.outcome import Refusal
+from memcalc.records.prediction import LONGER, Refusal
 from memcalc.records.trace import Phase, Trace
+from memcalc.units import format_bytes
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +54,15 @@ def recorded(
         entries = snapshot["device_traces"][notes.device]
         if not entries:
             continue
+        notes.private = internals.private_pools(snapshot, notes.device)
         notes.arrived += [(moment - notes.zero, address) for moment, address in arrived]
         timeline = Timeline(notes, entries, _cached_lines())
+        if not notes.wrapped:
+            held.name(timeline, notes.intervals)
         traces[notes.device] = timeline.trace(
             inventory=models.inventory(name),
             steps=steps,
-            uncounted=_longer(notes.intervals, steps),
+            uncounted=(*_longer(notes.intervals, steps), *_others()),
             sent=timeline.sent(max(0, steps - 2)),
             whole=True,
             assumptions=tuple(dict.fromkeys(said)),
@@ -70,9 +75,10 @@ def recorded(
 
 _ALIKE = 0.01
 """Steps whose peaks differ by less are alike: a loss that is kept, a counter that grows."""
+_OTHERS = "processes that the script started: one had up to {} of GPU memory, context included"
 _LONGER = (
-    "what a longer run reserves: these {} steps took different peaks, as where batches differ in "
-    "size, and each new size may leave blocks that fit no other (--steps {} runs more of them)"
+    f"{LONGER}: peaks of these {{}} steps differ, so batches may differ in size, "
+    "and each new size can fragment the cache (--steps {} runs more of them)"
 )
 
 
@@ -87,6 +93,11 @@ def _longer(intervals: Iterable[Interval], steps: int) -> tuple[str, ...]:
     if len(found) < 2 or min(found) >= (1 - _ALIKE) * max(found):
         return ()
     return (_LONGER.format(steps, 10 * steps),)
+
+
+def _others() -> tuple[str, ...]:
+    most = internals.most_of_others()
+    return (_OTHERS.format(format_bytes(most)),) if most else ()
 
 
 def _cached_lines() -> Any:

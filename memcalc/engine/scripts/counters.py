@@ -6,6 +6,7 @@ the highest since it last reset it itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.patches import Patches
-from memcalc.engine.recorder import Interval, Notes
+from memcalc.engine.recorder import Interval, Notes, Owner
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.records.trace import Component, Phase
 
@@ -128,8 +129,8 @@ class Counters:
             now = notes.now()
             notes.arrived += [(now, address) for address in found]
 
-    def own(self, owners: dict[int, tuple[str, str, str]]) -> None:
-        """Say which modules the blocks at these addresses are of."""
+    def own(self, owners: Mapping[int, Owner | str]) -> None:
+        """Say which modules the blocks at these addresses are of, or which variables hold them."""
         if owners:
             for notes in self.notes:
                 notes.owners.append((notes.now(), owners))
@@ -139,6 +140,10 @@ class Counters:
         for notes in self.notes:
             begin = since[notes.device] if since else 0
             notes.born_since.append((notes.now(), component, begin))
+
+    def at_work(self) -> str:
+        """The module that is at work now."""
+        return self.notes[0].marks[-1][1]
 
     def mark(self, module: str) -> None:
         """From now on this module is at work."""

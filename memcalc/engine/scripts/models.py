@@ -41,6 +41,8 @@ class Models:
         self._names: dict[str, None] = {}
         self._states: dict[int, tuple[StateTensor, ...]] = {}
         self._moving = 0
+        self._versions = -1
+        """Changes in place of all parameters, as PyTorch counts them; -1: nobody asked."""
 
     def install(self, patches: Patches) -> None:
         """See every module from now on, and when it is moved or cast."""
@@ -192,12 +194,19 @@ class Models:
             packed = addresses(quantised.packed(tensor))
             self._counters.name(Component.QUANTISED_WEIGHTS, packed)
 
-    def gradients(self) -> None:
-        """Name the gradients of all parameters."""
+    def were_changed(self) -> bool:
+        """Parameters were changed in place since this was asked last."""
+        before = self._versions
+        self._versions = sum(p._version for ref in self._parameters if (p := ref()) is not None)
+        return 0 <= before < self._versions
+
+    def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
+        """Name the gradients of these parameters; ``None``: of all."""
         found: list[int] = []
-        for ref in self._parameters:
-            parameter = ref()
-            if parameter is not None and (parameter.is_leaf or parameter.retains_grad):
+        if parameters is None:
+            parameters = (p for ref in self._parameters if (p := ref()) is not None)
+        for parameter in parameters:
+            if parameter.is_leaf or parameter.retains_grad:
                 gradient = parameter.grad
                 if gradient is not None:
                     found += addresses_of(gradient)

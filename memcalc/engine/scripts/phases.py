@@ -21,8 +21,8 @@ from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import tag
 from memcalc.engine.scripts.counters import Counters
-from memcalc.engine.scripts.models import Models, addresses_of
-from memcalc.engine.scripts.steps import Steps
+from memcalc.engine.scripts.models import Models, addresses_of, held_by
+from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
 
@@ -51,7 +51,10 @@ class Phases:
         """Optimizers that stepped since the step began."""
         self._since: list[int] = []
         """When the forward began whose activations are not named yet."""
-        self._backwards = 0
+        self.backwards = 0
+        """Calls of backward so far."""
+        self._inside_backward = False
+        """The optimizer that steps is called by a hook of backward's."""
         self._again: list[int] = []
         """When a forward began that checkpointing makes again."""
 
@@ -109,6 +112,8 @@ class Phases:
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.phase is Phase.BACKWARD or threading.get_ident() != self._main:
             return original(*args, **kwargs)
+        if not self._steps.has_optimizer and self._models.were_changed():
+            self._steps.by_hand()
         self._counters.guess(Component.ACTIVATIONS, self._since)
         self._enter(Phase.BACKWARD, source_lines.line())
         try:
@@ -117,8 +122,8 @@ class Phases:
             self._models.gradients()
             self._mark(Phase.FORWARD)
             self._since = self._counters.moments()
-            self._backwards += 1
-            if self._backwards in (1, 4) and not self._steps.made:
+            self.backwards += 1
+            if self.backwards in (1, 4) and not self._steps.made:
                 self._steps.find_own()
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,16 +136,26 @@ class Phases:
         with self._during(Phase.STEP):
             return original(*args, **kwargs)
 
-    def step_begins(self) -> None:
+    def step_begins(self, owner: Any) -> None:
         """An optimizer begins its update."""
+        self._inside_backward = self.phase is Phase.BACKWARD
+        if self._inside_backward:
+            self._models.gradients(held_by(owner))
         self._mark(Phase.STEP)
 
     def step_ends(self, owner: Any, steps: int) -> None:
         """An optimizer has made so many updates."""
         self._stepped.add(id(owner))
         self._models.stepped(owner, steps)
+        if self._inside_backward:
+            self._mark(Phase.BACKWARD)
+            return
         self._mark(Phase.FORWARD)
         self._since = self._counters.moments()
+
+    def updated_by_hand(self) -> None:
+        """Parameters were changed in place after a backward, by no optimizer."""
+        self._stepped.add(BY_HAND)
 
     # ---- modules
 
@@ -153,6 +168,8 @@ class Phases:
         if self.watched:
             if self._depth == 1:
                 self._again = self._counters.moments()
+                # Checkpointing runs this forward again inside the backward of a module.
+                self._stack = [self._counters.at_work() if self.phase is Phase.BACKWARD else ""]
             tag(args, self._stack[-1], self._counters.mark)
             path = self._models.path(module)
             self._stack.append(path)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from memcalc.engine.compiling import Compiling
 from memcalc.engine.cudnn import loading
 from memcalc.engine.patches import Patches
+from memcalc.engine.scripts import held
 from memcalc.engine.scripts.answer import Recorded, recorded
-from memcalc.engine.scripts.compiling import Compiling
 from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
@@ -42,6 +44,7 @@ class Session:
         self.values = Values(self.say)
         self.compiling = Compiling(self.say)
         self._one_of_many = one_of_many
+        self._left: Any = None
 
     def say(self, assumed: str) -> None:
         """Add to what is assumed."""
@@ -63,11 +66,23 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.groups.settle()
-        if loading.is_used() and torch.backends.cudnn.benchmark:
-            self.say(loading.BENCHMARK)
+        for said in loading.assumptions():
+            self.say(said)
         self.models.sweep()
         self.counters.end()
         self.patches.undo()
+
+    def leave(self, left: BaseException | Mapping[str, Any]) -> None:
+        """The program has ended, by an exception or with these variables: note what they hold.
+
+        They stay alive until its memory was read.
+        """
+        self._left = left
+        if isinstance(left, BaseException):
+            found = held.variables(held.namespaces(left.__traceback__))
+        else:
+            found = held.variables([left])
+        self.counters.own(found)
 
     def be_one_of_many(self) -> None:
         """Groups that the program joins have other processes, which are made up."""

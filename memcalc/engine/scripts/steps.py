@@ -14,6 +14,9 @@ from torch.optim import optimizer as optimizers
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.models import held_by
 
+BY_HAND = 0
+"""Key of the updates that a program makes without an optimizer."""
+
 
 class EnoughStepsError(BaseException):
     """As many optimizer steps were seen as were asked for; no script catches this by accident."""
@@ -22,12 +25,16 @@ class EnoughStepsError(BaseException):
 class Listener(Protocol):
     """Told of steps."""
 
-    def step_begins(self) -> None:
+    def step_begins(self, owner: Any) -> None:
         """An optimizer begins its update."""
         ...
 
     def step_ends(self, owner: Any, steps: int) -> None:
         """An optimizer has made so many updates."""
+        ...
+
+    def updated_by_hand(self) -> None:
+        """Parameters were changed in place after a backward, by no optimizer."""
         ...
 
 
@@ -42,6 +49,8 @@ class Steps:
         self.most = 0
         """Of the optimizer that has made most."""
         self.made: dict[int, int] = {}
+        self.has_optimizer = False
+        """The program has made an optimizer."""
         self.listener: Listener | None = None
         self.settle: Callable[[], None] = lambda: None
         """Called before each step: collectives of before it are done."""
@@ -59,7 +68,12 @@ class Steps:
             optimizers.register_optimizer_step_post_hook(self._after),
         ):
             patches.also(hook.remove)
+        patches.wrap(torch.optim.Optimizer, "__init__", self._optimizer_made)
         self._count_replays(patches)
+
+    def _optimizer_made(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        self.has_optimizer = True
+        original(*args, **kwargs)
 
     @contextlib.contextmanager
     def prepared(self) -> Iterator[None]:
@@ -77,7 +91,7 @@ class Steps:
         Raises:
             EnoughStepsError: it has made as many as were asked for.
         """
-        self._begin(id(owner))
+        self._begin(owner)
         with self.prepared():
             yield
         self._end(owner)
@@ -88,6 +102,7 @@ class Steps:
         for kind in kinds - self._own:
             if any(_holds_parameters(one) for one in gc.get_objects() if type(one) is kind):
                 self._own.add(kind)
+                self.has_optimizer = True
                 self._patches.wrap(kind, "step", self._own_step)
 
     def _own_step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,12 +111,27 @@ class Steps:
         with self.one(optimizer):
             return original(optimizer, *args, **kwargs)
 
-    def _begin(self, key: int) -> None:
-        self.settle()
+    def by_hand(self) -> None:
+        """Between two backwards the program has changed parameters in place itself.
+
+        Raises:
+            EnoughStepsError: it has done so as often as was asked for.
+        """
+        self._end_if_enough(BY_HAND)
+        self.made[BY_HAND] = self.made.get(BY_HAND, 0) + 1
+        self.most = max(self.most, self.made[BY_HAND])
+        if self.listener is not None:
+            self.listener.updated_by_hand()
+
+    def _end_if_enough(self, key: int) -> None:
         if self._wanted and self.made.get(key, 0) >= self._wanted:
             raise EnoughStepsError
+
+    def _begin(self, owner: Any) -> None:
+        self.settle()
+        self._end_if_enough(id(owner))
         if self.listener is not None:
-            self.listener.step_begins()
+            self.listener.step_begins(owner)
 
     def _end(self, owner: Any) -> None:
         key = id(owner)
@@ -123,7 +153,7 @@ class Steps:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._driven:
-            self._begin(id(optimizer))
+            self._begin(optimizer)
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if not self._driven:
@@ -147,7 +177,7 @@ class Steps:
         def replayed(original: Any, one: Any) -> None:
             owners = [self._alive[key]() for key in captured.get(id(one), ()) if key in self._alive]
             for owner in owners:
-                self._begin(id(owner))
+                self._begin(owner)
             original(one)
             for owner in owners:
                 self._end(owner)

@@ -195,7 +195,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
     components |= {Component.WEIGHTS: weights, Component.TEMPORARIES: serving.activations}
     components[Component.KV_CACHE] = cache
     requested = weights + serving.activations + cache
-    reason = f"{TITLES[serving.engine]} was not run: its rules are applied to traced figures"
+    reason = f"{TITLES[serving.engine]} is not run: its rules are applied to the model's figures"
     return replace(
         base,
         plan=plan,
@@ -217,7 +217,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
         assumptions=_assumed(serving),
         uncounted=(
             "what a sampler sorts for top-p and top-k where FlashInfer is not installed",
-            "images and sound",
+            "images and audio",
             "adapters",
             "drafts of speculative decoding",
             "other processes on the GPU",
@@ -229,7 +229,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
 def _fit(serving: Serving, gpu: Gpu) -> Fit:
     verdict = FitVerdict.DOES_NOT_FIT
     if serving.most.running:
-        verdict = FitVerdict.FITS if serving.least.running else FitVerdict.TOO_CLOSE
+        verdict = FitVerdict.FITS if serving.least.running else FitVerdict.TIGHT
     return Fit(
         gpu=gpu.name,
         capacity=gpu.memory,
@@ -243,18 +243,18 @@ def _assumed(serving: Serving) -> tuple[str, ...]:
     title = TITLES[serving.engine]
     each = sum(kind.layers * kind.bytes for kind in serving.kinds)
     said = [
-        f"{title} {serving.version} was not run: these are its rules, read in its source, over "
-        "figures that are traced from transformers' model",
-        f"a token takes {each:,} bytes of the cache, in {_layers(serving.kinds)}",
-        f"passes are of {serving.batched_tokens:,} tokens at most",
+        f"{title} {serving.version} is not run: rules from its source are applied to figures of "
+        f"transformers' model",
+        f"each token takes {each:,} bytes of KV cache, in {_layers(serving.kinds)}",
+        f"a forward pass has at most {serving.batched_tokens:,} tokens",
         "weights are those of the model in transformers, in the plan's precision",
     ]
     if serving.least.limit < serving.least.sequences:
-        said.append(f"{title} runs {serving.least.limit:,} sequences at once at most")
+        said.append(f"{title} runs at most {serving.least.limit:,} sequences at once")
     if serving.engine == "sglang":
         left = serving.memory - serving.budget
         said.append(
-            f"the {format_bytes(left)} that the share leaves are for passes and CUDA graphs: the "
+            f"the {format_bytes(left)} outside the share hold activations and CUDA graphs; the "
             f"largest pass takes {format_bytes(serving.activations)} of it in transformers' code"
         )
     return tuple(said)

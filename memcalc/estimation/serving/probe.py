@@ -103,13 +103,11 @@ def read(trace: Trace, sequences: int) -> Read:
     early, late = held[Phase.PREFILL], held[Phase.DECODE]
     kept = {name: (late.get(name, 0) - size) // sequences for name, size in early.items()}
     if not kept:
-        raise EstimateError(
-            "the model keeps no keys and values, so that no engine's cache is known"
-        )
+        raise EstimateError("the model has no KV cache, so memcalc knows no engine's memory for it")
     if any(size <= 0 for size in kept.values()):
         raise EstimateError(
-            "some of the model's layers keep a state instead of keys and values: how engines share "
-            "their memory between the two is not answered so far"
+            "some of the model's layers keep a state instead of keys and values: how engines "
+            "divide memory between the two is not supported yet"
         )
     return Read(weights=weights, activations=most, model=model, kept=kept, element=element)
 

@@ -128,8 +128,8 @@ def groups(kinds: tuple[Kind, ...], block: int, batched_tokens: int) -> Groups:
     """
     if len({kind.bytes for kind in kinds}) > 1:
         raise EstimateError(
-            "layers of this model keep different sizes of a token: how vLLM makes their blocks "
-            "equal is not answered so far"
+            "layers of this model keep different sizes per token: how vLLM equalizes their blocks "
+            "is not supported yet"
         )
     least, most = min(k.layers for k in kinds), max(k.layers for k in kinds)
     size = most if most < least * 1.5 else least

@@ -244,4 +244,4 @@ def _why_difference(level: _Level, mine: User | None) -> str:
         reason = "the driver gives no memory of single processes (WSL, MIG or a virtual GPU)"
     else:
         reason = "the driver does not list this process (a container without --pid=host?)"
-    return f"{reason}: the growth of the whole device stands for it"
+    return f"{reason}: the growth of the whole device is used instead"

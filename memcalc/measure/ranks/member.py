@@ -98,7 +98,7 @@ class Member:
             self._channel.end.close()
             self._channel, self.left = None, time.monotonic()
             if self._garbled and self.measurement is None and self.error is None:
-                self.error = f"What the {self.name} said cannot be read."
+                self.error = f"The {self.name} sent an unreadable message."
 
     def _take(self, message: dict[str, Any]) -> None:
         if "event" in message:
@@ -127,7 +127,7 @@ class Member:
         try:
             measured = decode(Measurement, answer["measurement"])
         except (ValueError, KeyError, TypeError):
-            self.error = f"What the {self.name} measured cannot be read."
+            self.error = f"The {self.name} sent an unreadable measurement."
             return
         self.measurement = measured if self._sampler is None else with_gpu(measured, self._sampler)
 

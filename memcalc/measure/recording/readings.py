@@ -128,7 +128,7 @@ class CpuReadings:
                 event = next(events)
             following = self._spans[number + 1][1] if number + 1 < len(self._spans) else None
             if following is None or not _between(phase, following):
-                self._readings.append(requested_only(step, phase, peak, level))
+                self._readings.append(requested_only(step, phase, peak))
 
     def readings(self) -> list[PhaseReading]:
         """What is kept, in order."""

@@ -147,7 +147,7 @@ def _heard(
     try:
         measured: Measurement = decode(Measurement, answer["measurement"])
     except (ValueError, KeyError):
-        raise MeasureError("What the run measured cannot be read.") from None
+        raise MeasureError("The run sent an unreadable measurement.") from None
     return measured if sampler is None else with_gpu(measured, sampler)
 
 

@@ -15,8 +15,8 @@ from memcalc.engine.patches import Patches
 from memcalc.script.overlay import Overlay, full
 
 NOT_HERE = (
-    "weights of {} are not on this machine: they are taken to be what its config "
-    "says (--weights fetches them)"
+    "weights of {} are not on this machine: their shapes are those of its config (--weights "
+    "downloads them)"
 )
 """What is assumed of a checkpoint that is not fetched."""
 

@@ -19,8 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.layouts import STRATEGIES, WRAPS
-from memcalc.records.plan import Plan
+from memcalc.records.plan import STRATEGIES, WRAPS, Plan
 
 if TYPE_CHECKING:
     import torch
@@ -71,9 +70,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Do all ranks hold equally much of a model? If not said, they do."""
     settles: int = 2
     """The first step that is like all that follow: in the first, optimizer state is made."""
-    folds: bool = True
-    """What it does with one layer it does with all. Not so where tensors of several layers are
-    gathered up to a size, which a model of few layers does not reach."""
     dimensions: int = 1
     """Sizes that its name is followed by."""
     check: Callable[[dict[str, Any]], None] | None = None
@@ -255,7 +251,7 @@ def spread(plan: Plan) -> Spread:
         return Spread(layout="tp", sizes=_sizes(plan, text, parts[::-1]))
     if len(parts) > 1:
         raise UsageError(
-            f"--parallel {text!r} is not judged yet: two that go together are tp and fsdp2, "
+            f"--parallel {text!r} is not supported yet: tp and fsdp2 go together, "
             "written tp=2,fsdp2=4."
         )
     sizes = _sizes(plan, text, parts)
@@ -272,8 +268,8 @@ def _part(word: str) -> tuple[str, tuple[int, ...]]:
     name, equals, size = word.strip().partition("=")
     if name in _NOT_JUDGED:
         raise UsageError(
-            f"{_NOT_JUDGED[name]} is not judged against PyTorch's own code yet, so memcalc does "
-            f"not answer for it: choose one of {', '.join(_several())}."
+            f"{_NOT_JUDGED[name]} is not verified against PyTorch's own code yet, so memcalc does "
+            f"not support it: choose one of {', '.join(_several())}."
         )
     layout = find(name if name != SINGLE else "")
     words = size.split("x") if equals else []

@@ -15,5 +15,4 @@ LAYOUT = Layout(
     options=zero2.OPTIONS,
     loop="deepspeed",
     package="deepspeed",
-    folds=False,
 )

@@ -26,7 +26,6 @@ def optimizer(
 
 LAYOUT = Layout(
     settles=ddp.LAYOUT.settles,
-    folds=False,
     name="zero1",
     summary="DDP with the optimizer's state in shards",
     place=ddp.place,

@@ -36,5 +36,4 @@ LAYOUT = Layout(
     options=OPTIONS,
     loop="deepspeed",
     package="deepspeed",
-    folds=False,
 )

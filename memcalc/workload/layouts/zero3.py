@@ -17,5 +17,4 @@ LAYOUT = Layout(
     ),
     loop="deepspeed",
     package="deepspeed",
-    folds=False,
 )

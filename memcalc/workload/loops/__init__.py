@@ -58,8 +58,6 @@ class Loop(msgspec.Struct, frozen=True, kw_only=True):
     """Gradients are clipped to this norm where the plan says nothing else."""
     wide_embeddings: bool = False
     """8-bit optimizers keep the states of embeddings in 32 bit."""
-    alike: bool = False
-    """Nothing is made for a micro-batch before the one that precedes it has ended."""
     groups: Callable[[torch.nn.Module, float], list[Any]] = trained
     """The parameters, or groups of them, that the optimizer is made over; told the weight decay
     that was asked for."""

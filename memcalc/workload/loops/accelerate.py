@@ -64,6 +64,7 @@ def _accelerator(job: Job) -> Accelerator:
         DeepSpeedPlugin,
         DistributedDataParallelKwargs,
         FullyShardedDataParallelPlugin,
+        TorchDynamoPlugin,
     )
 
     from memcalc.workload import huggingface
@@ -75,6 +76,9 @@ def _accelerator(job: Job) -> Accelerator:
         cpu=job.device == "cpu",
         fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor", mode=job.compile)
+        if job.compile
+        else None,
         kwargs_handlers=[DistributedDataParallelKwargs(**job.options)]
         if job.layout.name == "ddp"
         else None,
@@ -87,5 +91,4 @@ LOOP = Loop(
     summary="a script around accelerate's Accelerator",
     run=run,
     keeps_outputs=True,
-    alike=True,
 )

@@ -15,7 +15,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
     from memcalc.workload.loop_variables import Script
 
-    script = Script(job, job.model, job.precision.context(job.device))
+    script = Script(job, job.compiled(job.model), job.precision.context(job.device))
     scaler = job.precision.scaler(job.device)
     job.resume(watch)
     for step in range(steps):
@@ -50,5 +50,4 @@ LOOP = Loop(
     summary="the bare optimizer in a loop of one's own",
     run=run,
     keeps_outputs=True,
-    alike=True,
 )

@@ -97,6 +97,8 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
         report_to="none",
         disable_tqdm=True,
         log_level="error",
+        torch_compile=job.compile is not None,
+        torch_compile_mode=job.compile,
         **_spread(job),
     )
     engine_config = getattr(arguments, "hf_deepspeed_config", None)
@@ -250,7 +252,7 @@ class _Followed:
             # The loss itself is dropped as soon as it is repeated for each sample.
             self._predicted = loss is not None and _such(loss), *rest
             return loss, *rest
-        from memcalc.workload.outputs import remembered
+        from memcalc.workload.loop_variables import remembered
 
         such, logits, labels = self._predicted
         self._predicted = such, remembered(logits), labels

@@ -11,7 +11,7 @@ from memcalc.advice.explain import module_names
 from memcalc.advice.explain.peak import moments
 from memcalc.advice.explain.timeline import thin, timeline
 from memcalc.allocator.replay import Op
-from memcalc.estimation.operations import as_it_ran
+from memcalc.estimation.replays import as_it_ran
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Mark, Phase, Storage, Trace

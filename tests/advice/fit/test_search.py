@@ -6,9 +6,11 @@ from msgspec.structs import replace
 
 from memcalc.advice.fit.records import Probe
 from memcalc.advice.fit.search import fits, islands, largest, may_fit
+from memcalc.estimation.fits import margin
 from memcalc.records.prediction import Fit, FitVerdict
 
-CAPACITY = 1 << 34
+OFFERED = 1 << 34
+CAPACITY = OFFERED - margin(OFFERED)
 
 
 class Device:
@@ -22,10 +24,10 @@ class Device:
             high = self.needed(size)
             verdict = FitVerdict.FITS if high <= CAPACITY else FitVerdict.DOES_NOT_FIT
             if high > CAPACITY >= high - self.band:
-                verdict = FitVerdict.TOO_CLOSE
+                verdict = FitVerdict.TIGHT
             fit = Fit(
                 gpu="x",
-                capacity=CAPACITY,
+                capacity=OFFERED,
                 needed=high,
                 needed_high=high,
                 metric="process_used",

@@ -20,7 +20,7 @@ def lora(plan: Plan, task: Task) -> Iterator[Remedy]:
             title=f"LoRA (--lora {USUAL_LORA})",
             changes=(("lora", USUAL_LORA),),
             rank=7,
-            cost="adapters train, the model itself does not",
+            cost="only adapters train",
             source=sources.LORA,
         )
 
@@ -54,7 +54,7 @@ def qlora(plan: Plan, task: Task) -> Iterator[Remedy]:
         title=f"QLoRA ({typed(changes)})",
         changes=changes,
         rank=8,
-        cost="adapters train, on weights rounded to 4 bit that every product turns back",
+        cost="only adapters train; 4-bit weights are dequantized for every product",
         source=sources.QLORA,
         unfit=not_in_4_bit(plan),
     )

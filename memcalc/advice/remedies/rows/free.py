@@ -14,7 +14,7 @@ from memcalc.workload.tasks import Task
 
 _FUSED = "torch.optim documentation (2.13): fused is usually faster than foreach"
 _SET_TO_NONE = "torch.optim.Optimizer.zero_grad (2.13): the default since 2.0"
-_OUTPUTS = "what nothing names is freed; the Trainer keeps no outputs either (transformers 5.23)"
+_OUTPUTS = "unreferenced tensors are freed; the Trainer keeps no outputs either (transformers 5.23)"
 _CACHE = "only generation reads it; TrainingArguments.use_cache is False (transformers 5.23)"
 _SDPA = "Dao et al. 2022, arXiv:2205.14135: exact attention, and faster"
 _EXPANDABLE = "CUDA semantics in PyTorch's documentation (2.13): expandable_segments"
@@ -61,7 +61,7 @@ def outputs(plan: Plan, task: Task) -> Iterator[Remedy]:
             title="drop the outputs: loss = model(**batch).loss (--no-keep-outputs)",
             changes=(("keep_outputs", False),),
             rank=0,
-            cost="none, where nothing reads them after the loss",
+            cost="none, unless something reads them after the loss",
             source=_OUTPUTS,
         )
 

@@ -41,7 +41,7 @@ def autocast(plan: Plan, task: Task) -> Iterator[Remedy]:
             title=f"autocast to {half} (--precision amp-{half})",
             changes=(("precision", f"amp-{half}"),),
             rank=2,
-            cost=f"products in {half}; the update stays fp32",
+            cost=f"matrix products in {half}; updates stay fp32",
             source=sources.AMP,
         )
 
@@ -54,7 +54,7 @@ def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
     twin = choice.row.twin_8bit
     reason = f"no {choice.row.name} with 8-bit states is known" if twin is None else None
     if choice.closed_form and not choice.state([_ONE]).tensors:
-        reason = f"{choice.row.name} keeps no state as it is set"
+        reason = f"{choice.row.name} keeps no state with these settings"
     lost = _lost(plan, twin) if twin is not None else None
     cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
     yield Remedy(
@@ -134,7 +134,7 @@ def weights_in_4_bit(plan: Plan, task: Task) -> Iterator[Remedy]:
         title=f"weights in 4 bit ({typed(changes)})",
         changes=changes,
         rank=8,
-        cost="weights rounded to 4 bit, which every product turns back",
+        cost="4-bit weights, dequantized for every product",
         source=sources.FOUR_BIT,
         unfit=not_in_4_bit(plan),
     )

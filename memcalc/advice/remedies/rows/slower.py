@@ -47,7 +47,7 @@ def accumulation(plan: Plan, task: Task) -> Iterator[Remedy]:
     elif not pieces:
         reason = "a batch of one cannot be cut"
     elif task.in_batch:
-        reason = "its loss compares the samples of a batch, so pieces have another gradient"
+        reason = "its loss compares the samples of a batch, so micro-batches change the gradient"
     remedy = accumulate(plan, pieces[0] if pieces else 1)
     if reason is not None:
         remedy = replace(remedy, unfit=reason, title="smaller micro-batches", changes=())
@@ -63,7 +63,7 @@ def accumulate(plan: Plan, pieces: int) -> Remedy:
         title=f"micro-batches of {size}, {count} per step (--batch {size} --grad-accum {count})",
         changes=(("batch", size), ("grad_accum", count)),
         rank=1,
-        cost="same gradient; more and smaller kernels, slower where they leave the GPU idle",
+        cost="same gradient; smaller kernels, slower if they leave the GPU idle",
         source=_ACCUMULATE,
     )
 
@@ -169,7 +169,9 @@ def in_backward(plan: Plan, task: Task) -> Iterator[Remedy]:
         rank=3,
         cost="no accumulation, no clipping; one small kernel launch per parameter",
         source=_IN_BACKWARD,
-        unfit=f"the {plan.loop} loop clips gradients: all must be known" if clips else None,
+        unfit=f"the {plan.loop} loop clips gradients, which needs all of them at once"
+        if clips
+        else None,
     )
 
 
@@ -181,7 +183,7 @@ def checkpointing(plan: Plan, task: Task) -> Iterator[Remedy]:
             title="checkpoint every second layer (--checkpointing --checkpoint-every 2)",
             changes=(("checkpointing", True), ("checkpoint_every", 2)),
             rank=3,
-            cost="half the layers run twice forward",
+            cost="half the layers run their forward twice",
             source=_RECOMPUTE,
         )
     if not plan.checkpointing or plan.checkpoint_every > 1:
@@ -190,6 +192,6 @@ def checkpointing(plan: Plan, task: Task) -> Iterator[Remedy]:
             title="checkpoint every layer (--checkpointing)",
             changes=(("checkpointing", True), ("checkpoint_every", 1)),
             rank=4,
-            cost="layers run twice forward",
+            cost="layers run their forward twice",
             source=_RECOMPUTE,
         )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from memcalc.advice.suggest.snippets import text
 from memcalc.advice.suggest.snippets.text import Lines
-from memcalc.records.layouts import ZERO_STAGES
-from memcalc.records.plan import Plan
+from memcalc.records.plan import ZERO_STAGES, Plan
 
 _TYPES = {"": "'NO'", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
 
@@ -28,6 +27,7 @@ def lines(plan: Plan) -> Lines:
         f"# DataLoader(..., batch_size={plan.batch})",
         *(["# model.gradient_checkpointing_enable()"] if plan.checkpointing else []),
         *(["# transformers.integrations.liger.apply_liger_kernel(model, None)"] * plan.liger),
+        *([f"# model = torch.compile(model, mode={plan.compile!r})"] if plan.compile else []),
         *(f"# {line}" for line in text.quantisation(plan) if line),
         *([f"# {text.lora(plan)}"] if plan.lora is not None else []),
         *text.loading(plan),

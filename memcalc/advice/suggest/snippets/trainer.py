@@ -16,6 +16,7 @@ def lines(plan: Plan) -> Lines:
         *([f"{text.half(plan)}=True"] if "amp" in plan.precision else []),
         *(["gradient_checkpointing=True"] if plan.checkpointing else []),
         *(["use_liger_kernel=True"] if plan.liger else []),
+        *([f'torch_compile=True, torch_compile_mode="{plan.compile}"'] if plan.compile else []),
         *([f'optim="{named}"'] if named else []),
         *_sharded(plan),
     ]

@@ -15,6 +15,7 @@ struct entry {
   int32_t pid; /* 0: free */
   int32_t has_context[MOST_DEVICES];
   uint64_t bytes[MOST_DEVICES]; /* by the GPU's number in the machine */
+  uint64_t most;                /* on one GPU, ever, of all that had this entry */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -35,12 +36,13 @@ static void open_file(void) {
   if (at != MAP_FAILED) all = at;
 }
 
-/* An entry that nobody has, or whose process is gone. */
+/* An entry that nobody has, or whose process is gone; one that nobody ever had comes first. */
 static void take_entry(void) {
   int32_t me = getpid();
-  for (int i = 0; i < MOST_PROCESSES && !own; i++) {
+  for (int n = 0; n < 2 * MOST_PROCESSES && !own; n++) {
+    int i = n % MOST_PROCESSES;
     int32_t before = __atomic_load_n(&all[i].pid, __ATOMIC_ACQUIRE);
-    if (alive(before) && before != me) continue;
+    if ((alive(before) || (n < MOST_PROCESSES && all[i].most)) && before != me) continue;
     if (!__atomic_compare_exchange_n(&all[i].pid, &before, me, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)) continue;
     own = &all[i];
     memset(own->has_context, 0, sizeof own->has_context);
@@ -56,6 +58,7 @@ void memcalc_publish(int device) {
   if (own) {
     int index = SET->visible[device];
     own->bytes[index] = memcalc_used(device);
+    if (own->bytes[index] > own->most) own->most = own->bytes[index];
     own->has_context[index] = memcalc_has_context(device);
   }
   pthread_mutex_unlock(&lock);
@@ -74,6 +77,17 @@ int memcalc_processes(int machine_index, struct taken *found, int most) {
       found[count++] = (struct taken){getpid(), memcalc_used(device)};
   pthread_mutex_unlock(&lock);
   return count;
+}
+
+/* The most bytes that a process beside this one has ever had on a GPU. */
+EXPORT uint64_t memcalc_stub_others(void) {
+  uint64_t most = 0;
+  pthread_mutex_lock(&lock);
+  if (!tried) open_file();
+  for (int i = 0; all && i < MOST_PROCESSES; i++)
+    if (&all[i] != own && all[i].most > most) most = all[i].most;
+  pthread_mutex_unlock(&lock);
+  return most;
 }
 
 __attribute__((destructor)) static void leave(void) {

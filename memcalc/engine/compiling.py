@@ -7,6 +7,8 @@ is taken. Hooks of ours are not seen by Dynamo, which would trace them.
 from __future__ import annotations
 
 import functools
+import gc
+import os
 import sys
 import time
 import warnings
@@ -16,17 +18,22 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 
+from memcalc.engine import simulated_gpu
+from memcalc.engine import torch_internals as internals
 from memcalc.engine.patches import Patches
 
 _FIRST = (
-    "kernels that torch.compile or Triton would choose by time are their first configuration; a "
-    "first run on a GPU also times others for a moment"
+    "torch.compile and Triton use each kernel's first configuration; autotuning on a GPU briefly "
+    "runs others as well"
 )
 _TOOK = "torch.compile took {:.0f} s here"
 _WARNS = "Using `torch.compile\\(module\\)` when there are global hooks"
 _ATEN = {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": "ATEN"}
 """Products are cuBLAS's: templates of Triton are chosen by time alone."""
+_SETTLES = 2
+"""Optimizer steps until a loop has let go of what it held while the compiler ran."""
 
 
 class Compiling:
@@ -40,13 +47,16 @@ class Compiling:
         self._say = say
         self._began = 0.0
         self._took = 0.0
-        self._depth = 0
+        self._unsettled = 0
 
     def install(self, patches: Patches) -> None:
         """Act when the compiler is imported."""
         warnings.filterwarnings("ignore", message=_WARNS)
         for name, value in _ATEN.items():
             patches.environment(name, value)
+        own = {name: os.environ[name] for name in simulated_gpu.CACHES if name in os.environ}
+        # A program may have named others by now.
+        patches.when_imported("triton", lambda _: os.environ.update(own))
         patches.when_imported("torch._dynamo.eval_frame", lambda m: self._hide_hooks(m, patches))
         patches.when_imported("torch._dynamo.callback", self._watch)
         patches.when_imported(
@@ -57,6 +67,7 @@ class Compiling:
             "triton.runtime.autotuner",
             lambda module: patches.wrap(module.Autotuner, "_bench", self._bench_triton),
         )
+        patches.also(optimizers.register_optimizer_step_post_hook(self._settle).remove)
         patches.also(self._end)
 
     def _bench(self, original: Any, *args: Any, **kwargs: Any) -> float:
@@ -96,13 +107,23 @@ class Compiling:
         self._began = time.monotonic()
 
     def _ends(self, *_: Any) -> None:
+        self._unsettled = _SETTLES
         if self._began:
             self._took += time.monotonic() - self._began
             self._began = 0.0
 
+    def _settle(self, *_: Any) -> None:
+        """Dynamo's circles of objects hold outputs until Python happens to look for garbage."""
+        if self._unsettled:
+            self._unsettled -= 1
+            gc.collect()
+
     def _end(self) -> None:
-        if self._took:
-            self._say(_TOOK.format(self._took))
+        if not self._took:
+            return
+        self._say(_TOOK.format(self._took))
+        for sentence in internals.graph_breaks():
+            self._say(sentence)
 
 
 class hidden_hooks:  # noqa: N801

@@ -1,15 +1,13 @@
-"""What a model is trained for: one file a task, which says its head and what its batches hold.
+"""What a model is trained for: a row a task, which says its head and what its batches hold.
 
-Nothing here imports torch, so that the command line can choose a head without it. A file in this
-folder is a task; its class for each architecture is in configs/architectures.json, which
-``scripts/make_architectures.py`` writes from what the files say.
+Nothing here imports torch, so that the command line can choose a head without it. The class that an
+architecture has for a task is in configs/architectures.json, which
+``scripts/make_architectures.py`` writes from these rows.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -42,6 +40,16 @@ def token_labels(shapes: Shapes) -> dict[str, Any]:
 def class_labels(shapes: Shapes) -> dict[str, Any]:
     """One class for each sample."""
     return {"labels": shapes.classes()}
+
+
+def transcripts(characters: int) -> Callable[[Shapes], dict[str, Any]]:
+    """One transcript for each recording."""
+    return lambda shapes: {"labels": shapes.tokens(characters)}
+
+
+def answer_places(shapes: Shapes) -> dict[str, Any]:
+    """Where in each text an answer begins and ends."""
+    return {"start_positions": shapes.classes(), "end_positions": shapes.classes()}
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,8 +102,127 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         return self.task.name
 
 
+_TASKS = (
+    # A class for each recording.
+    Task(
+        name="audio-classification",
+        heads="MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
+        suffix="ForAudioClassification",
+        chosen=((80, "audio-classification"),),
+        labels=class_labels,
+    ),
+    # The bare model, trained on the mean of its first output.
+    Task(name="base", heads="MODEL_MAPPING_NAMES", chosen=((100, "base"),)),
+    # Language models that foretell the next token.
+    Task(
+        name="causal-lm",
+        heads="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+        suffix="ForCausalLM",
+        chosen=((50, "causal-lm"),),
+        of_text=True,
+        packed=True,
+        vocabulary=True,
+        loss_in_pieces=True,
+    ),
+    # Texts and images side by side, as CLIP.
+    Task(
+        name="contrastive",
+        heads="MODEL_FOR_ZERO_SHOT_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        chosen=((30, "contrastive"),),
+        in_batch=True,
+    ),
+    # Speech to text by connectionist temporal classification.
+    Task(
+        name="ctc",
+        heads="MODEL_FOR_CTC_MAPPING_NAMES",
+        suffix="ForCTC",
+        chosen=((70, "ctc"),),
+        labels=transcripts(32),
+    ),
+    # A class for each image.
+    Task(
+        name="image-classification",
+        heads="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        suffix="ForImageClassification",
+        chosen=((60, "image-classification"),),
+        labels=class_labels,
+    ),
+    # Language models that see, trained whole on batches of text. Some have a head for text alone.
+    Task(
+        name="image-text-to-text",
+        heads="MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+        suffix="ForConditionalGeneration",
+        chosen=((95, "image-text-to-text"),),
+        named=True,
+        of_text=True,
+        packed=True,
+        vocabulary=True,
+    ),
+    # Language models that fill in what is masked.
+    Task(
+        name="masked-lm",
+        heads="MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+        suffix="ForMaskedLM",
+        of_text=True,
+        vocabulary=True,
+    ),
+    # What an architecture was first trained for.
+    Task(
+        name="pretraining",
+        heads="MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+        suffix="ForPreTraining",
+    ),
+    # Where in the text an answer begins and ends.
+    Task(
+        name="question-answering",
+        heads="MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+        suffix="ForQuestionAnswering",
+        labels=answer_places,
+        always_labelled=True,
+        of_text=True,
+    ),
+    # Encoders with decoders: translation and summaries.
+    Task(
+        name="seq2seq-lm",
+        heads="MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+        suffix="ForSeq2SeqLM",
+        chosen=((20, "seq2seq-lm"),),
+        of_text=True,
+    ),
+    # A class for each text; what encoders of text are most often trained for.
+    Task(
+        name="sequence-classification",
+        heads="MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+        suffix="ForSequenceClassification",
+        # Whatever fills in masked tokens is an encoder.
+        chosen=((40, "masked-lm"), (90, "sequence-classification")),
+        num_labels=2,
+        labels=class_labels,
+        of_text=True,
+        by_last_token=True,
+    ),
+    # Speech to text by an encoder with a decoder, as Whisper.
+    Task(
+        name="speech-seq2seq",
+        heads="MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+        suffix="ForSpeechSeq2Seq",
+        # Whisper also has a classifier.
+        chosen=((10, "speech-seq2seq"),),
+        labels=transcripts(128),
+        of_sound=True,
+    ),
+    # A class for each token.
+    Task(
+        name="token-classification",
+        heads="MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+        suffix="ForTokenClassification",
+        num_labels=2,
+        of_text=True,
+    ),
+)
 CALLABLE = Task(name="callable")
 """Whatever a model of the user's own is trained for."""
+_BY_NAME = {task.name: task for task in _TASKS}
 
 
 def find(name: str) -> Task:
@@ -108,15 +235,12 @@ def find(name: str) -> Task:
         return CALLABLE
     if name not in names():
         raise unknown("task", name, names(), hint=f"choose one of {', '.join(names())}.")
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    task: Task = module.TASK
-    return task
+    return _BY_NAME[name]
 
 
-@functools.cache
 def names() -> tuple[str, ...]:
-    """All tasks, by the names of their files."""
-    return tuple(sorted(info.name.replace("_", "-") for info in pkgutil.iter_modules(__path__)))
+    """All tasks."""
+    return tuple(_BY_NAME)
 
 
 def choose(source: ModelSource, wanted: str) -> Head:
@@ -162,5 +286,5 @@ def _automatic(heads: dict[str, str]) -> Task:
 
 @functools.cache
 def _ranked() -> tuple[tuple[int, str, Task], ...]:
-    every = [(rank, head, task) for task in map(find, names()) for rank, head in task.chosen]
+    every = [(rank, head, task) for task in _TASKS for rank, head in task.chosen]
     return tuple(sorted(every, key=lambda entry: entry[0]))

@@ -1,0 +1,96 @@
+"""Compiled programs run Inductor and Triton, and leave the user's caches alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memcalc
+from memcalc.catalog.plan import make
+from memcalc.errors import UsageError
+from memcalc.estimation.validate import check
+from memcalc.records.trace import Component
+
+pytestmark = pytest.mark.pinned
+
+ROOT = Path(__file__).parents[2]
+TUNED = """
+    import os
+    os.environ["TRITON_CACHE_DIR"] = "users"
+    import torch, triton
+    import triton.language as tl
+
+    @triton.autotune([triton.Config({"B": b}) for b in (256, 1024)], key=["n"], cache_results=True)
+    @triton.jit
+    def double(x, n, B: tl.constexpr):
+        at = tl.program_id(0) * B + tl.arange(0, B)
+        tl.store(x + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)
+
+    x = torch.zeros(1 << 20, device="cuda")
+    double[lambda m: (triton.cdiv(x.numel(), m["B"]),)](x, x.numel())
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = torch.compile(model)
+    for _ in range(3):
+        compiled(torch.randn(8, 64, device="cuda")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_second_simulation_gives_the_first_and_the_users_caches_are_as_they_were(run, tmp_path):
+    first, second = run(TUNED), run(TUNED)
+    assert first.ending.code == second.ending.code == 0
+    assert first.traced.prediction.peak.allocated == second.traced.prediction.peak.allocated
+    assert any("torch.compile took" in one for one in first.traced.prediction.assumptions)
+    assert any("first configuration" in one for one in first.traced.prediction.assumptions)
+    assert not (tmp_path / "users").exists()
+
+
+@pytest.mark.nightly
+def test_a_compiled_plan_takes_less_and_cuda_graphs_keep_a_pool(small_model):
+    plan = {"model": small_model, "batch": 4, "seq": 64, "gpu": "t4"}
+    eager, compiled, graphs = (
+        memcalc.estimate(**plan, compile=mode) for mode in (None, "default", "reduce-overhead")
+    )
+    assert graphs.peak.allocated < compiled.peak.allocated < eager.peak.allocated
+    assert compiled.components[Component.WEIGHTS] == eager.components[Component.WEIGHTS]
+    assert any("torch.compile took" in one for one in compiled.assumptions)
+    assert any("CUDA graphs" in one for one in graphs.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"compile": "max-autotune"}, "choose one of default, reduce-overhead"),
+        ({"compile": "default", "target": "cpu"}, "answered for GPUs"),
+        ({"compile": "default", "inference": True}, "leave out compile, or inference"),
+    ],
+)
+def test_what_is_not_compiled_is_one_sentence(settings, said):
+    with pytest.raises(UsageError, match=said):
+        make({"model": "gpt2", **settings})
+
+
+def test_without_a_c_compiler_a_compiled_plan_is_refused(monkeypatch):
+    monkeypatch.setenv("CC", "there-is-none")
+    with pytest.raises(UsageError, match="install gcc"):
+        check(make({"model": "gpt2", "compile": "default"}))
+
+
+@pytest.mark.nightly
+def test_compiled_programs_take_what_was_written_down(tmp_path):
+    script = ROOT / "benchmarks" / "compiled_programs.py"
+    recorded = json.loads((ROOT / "evidence" / "compiled.json").read_text())
+    fast = ["gpt", "graph_breaks", "reduce_overhead"]
+    subprocess.run(
+        [sys.executable, str(script), "-o", "found.json", *fast],
+        cwd=tmp_path,
+        env={**os.environ, "MEMCALC_CACHE": str(tmp_path / "cache")},
+        check=True,
+    )
+    found = json.loads((tmp_path / "found.json").read_text())["programs"]
+    for name in fast:
+        assert found[name]["allocated"] == recorded["programs"][name]["allocated"]
