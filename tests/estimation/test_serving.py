@@ -98,7 +98,7 @@ def test_a_token_takes_what_the_model_keeps_of_it(llama, engine):
     assert serving.least.bytes == low
     assert found.components[Component.KV_CACHE] == low
     assert found.peak.allocated is None
-    assert "was not run" in found.unknown["allocated"]
+    assert "is not run" in found.unknown["allocated"]
     # 64 tokens are four blocks of 16, or 64 pages of one.
     assert serving.most.sequences == serving.most.blocks // (64 // serving.block)
 
@@ -212,7 +212,7 @@ def test_a_model_that_sees_is_built_whole_and_refused_for_engines(tmp_path):
     )
     found = estimate(str(path), precision="bf16", batch=1, seq=32)
     assert (found.task, found.head) == ("image-text-to-text", "Qwen2_5_VLForConditionalGeneration")
-    assert any("text alone" in note for note in found.assumptions)
+    assert any("text only" in note for note in found.assumptions)
     with pytest.raises(UsageError, match="takes more than text"):
         served(str(path), gpu="t4")
 

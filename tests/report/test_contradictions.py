@@ -6,7 +6,7 @@ from memcalc.report.blocks import terminal
 
 
 def test_state_of_adapters_is_told_by_what_trains_as_its_rule_is(small_model):
-    found = memcalc.estimate(small_model, lora="r=8,target=all-linear", batch=2, seq=64)
+    found = memcalc.estimate(small_model, lora="r=512,target=all-linear", batch=1, seq=16)
     text = terminal(list(answer.blocks(found)), width=120)
     assert "8.00 B/param that trains (rule: 8)" in text
 
