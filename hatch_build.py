@@ -7,11 +7,11 @@ machine, and where there is none that works, Zig does.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,18 +76,14 @@ class StubDriverHook(BuildHookInterface):
         if os.environ.get("MEMCALC_WHEEL_MACHINE"):
             return None
         stub = self._build(_STUB)
-        found: list[str] | None = stub.system_compiler()
+        found: list[str] | None = import_module("memcalc.files.compiler").system_compiler()
         return found if found is not None and stub.works(found) else None
 
     def _build(self, folder: str) -> ModuleType:
-        """Import memcalc's module by its path: what memcalc needs is not installed here."""
-        path = Path(self.root, folder, "build.py")
-        spec = importlib.util.spec_from_file_location(f"memcalc_{path.parent.name}_build", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        """A module of this checkout that needs no package, for none is installed here."""
+        if self.root not in sys.path:
+            sys.path.insert(0, self.root)
+        return import_module(f"{folder.replace('/', '.')}.build")
 
 
 def _machine() -> str | None:

@@ -48,7 +48,7 @@ class Bound(NamedTuple):
 
 
 BOUNDS = (
-    Bound(HELP, BARE, 1.5),
+    Bound(HELP, BARE, 1.3),
     Bound(CACHED, BARE, 2.5),
     Bound(ANALYTIC, BARE, 2.5),
     Bound(COLD, IMPORTS, 1.15),

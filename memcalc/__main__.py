@@ -1,10 +1,12 @@
-"""``python -m memcalc`` and the ``memcalc`` command: the outermost handler of whatever happens."""
+"""``python -m memcalc`` and the ``memcalc`` command: the outermost handler of errors."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 INTERRUPTED = 130
 _GO_ON = (
@@ -12,7 +14,7 @@ _GO_ON = (
 )
 _NOT_KEPT = "memcalc: interrupted; of a script that has not ended nothing is kept."
 BROKEN_PIPE = 141
-"""As shells say it of a program that writes to a pipe nobody reads: 128 + SIGPIPE."""
+"""The exit code of shells for a broken pipe: 128 + SIGPIPE."""
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def run(arguments: list[str]) -> int:
 
             return answer(asked)
 
-        with app.make_context("memcalc", list(arguments)) as context:
+        with _warning_in_lines(), app.make_context("memcalc", list(arguments)) as context:
             app.invoke(context)
         sys.stdout.flush()
     except BaseException as error:
@@ -57,15 +59,15 @@ def _told(error: BaseException, *, simulates: bool) -> int:
         with contextlib.suppress(OSError, ValueError):
             print(_NOT_KEPT if simulates else _GO_ON, file=sys.stderr, flush=True)
         return INTERRUPTED
-    import click
+    import typer
 
-    if isinstance(error, click.exceptions.Exit):
+    if isinstance(error, typer.Exit):
         return error.exit_code
-    if isinstance(error, click.exceptions.Abort):
+    if isinstance(error, typer.Abort):
         return INTERRUPTED
-    if isinstance(error, click.ClickException):
-        error.show()
-        return 2
+    # What typer says of a command line has this base in common, which it does not export.
+    if isinstance(error, typer.BadParameter.__mro__[2]):
+        return _told_of_words(error)
     if os.environ.get("MEMCALC_DEBUG"):
         import traceback
 
@@ -77,6 +79,36 @@ def _told(error: BaseException, *, simulates: bool) -> int:
 
     say(f"error: {sentence(error)}")
     return exit_code(error)
+
+
+@contextlib.contextmanager
+def _warning_in_lines() -> Iterator[None]:
+    """Turn warnings into lines on stderr."""
+    import warnings
+
+    def show(message: object, *_: object, **__: object) -> None:
+        from memcalc.cli.command import say
+
+        say(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+def _told_of_words(error: Any) -> int:
+    """Say what typer does not understand of a command line; returns the exit code."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if "\n" in message:
+        # Nothing was typed, and this is the help.
+        error.show()
+    else:
+        from memcalc.cli.command import say
+
+        where = f" Type {context.command_path} --help." if context is not None else ""
+        say(f"error: {message}{'' if message.endswith(('.', '?')) else '.'}{where}")
+    return 2
 
 
 def _fill_closed_streams() -> None:

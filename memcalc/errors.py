@@ -1,9 +1,10 @@
-"""Everything that can go wrong for a user, each with its exit code; one tree."""
+"""The tree of user errors, each with its exit code."""
 
 from __future__ import annotations
 
 import difflib
 import errno
+import re
 from collections.abc import Iterable
 
 _LONGEST = 1000
@@ -73,10 +74,34 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
         known: all names that would have worked.
         hint: what to type to see them all.
     """
-    by_key = {key.lower(): key for key in known}
-    close = difflib.get_close_matches(name.lower(), by_key, n=3, cutoff=0.5)
-    offer = f"did you mean {' or '.join(by_key[key] for key in close)}? " if close else ""
+    names = list(known)
+    close = meant(name, names)
+    if not close:
+        by_key = {key.lower(): key for key in names}
+        found = difflib.get_close_matches(name.lower(), by_key, n=3, cutoff=0.5)
+        close = [by_key[key] for key in found]
+    offer = f"did you mean {' or '.join(close[:3])}? " if close else ""
     return UsageError(f"Unknown {kind} {name!r}: {offer}{hint}")
+
+
+def meant(name: str, known: Iterable[str]) -> list[str]:
+    """Names that have all words and numbers of this one, whatever stands between; nearest first.
+
+    ``adam8`` has those of ``adam8bit``, ``mistral 7b`` those of ``Mistral-7B-v0.1``.
+    """
+    typed = _words(name)
+    by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}
+    found = [
+        one
+        for one, words in by_name.items()
+        if typed and all(any(word.startswith(part) for word in words) for part in typed)
+    ]
+    return sorted(found, key=lambda one: (len(set(by_name[one]) - set(typed)), len(one)))
+
+
+def _words(name: str) -> list[str]:
+    """Its words and numbers, in small letters."""
+    return re.findall(r"[a-z]+|[0-9]+(?:\.[0-9]+)*", name.lower())
 
 
 def exit_code(error: BaseException) -> int:
@@ -92,7 +117,7 @@ def _no_folder(error: BaseException) -> bool:
 
 
 def sentence(error: BaseException) -> str:
-    """What a user is told of an error, also of one that nobody expected."""
+    """An error as a sentence, also an unexpected one."""
     if isinstance(error, MemcalcError):
         said = str(error)
         return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."

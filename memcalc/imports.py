@@ -1,4 +1,4 @@
-"""What somebody names of their own code: ``package.module:name`` or ``file.py:name``.
+"""Imports a user's code by name: ``package.module:name`` or ``file.py:name``.
 
 Only child processes load it: their code may print, exit or never return.
 """

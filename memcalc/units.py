@@ -1,4 +1,4 @@
-"""Bytes to words and back; the only place that knows KiB from kB."""
+"""Formats and parses byte counts; the only place that knows KiB from kB."""
 
 from __future__ import annotations
 

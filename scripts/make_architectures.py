@@ -12,13 +12,16 @@ from transformers.models.auto import configuration_auto, modeling_auto
 
 from memcalc.workload import tasks
 
+_SEEING = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
+
 
 def main() -> None:
     types: dict[str, dict[str, object]] = {}
     for model_type, config in sorted(configuration_auto.CONFIG_MAPPING_NAMES.items()):
         heads = {}
         for task in map(tasks.find, tasks.names()):
-            found = getattr(modeling_auto, task.heads).get(model_type)
+            table = _SEEING if model_type in task.seeing else task.heads
+            found = getattr(modeling_auto, table).get(model_type)
             if found:
                 heads[task.name] = found if isinstance(found, str) else found[0]
         if heads:

@@ -5,17 +5,18 @@ what memcalc knows. Type --answers to make the records anew as well.
 """
 
 import contextlib
+import io
 import json
+import os
 import pathlib
 import shlex
 import subprocess
 import sys
 from fractions import Fraction
+from unittest.mock import patch
 
-from click.testing import CliRunner
-
+from memcalc.__main__ import run
 from memcalc.budgets import starter
-from memcalc.cli.app import app
 from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.measure.doctor import Fact
@@ -65,11 +66,16 @@ def shown(name: str, width: int) -> str:
     if name in MADE:
         return _made(name, width)
     words = shlex.split(TYPED[name])
-    with contextlib.chdir(FOLDER):
-        done = CliRunner().invoke(app, words, env={"COLUMNS": str(width), "NO_COLOR": "1"})
-    if done.exit_code != (words[0] == "check"):
-        raise SystemExit(f"memcalc {TYPED[name]}: {done.output}")
-    return done.stdout
+    with (
+        contextlib.chdir(FOLDER),
+        patch.dict(os.environ, COLUMNS=str(width), NO_COLOR="1"),
+        contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) as said,
+    ):
+        code = run(words)
+    said.seek(0)
+    if code != (words[0] == "check"):
+        raise SystemExit(f"memcalc {TYPED[name]}: {said.read()}")
+    return said.read()
 
 
 def _made(name: str, width: int) -> str:

@@ -1,5 +1,7 @@
 """Write configs/inventories/*.json: every tensor of each bundled model with its default head.
 
+    python scripts/make_inventories.py [MODEL ...]
+
 Repeated layers are folded: neighbouring groups of tensors that differ only in one number of
 their names are written once, with the range of the number.
 """
@@ -7,6 +9,7 @@ their names are written once, with the range of the number.
 import json
 import pathlib
 import re
+import sys
 
 import torch
 
@@ -74,7 +77,7 @@ def _same(first: tuple, other: tuple, distance: int) -> bool:
 def main() -> None:
     folder = pathlib.Path(__file__).parent.parent / "configs" / "inventories"
     folder.mkdir(exist_ok=True)
-    for name in models.bundled():
+    for name in sys.argv[1:] or models.bundled():
         source = models.find(name)
         task = tasks.choose(source, "auto")
         with torch.device("meta"):

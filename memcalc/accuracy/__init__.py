@@ -1,1 +1,1 @@
-"""Predictions beside measurements: who is off, where, and by how much."""
+"""Predictions beside measurements: where they differ, and by how much."""

@@ -1,4 +1,4 @@
-"""Measures plans in order and puts an estimate beside each: where both sides meet."""
+"""Measures plans in order and puts an estimate beside each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """Somebody who follows the runs."""
+    """An observer of the runs."""
 
     def begins(self, plan: Plan, number: int, count: int) -> None:
         """A run starts."""

@@ -1,4 +1,4 @@
-"""The pieces the allocator keeps its state with: blocks, and free lists ordered by size."""
+"""Blocks and free lists ordered by size."""
 
 from __future__ import annotations
 

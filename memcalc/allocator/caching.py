@@ -1,4 +1,4 @@
-"""How the caching allocator serves a request, and what it does when there is no room.
+"""The caching allocator: how it serves a request, and what it does when memory is short.
 
 Source: ``DeviceCachingAllocator`` in ``c10/cuda/CUDACachingAllocator.cpp`` (``malloc``,
 ``get_free_block``, ``alloc_block``, ``should_split``, ``free``) of torch 2.11 to 2.13, native
@@ -117,7 +117,7 @@ class CachingAllocator(AllocatorState):
             block.used_by += (stream,)
 
     def empty_cache(self) -> None:
-        """Give every segment nobody uses back to the device (``torch.cuda.empty_cache``)."""
+        """Give every unused segment back to the device (``torch.cuda.empty_cache``)."""
         release.release_cached(self)
 
     def give_back(self, size: int, stream: int) -> None:
@@ -125,7 +125,7 @@ class CachingAllocator(AllocatorState):
         release.release_one(self, size, stream)
 
     def keep_pool(self, stream: int, *, kept: bool) -> None:
-        """A stream within a private pool: its segments are given back only once nobody keeps it."""
+        """A stream within a private pool: its segments are freed once it is released."""
         self.private[stream] = kept
 
     def empty_pool(self, stream: int) -> None:

@@ -1,4 +1,4 @@
-"""The sizes PyTorch's CUDA caching allocator is built on.
+"""The constants of PyTorch's CUDA caching allocator.
 
 Source: ``c10/core/AllocatorConfig.h`` of torch 2.11 and 2.13 (``kSmallBuffer``, ``kMinBlockSize``,
 ``kSmallSize``, ``kMinLargeAlloc``, ``kRoundLarge``, ``large_segment_size_``).

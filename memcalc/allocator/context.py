@@ -1,4 +1,4 @@
-"""What a CUDA process holds outside PyTorch's allocator: its context and the kernels it loaded.
+"""Memory of a CUDA process outside PyTorch's allocator: its context and loaded kernels.
 
 NVIDIA publishes no formula, so the answer is a range out of readings (``catalog.contexts``): those
 of a GPU's own kind where there are enough, else those of all GPUs, which grow about as the number

@@ -1,4 +1,4 @@
-"""One statistic of the allocator, and the rungs of the ladder that most questions are about."""
+"""One statistic of the allocator, and the levels requested, allocated and reserved."""
 
 from __future__ import annotations
 

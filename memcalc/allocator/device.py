@@ -1,4 +1,4 @@
-"""The device as the allocator sees it: how much memory is left, and at which addresses."""
+"""The device as the allocator sees it: free memory and addresses."""
 
 from __future__ import annotations
 

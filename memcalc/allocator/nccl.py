@@ -1,4 +1,4 @@
-"""What NCCL holds of a GPU outside PyTorch's allocator: a range (configs/nccl.toml).
+"""NCCL's memory outside PyTorch's allocator, as a range (configs/nccl.toml).
 
 NCCL allocates the buffers of its channels by itself, for each group of processes that communicates.
 No reading of all groups of a training run was found, so no figure inside is the likely one.

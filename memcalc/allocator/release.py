@@ -1,4 +1,4 @@
-"""How cached memory goes back to the device: on demand, when it runs short, and when it is old.
+"""How cached memory is freed: on demand, when memory is short, and by age.
 
 Source: ``release_cached_blocks``, ``release_available_cached_blocks``,
 ``garbage_collect_cached_blocks`` and ``release_block`` in ``c10/cuda/CUDACachingAllocator.cpp``.

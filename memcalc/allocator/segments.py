@@ -1,4 +1,4 @@
-"""What the allocator holds, as plain records: segments, and the blocks that tile them."""
+"""Segments and the blocks that tile them, as plain records."""
 
 from __future__ import annotations
 

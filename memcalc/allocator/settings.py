@@ -1,4 +1,4 @@
-"""What ``PYTORCH_ALLOC_CONF`` says: its syntax, its checks, and the settings that change a byte.
+"""``PYTORCH_ALLOC_CONF``: its syntax, its checks, and the settings that change memory.
 
 Source: ``c10/core/AllocatorConfig.h`` and ``c10/cuda/CUDAAllocatorConfig.h`` of torch 2.11 and
 2.13; each check below was seen in the error of the real parser of those versions.

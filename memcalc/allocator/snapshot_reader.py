@@ -1,4 +1,4 @@
-"""A recorded memory snapshot, opened without running what it may carry, and what it shows.
+"""Reads a recorded memory snapshot without running code in it.
 
 Source: ``torch.cuda.memory._dump_snapshot`` of torch 2.11 and 2.13.
 """
@@ -156,7 +156,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     levels: Levels
     segments: int
     largest_free: int
-    """Size of the largest block nobody uses."""
+    """Size of the largest free block."""
     reserved_by_pool: tuple[PoolSize, ...]
     sites: tuple[Site, ...]
     """Where live storages came from, largest first."""

@@ -148,7 +148,7 @@ class AllocatorState:
         return block
 
     def put_back(self, block: Block) -> None:
-        """Merge a block nobody uses any more with its free neighbours and put it in the pool."""
+        """Merge a freed block with its free neighbours and put it in the pool."""
         pool = block.pool
         block.busy = False
         before, after = block.prev, block.next

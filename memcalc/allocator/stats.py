@@ -83,7 +83,7 @@ class PoolStats:
             self._note_active()
 
     def drop(self, size: int, requested: int) -> None:
-        """Count a block that came back and waits for nobody."""
+        """Count a block that came back and waits for no stream."""
         self.count -= 1
         self.bytes -= size
         self.requested -= requested

@@ -222,14 +222,17 @@ def _simulated(runs: Sequence[BudgetedRun]) -> dict[str, Evidence]:
     Returns:
         What is known of each run, by its name.
     """
-    return {run.name: _one(run) for run in runs}
+    return {
+        run.name: of_command(run.plan, Path(run.where.file).resolve().parent, run.name)
+        for run in runs
+    }
 
 
-def _one(run: BudgetedRun) -> Evidence:
-    steps = STEPS if run.plan.steps is None else run.plan.steps
-    folder = Path(run.where.file).resolve().parent
+def of_command(plan: Plan, folder: Path, name: str) -> Evidence:
+    """What is known of a command that runs in a folder, by the name of its run."""
+    steps = STEPS if plan.steps is None else plan.steps
     try:
-        found = simulate(replace(run.plan, steps=steps), folder)
+        found = simulate(replace(plan, steps=steps), folder)
     except MemcalcError as error:
         return Evidence(error=str(error))
     ending = found.ending
@@ -243,6 +246,6 @@ def _one(run: BudgetedRun) -> Evidence:
     if ending.out_of_memory:
         where = ending.refusal
         at = f" in {where.phase.value} at {where.line}" if where is not None else ""
-        doubt = f"{run.name}: GPU memory ran out{at}"
-    prediction = replace(found.traced.prediction, plan=run.plan)
+        doubt = f"{name}: GPU memory ran out{at}"
+    prediction = replace(found.traced.prediction, plan=plan)
     return Evidence(prediction=prediction, doubt=doubt)

@@ -1,4 +1,4 @@
-"""Judges every budget by what is known of its run; the whole of what is green and what is not."""
+"""Judges every budget by the figures of its run."""
 
 from __future__ import annotations
 
@@ -165,7 +165,9 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
     found = fits.verdict(fit, prediction.context, spare)
     reason = why(budget, evidence, None)
     if found is FitVerdict.TIGHT:
-        reason = f"{found.value}: {fits.why_tight(fit)}"
+        grows = prediction.growth
+        full = fits.growth_words(grows) if grows and grows.runs_full else fits.why_tight(fit)
+        reason = f"{found.value}: {full}"
     elif found is FitVerdict.DOES_NOT_FIT and fit.allowed is not None:
         reason = f"per_process_memory_fraction allows no more; {reason}"
     return Verdict(

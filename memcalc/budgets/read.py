@@ -1,4 +1,4 @@
-"""From a budget file to runs and their budgets, or to a sentence with file and line."""
+"""Reads a budget file; errors name file and line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOP = ("defaults", "runs", "baseline")
 OWN_KEYS = ("method", "lengths", "limits")
 DEFAULT_BASELINE = "memcalc-baseline.json"
 _LONGEST_NAME = 100
-_OF_COMMANDS = ("command", "steps", "gpu", "torch", "alloc_conf")
+OF_COMMANDS = ("command", "steps", "gpu", "torch", "alloc_conf")
 
 
 def read(path: Path) -> BudgetFile:
@@ -172,14 +172,14 @@ def _of_command(
     Raises:
         UsageError: its own table says more.
     """
-    other = [key for key in settings if key not in _OF_COMMANDS and places[key][0] != "defaults"]
+    other = [key for key in settings if key not in OF_COMMANDS and places[key][0] != "defaults"]
     if other:
         raise source.error(
             places[other[0]],
             f"{other[0]} is for runs of a model; beside command there are "
-            f"{', '.join(key for key in _OF_COMMANDS if key != 'command')}.",
+            f"{', '.join(key for key in OF_COMMANDS if key != 'command')}.",
         )
-    return {key: value for key, value in settings.items() if key in _OF_COMMANDS}
+    return {key: value for key, value in settings.items() if key in OF_COMMANDS}
 
 
 def _on_gpu(source: Source, plan: Plan, found: tuple[Budget, ...]) -> Plan:

@@ -1,4 +1,4 @@
-"""Says in a few words why a figure is what it is: what dominates it, or what made it grow."""
+"""Explains a figure in a few words: what dominates it, or what made it grow."""
 
 from __future__ import annotations
 

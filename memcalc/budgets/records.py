@@ -1,4 +1,4 @@
-"""The data of a budget check: what was promised, what is known, what was found.
+"""The records of a budget check.
 
 BudgetFile (what a repository promises) -> Evidence (what its runs cost) -> Verdict (one for each
 budget) -> Report. All sizes are unrounded bytes.

@@ -1,20 +1,26 @@
-"""What would bring a run under its budget: the cheapest changes that do, each really estimated."""
+"""Finds the cheapest changes that bring a run under its budget."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+from msgspec.structs import replace
 
 from memcalc.advice.remedies.advice import advise
 from memcalc.advice.remedies.goals import Goal
-from memcalc.advice.remedies.records import Change, Figures, Search
+from memcalc.advice.remedies.records import Change, Figures, Search, figures
 from memcalc.advice.remedies.trials import Trials
 from memcalc.budgets import metrics
+from memcalc.budgets.collect import of_command
 from memcalc.budgets.judge import judged
 from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import RUNGS
+from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.units import format_mib
+
+_EXPANDABLE = "expandable_segments:True"
 
 
 class Adviser:
@@ -24,6 +30,7 @@ class Adviser:
         """Try nothing yet; ``use_cache``: keep and reuse answers on disk."""
         self._tracer = Tracer(use_cache=use_cache, workers=None)
         self._trials: dict[Plan, Trials | None] = {}
+        self._simulated: dict[Plan, Evidence] = {}
 
     def __enter__(self) -> Adviser:
         return self
@@ -36,6 +43,8 @@ class Adviser:
         prediction = evidence.prediction
         if evidence.measurement is not None or prediction is None or prediction.method != "trace":
             return ""
+        if prediction.plan.command:
+            return self._of_command(budget, prediction, before)
         trials = self._of(prediction.plan)
         if trials is None:
             return ""
@@ -59,6 +68,23 @@ class Adviser:
             if trial.figures is not None
         }
         return _clause(found, sizes, now.value)
+
+    def _of_command(self, budget: Budget, prediction: Prediction, before: Known | None) -> str:
+        """What a command can be told from outside; all else is the script's own to change."""
+        plan = prediction.plan
+        if not plan.alloc_conf and _outside(budget, figures(prediction)) is not None:
+            changed = replace(plan, alloc_conf=_EXPANDABLE)
+            if changed not in self._simulated:
+                folder = Path(budget.where.file).resolve().parent
+                self._simulated[changed] = of_command(changed, folder, budget.run)
+            verdict = judged(budget, self._simulated[changed], before)
+            if verdict.status is Status.HOLDS and verdict.value is not None:
+                to = format_mib(verdict.value)
+                return f"{_written(('alloc_conf', _EXPANDABLE))} in the file brings it to {to}"
+            if verdict.value is not None:
+                tried = f"{format_mib(verdict.value)} with {_EXPANDABLE}"
+                return f"the script itself must need less: {tried}"
+        return "the script itself must need less"
 
     def _of(self, plan: Plan) -> Trials | None:
         if plan not in self._trials:

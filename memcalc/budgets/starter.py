@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,14 +43,7 @@ class Starter(msgspec.Struct, frozen=True, kw_only=True):
 def text(starter: Starter) -> str:
     """The file, as TOML."""
     prediction = starter.prediction
-    head = [f"#:schema ./{SCHEMA_FILE}"] if starter.schema else []
-    head += [
-        "# What the training runs of this repository may cost in GPU memory.",
-        "# memcalc check judges these budgets without a GPU; exit code 1: over budget.",
-        "# memcalc check --update-baseline writes what max_growth is judged against.",
-        "# Commit that file as well.",
-        "",
-    ]
+    head = _head(schema=starter.schema)
     if starter.source:
         head.append(f"# Settings are those of {untrusted_text.line(starter.source)}.")
     for note in starter.unread:
@@ -59,6 +55,43 @@ def text(starter: Starter) -> str:
         lines.append('method = "analytic"')
     lines += ["", f"[runs.{name}.limits]", *_limits(starter)]
     return "\n".join(lines) + "\n"
+
+
+def of_scripts(scripts: Sequence[Path], gpu: str | None, *, schema: bool) -> str:
+    """A file for scripts that were found and not run: they are judged by their growth.
+
+    Args:
+        scripts: by their paths from here.
+        gpu: that all shall fit; ``None``: none is named.
+        schema: name the schema, which is written beside.
+    """
+    lines = _head(schema=schema)
+    lines += ["# Scripts that were found; none was run. Add the arguments that they need."]
+    for script in scripts:
+        name = run_name(str(script.with_suffix("")).replace("/", "-"))
+        command = toml(f"python {shlex.quote(str(script))}")
+        lines += [f"[runs.{name}]", f"command = {command}", "", f"[runs.{name}.limits]"]
+        lines += [f"fits = {toml(gpu)}"] if gpu is not None else []
+        lines += ['max_growth = "2%"', ""]
+    return "\n".join(lines)
+
+
+def command_name(command: str) -> str:
+    """A name for the run of a command: that of its script or module."""
+    words = [word for word in command.split() if not word.startswith("-") and "=" not in word]
+    named = next((word for word in words[1:] if word.endswith(".py")), (words[1:] or words)[0])
+    return run_name(named.removesuffix(".py").rpartition(".")[2])
+
+
+def _head(*, schema: bool) -> list[str]:
+    return [
+        *([f"#:schema ./{SCHEMA_FILE}"] if schema else []),
+        "# What the training runs of this repository may cost in GPU memory.",
+        "# memcalc check judges these budgets without a GPU; exit code 1: over budget.",
+        "# memcalc check --update-baseline writes what max_growth is judged against.",
+        "# Commit that file as well.",
+        "",
+    ]
 
 
 def run_name(model: str) -> str:

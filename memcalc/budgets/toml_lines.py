@@ -1,4 +1,4 @@
-"""Knows on which line each key of a TOML text stands; tomllib, which reads the values, does not."""
+"""Finds the line of each key of a TOML text, which tomllib does not tell."""
 
 from __future__ import annotations
 

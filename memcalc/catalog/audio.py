@@ -1,4 +1,4 @@
-"""What feature extractors make of sound for each model type (configs/sound.json)."""
+"""Sizes of audio features for each model type (configs/sound.json)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute capabilities of NVIDIA's GPUs: what a multiprocessor of each generation has.
+"""Compute capabilities of NVIDIA's GPUs: properties of a multiprocessor.
 
 A new generation is a row here and its cards in configs/gpus.toml.
 

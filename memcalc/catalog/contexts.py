@@ -1,4 +1,4 @@
-"""What processes were seen to hold outside PyTorch's allocator (configs/contexts.toml).
+"""Published readings of memory outside PyTorch's allocator (configs/contexts.toml).
 
 Published readings are figures as their authors printed them; measured ones are made from files of
 ``memcalc measure`` (configs/contexts_measured.json, where there is one).
@@ -51,7 +51,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     aside: str = ""
     """Why it counts for nothing; empty: it counts."""
     measured: bool = False
-    """By memcalc; else published by somebody."""
+    """Measured by memcalc; else published."""
 
     @property
     def middle(self) -> int:

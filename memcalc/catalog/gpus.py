@@ -1,4 +1,4 @@
-"""The GPUs that memcalc knows (configs/gpus.toml), and what people call them."""
+"""The GPUs that memcalc knows (configs/gpus.toml), and their aliases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its config: bundled, local, on the hub, or a callable."""
+"""Finds a model's config by name: bundled, local, on the hub, or a callable."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from msgspec.structs import replace
 
 from memcalc.catalog import hub
 from memcalc.catalog.validate import validate
-from memcalc.errors import UsageError, unknown
+from memcalc.errors import UsageError, meant, unknown
 from memcalc.files import untrusted_values
 from memcalc.files.shipped import configs
 from memcalc.imports import is_named
 
 _LARGEST_CONFIG = 10 << 20
 _TUNED = re.compile(r"-(instruct|chat|it)(?=-|$)", re.IGNORECASE)
+_COPIES = "unsloth/"
+"""The same models under one organisation, where not quantised already."""
+_OF_DIFFUSERS = re.compile(r"^(sdxl|flux|sd-?[123])|stable-diffusion|FLUX\.", re.IGNORECASE)
 _FORMER_ORGS = frozenset(
     "google-t5 google-bert facebookai distilbert albert openai-community".split()
 )
@@ -38,7 +41,9 @@ class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     factory: str | None = None
     """``package.module:callable`` returning an ``nn.Module``."""
     tuned: str = ""
-    """The model that was named, where this one is what it was tuned from."""
+    """The model on the hub that was named, where this one has its sizes."""
+    note: str = ""
+    """Which model was taken for the one that was named; empty: that one itself."""
     revision: str | None = None
     """The commit on the hub that the config is of."""
 
@@ -80,12 +85,22 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
     file = None if is_local(name) else _bundled_file(name)
     if file is not None:
         return ModelSource(name=_name_of(file), origin="bundled", config=_shipped(file))
+    if _OF_DIFFUSERS.search(name):
+        raise UsageError(
+            f"{name} is a pipeline of diffusers: type memcalc simulate -- python train.py with a "
+            "script that trains its UNet or transformer."
+        )
+    if name.endswith(".py"):
+        raise UsageError(
+            f"{name} is a script: type memcalc simulate -- python {name}, or name a function in "
+            f"it that returns a model, as {name}:make."
+        )
     path = Path(os.path.expanduser(name))
     if is_local(name) or os.path.exists(path):
         return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
-    base = _base_of(name)
-    if base is not None:
-        return ModelSource(name=_name_of(base), origin="bundled", config=_shipped(base), tuned=name)
+    same = _same_sizes(name)
+    if same is not None:
+        return same
     config, revision = _from_hub(name)
     return replace(_checked(name, "hub", config, trust_remote_code), revision=revision)
 
@@ -104,11 +119,22 @@ def _by_name() -> dict[str, Path]:
 
 
 def notes(name: str) -> tuple[str, ...]:
-    """What an answer about this model has to say: that it goes by the config of its base."""
-    base = _base_of(name)
-    if base is None or canonical(name) != name or os.path.exists(os.path.expanduser(name)):
+    """What an answer about this model has to say: which model was taken for it."""
+    if is_named(name) or is_local(name) or _bundled_file(name) is not None:
         return ()
-    return (f"the config is that of {_name_of(base)}, which {name} was tuned from",)
+    same = None if os.path.exists(os.path.expanduser(name)) else _same_sizes(name)
+    return (same.note,) if same is not None else ()
+
+
+def without_hub(name: str) -> dict[str, Any] | None:
+    """The config of a model by its name on the hub, of those that are shipped; ``None``: no."""
+    if is_named(name) or is_local(name):
+        return None
+    file = _bundled_file(name)
+    if file is not None:
+        return dict(_shipped(file))
+    same = _same_sizes(name) if "/" in name else None
+    return same.config if same is not None else None
 
 
 def is_local(name: str) -> bool:
@@ -120,16 +146,48 @@ def _name_of(file: Path) -> str:
     return file.stem.replace("--", "/")
 
 
-def _base_of(name: str) -> Path | None:
-    """The bundled model that one for chat or instructions was tuned from; its sizes are the same.
+def _same_sizes(name: str) -> ModelSource | None:
+    """The bundled model that one which is not has the sizes of; ``None``: no such is known.
 
-    A later revision of the tuned one has a base of its own: Mistral-7B-Instruct-v0.3 is not taken
+    A later revision of a tuned one has a base of its own: Mistral-7B-Instruct-v0.3 is not taken
     for a Mistral-7B-v0.1.
     """
-    bare = _TUNED.sub("", name, count=1)
-    if bare == name or is_local(name):
+    if is_local(name):
         return None
-    return _bundled_file(bare) or _bundled_file(f"{bare}-pt")
+    wanted = name.lower().removeprefix(_COPIES)
+    bare = _TUNED.sub("", wanted, count=1)
+    alias = _aliases().get(wanted) or _aliases().get(bare)
+    found = _by_name()[alias["of"].lower()] if alias is not None else None
+    others = (bare, f"{bare}-pt") if bare != name.lower() else (f"{bare}-pt",)
+    found = found or next((file for one in others if (file := _bundled_file(one))), None)
+    if found is None and "/" not in name:
+        # On the hub names have an organisation: this one is short for the model with all its words.
+        close = meant(name, bundled())
+        found = bundled()[close[0]] if len(close) == 1 else None
+    if found is None:
+        return None
+    base = _name_of(found)
+    note = f"the config is that of {base}, which {name} was tuned from"
+    if "/" not in name:
+        note = f"{name} is taken for {base}"
+    elif bare == wanted or alias is not None:
+        note = f"the config is that of {base}, whose sizes {name} has"
+    settings = {key: value for key, value in (alias or {}).items() if key != "of"}
+    return ModelSource(
+        name=base,
+        origin="bundled",
+        config={**_shipped(found), **settings},
+        tuned=name if "/" in name else "",
+        note=note,
+    )
+
+
+@functools.cache
+def _aliases() -> dict[str, Any]:
+    """Models of the same sizes as a bundled one, by their names and by what people call them."""
+    told = json.loads((configs() / "aliases.json").read_text())
+    short = {name.partition("/")[2] or name: alias for name, alias in told.items()}
+    return {name.lower(): alias for name, alias in {**short, **told}.items()}
 
 
 def _bundled_file(name: str) -> Path | None:

@@ -1,4 +1,4 @@
-"""From what a user typed or wrote in a file to a Plan, or to a sentence that says what is wrong."""
+"""Makes a Plan from a user's settings, or says in a sentence what is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memcalc.records.fields import FIELDS
 from memcalc.records.plan import ZERO_STAGES, Plan
 
 TRAINER_OPTIM = "adamw_torch_fused"
-"""``TrainingArguments.optim`` where nobody names one (transformers 5.23, training_args.py)."""
+"""``TrainingArguments.optim`` by default (transformers 5.23, training_args.py)."""
 
 
 def make(settings: Mapping[str, Any]) -> Plan:

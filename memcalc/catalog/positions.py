@@ -39,7 +39,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def default(self) -> int:
-        """Tokens per sample where nobody names a number."""
+        """Default tokens per sample."""
         return self.exact or min(DEFAULT_SEQ, self.longest or DEFAULT_SEQ)
 
     def refusal(self, name: str, seq: int | None) -> str | None:

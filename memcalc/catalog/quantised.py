@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already: turned back, answered as they are, or refused.
+"""Quantized checkpoints: dequantized, estimated as they are, or refused.
 
 What is trainable, and which GPU keeps what, is what transformers 5.23 says: ``is_trainable`` and
 ``validate_environment`` of each method's ``HfQuantizer``.
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 NONE = "none"
-"""The value of ``Plan.quant`` that has a quantised checkpoint turned back while it is loaded."""
+"""The value of ``Plan.quant`` that dequantizes a quantized checkpoint while loading."""
 TORCHAO = {"torchao-int8": "Int8WeightOnlyConfig", "torchao-float8": "Float8WeightOnlyConfig"}
 """Which class of ``torchao.quantization`` a value of ``Plan.quant`` has transformers use."""
 BITSANDBYTES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ _DEQUANTISED = {
     "mxfp8": "FineGrainedFP8Config",
     "compressed-tensors": "CompressedTensorsConfig",
 }
-"""Methods that transformers turns back, told by ``dequantize=True`` of this class."""
+"""Methods that transformers dequantizes, by ``dequantize=True`` of this class."""
 _FP8 = (8, 9)
 """The first compute capability with fp8 arithmetic; on others transformers turns fp8 back."""
 _AS_BF16 = (
@@ -198,7 +198,7 @@ def unsharded(settings: Mapping[str, Any]) -> str | None:
 
 
 def uncounted(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What loading a checkpoint that is turned back may take, and is not known."""
+    """Uncounted memory of loading a checkpoint that is dequantized."""
     settings = _settings(config or {})
     if settings is None or _method(settings) not in _DEQUANTISED:
         return ()

@@ -1,4 +1,4 @@
-"""Checks a config.json before anything is built of it, so that nonsense answers at once."""
+"""Checks a config.json before a model is built from it."""
 
 from __future__ import annotations
 

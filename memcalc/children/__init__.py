@@ -1,4 +1,4 @@
-"""Child processes: one home for how they are started, asked, heard and ended.
+"""Child processes: how they are started, asked and ended.
 
 A *parent* is a process that imports what is heavy once and forks a *child* for each who asks
 (``parent.py``, ``child.py``); ``ask.py`` is the side of memcalc's own process. What the children

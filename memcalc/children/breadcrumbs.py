@@ -1,4 +1,4 @@
-"""Where the program of a child is, kept in memory that outlives a crash of the child."""
+"""The last known place in a child's program, in shared memory that survives its crash."""
 
 from __future__ import annotations
 

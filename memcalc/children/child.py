@@ -1,4 +1,4 @@
-"""What a child does: answers requests one after the other, and turns errors into sentences."""
+"""The main loop of a child: it answers requests in order and turns errors into sentences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Speaker:
 
 
 def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) -> None:
-    """Answer requests until nobody asks any more.
+    """Answer requests until the client closes.
 
     Args:
         end: where they come from.

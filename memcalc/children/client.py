@@ -1,4 +1,4 @@
-"""The asking side: a parent process of one's own, and the children it forks."""
+"""The client side: starts a parent process, which forks children, and asks them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from memcalc.errors import MemcalcError, UsageError
 _PATIENCE = 5.0
 """Seconds that a killed process has to be gone."""
 WARM = "MEMCALC_WARM"
-"""Names an abstract socket where a parent listens that somebody else has started; its kind follows.
+"""Names an abstract socket of a parent that is already running, followed by its kind.
 
-For tests, which would else wait for PyTorch's import a hundred times; ``launch`` starts it.
+For tests, so that PyTorch is imported once; ``launch`` starts such a parent.
 """
 
 
 class Parent:
-    """A process that forks children; started when the first is asked for. Threads may share it."""
+    """A process that forks children; it starts with the first child. Thread-safe."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Parent:
 
         Args:
             module: the job module, by its full name.
-            name: what its jobs are called in sentences.
+            name: name of its jobs in messages.
             hint: told to the module's ``warm``.
             aloud: what it prints goes to standard error as it comes, and it may read standard
                 input, unless that is a terminal.
@@ -102,13 +102,13 @@ class Parent:
                 self._control.send(json.dumps({"end": number}).encode())
 
     def close(self) -> None:
-        """Leave no process behind; from here on there is none."""
+        """End the process and its children, for good."""
         with self._lock:
             self._closed = True
             self._stop()
 
     def how_it_ended(self) -> str:
-        """One sentence on a parent that is gone, or that nobody hears from."""
+        """One sentence on how a parent ended, or that it does not answer."""
         status, noise = None, ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""One sentence on how a process ended that did not end well."""
+"""Describes in one sentence how a process failed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ending(
 
 
 def stopped(name: str, error: BaseException, where: str = "") -> str:
-    """Say what code of somebody's raised.
+    """Describe an error that a user's code raised.
 
     Args:
         name: what it did: ``simulated run``.

@@ -1,4 +1,4 @@
-"""A copy of this very process, made to run code that must leave no trace in it."""
+"""Runs code in a forked copy of this process, which the code cannot change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that forks children: it imports what is heavy once, and loses nothing to a crash.
+"""The process that forks children: it imports heavy packages once and survives a child's crash.
 
 Importing PyTorch and transformers takes seconds; forking what has imported them takes
 milliseconds. It runs no code of a user's and never touches CUDA, so that each child makes a
@@ -30,7 +30,7 @@ _LONGEST = 1 << 16
 
 
 def main(control: int, asker: int) -> None:
-    """Fork children until nobody asks any more.
+    """Fork children until the client closes.
 
     Args:
         control: descriptor of the control socket, or of one that listens for them.

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple
 
-import click
+import typer
+from typer.core import TyperGroup
 
 from memcalc.version import __version__
-
-
-def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"memcalc {__version__}")
-        ctx.exit()
-
 
 COMPLETE = "_MEMCALC_COMPLETE"
 """What a shell sets in the environment when it asks what could be typed."""
@@ -81,49 +74,52 @@ VERBS = {
 }
 
 
-class _Verbs(Mapping[str, click.Command]):
-    """The commands by name; looking one up imports its module."""
-
-    def __getitem__(self, name: str) -> click.Command:
-        verb = VERBS[name]
-        command: click.Command = getattr(import_module(f"memcalc.cli.{verb.home}"), verb.name)
-        return command
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(VERBS)
-
-    def __len__(self) -> int:
-        return len(VERBS)
-
-
-class _Group(click.Group):
+class _Verbs(TyperGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = cast("MutableMapping[str, click.Command]", _Verbs())
+        # A mistyped verb is compared with these names.
+        self.commands: Any = dict.fromkeys(VERBS)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in VERBS:
+            return None
+        verb = VERBS[cmd_name]
+        return getattr(import_module(f"memcalc.cli.{verb.home}"), verb.name)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, verb.help) for name, verb in VERBS.items()])
 
 
-app = _Group(
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"memcalc {__version__}")
+        raise typer.Exit
+
+
+_app = typer.Typer(
     name="memcalc",
-    help="What will training this model cost in GPU memory?",
+    cls=_Verbs,
     no_args_is_help=True,
+    add_completion=False,
+    # Panels are drawn by parts of rich that take longer to import than everything else.
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    params=[
-        click.Option(
-            ["--version", "-V"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_version,
-            help="Print the version.",
-        )
-    ],
 )
+
+
+@_app.callback(help="What will training this model cost in GPU memory?")
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_tell_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a verb."""
+
+
+app = typer.main.get_group(_app)

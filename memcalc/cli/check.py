@@ -6,8 +6,10 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 from msgspec.structs import replace
 
 from memcalc.budgets.check import CheckResult, Question, check, exit_code
@@ -17,15 +19,14 @@ from memcalc.budgets.read import read
 from memcalc.budgets.reasons import Remedy, no_remedy
 from memcalc.budgets.records import Report
 from memcalc.budgets.source import discover
-from memcalc.cli.command import FILE, argument, exit_with, no_cache, option, say, verb
-from memcalc.cli.output import colored, put, width
+from memcalc.cli.command import argument, option, say, verb
+from memcalc.cli.output import NoCache, colored, put, width
 from memcalc.cli.progress import progress
-from memcalc.cli.values import SECONDS, Value, counted
+from memcalc.cli.values import DEVICE, SECONDS, TEXT, counted
 from memcalc.errors import UsageError, sentence
 from memcalc.files import artifact
 from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
-from memcalc.records.fields import FIELDS
 
 
 class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,61 +37,70 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool
 
 
-@verb
-@argument(
-    "files",
-    "Budget files. Default: the nearest memcalc.toml, or pyproject.toml with a [tool.memcalc].",
-    nargs=-1,
-    type=FILE,
+@verb(
+    "memcalc check",
+    "memcalc check memcalc.toml --format github",
+    "memcalc check --update-baseline",
 )
-@option("--format", "-f", default="table", help=f"{listed(formats('check'))}.")
-@option(
-    "--output",
-    "-o",
-    multiple=True,
-    type=FILE,
-    help="Write here too; format by extension; repeatable.",
-)
-@option("--quiet", "-q", is_flag=True, help="Print only what fails.")
-@option("--exit-zero", is_flag=True, help="Exit 0 even where a budget is exceeded.")
-@option("--baseline", type=FILE, help="Judge growth against this file.")
-@option("--update-baseline", is_flag=True, help="Update the baseline, then judge.")
-@option("--measure", is_flag=True, help="Train for real, do not estimate.")
-@option(
-    "--device",
-    type=Value(FIELDS["target"].type),
-    default="cuda",
-    help="Where to measure: cuda or cpu.",
-)
-@option("--steps", type=counted(2), default=4, help="Optimizer steps of a measured run.")
-@option("--timeout", type=SECONDS, default=600.0, help="Seconds for one measured run.")
-@option("--from", "saved", multiple=True, type=FILE, help="Judge these saved results; repeatable.")
-@option("--save", type=FILE, help="Keep what was found, for --from.")
-@option("--suggest", is_flag=True, help="Estimate changes that would meet exceeded budgets.")
-@option(
-    "--jobs",
-    "-j",
-    type=counted(1),
-    help="Largest number of processes. Default: by cores and free memory.",
-)
-@no_cache("answers")
 def command(
-    files: tuple[Path, ...],
-    format: str,
-    output: tuple[Path, ...],
-    quiet: bool,
-    exit_zero: bool,
-    baseline: Path | None,
-    update_baseline: bool,
-    measure: bool,
-    device: str,
-    steps: int,
-    timeout: float,
-    saved: tuple[Path, ...],
-    save: Path | None,
-    suggest: bool,
-    jobs: int | None,
-    use_cache: bool,
+    files: Annotated[
+        list[Path] | None,
+        argument(
+            "Budget files. Default: the nearest memcalc.toml, or pyproject.toml with a "
+            "[tool.memcalc].",
+            metavar="FILES",
+        ),
+    ] = None,
+    format: Annotated[
+        str, option("--format", "-f", value=TEXT, help=f"{listed(formats('check'))}.")
+    ] = "table",
+    output: Annotated[
+        list[Path] | None,
+        option(
+            *("--output", "-o"),
+            metavar="FILE",
+            help="Write here too; format by extension; repeatable.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, option("--quiet", "-q", help="Print only what fails.")] = False,
+    exit_zero: Annotated[
+        bool, option("--exit-zero", help="Exit 0 even where a budget is exceeded.")
+    ] = False,
+    baseline: Annotated[
+        Path | None, option("--baseline", metavar="FILE", help="Judge growth against this file.")
+    ] = None,
+    update_baseline: Annotated[
+        bool, option("--update-baseline", help="Update the baseline, then judge.")
+    ] = False,
+    measure: Annotated[bool, option("--measure", help="Train for real, do not estimate.")] = False,
+    device: Annotated[
+        str, option("--device", value=DEVICE, help="Where to measure: cuda or cpu.")
+    ] = "cuda",
+    steps: Annotated[
+        int, option("--steps", value=counted(2), help="Optimizer steps of a measured run.")
+    ] = 4,
+    timeout: Annotated[
+        float, option("--timeout", value=SECONDS, help="Seconds for one measured run.")
+    ] = 600.0,
+    saved: Annotated[
+        list[Path] | None,
+        option("--from", metavar="FILE", help="Judge these saved results; repeatable."),
+    ] = None,
+    save: Annotated[
+        Path | None, option("--save", metavar="FILE", help="Keep what was found, for --from.")
+    ] = None,
+    suggest: Annotated[
+        bool, option("--suggest", help="Estimate changes that would meet exceeded budgets.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        option(
+            *("--jobs", "-j"),
+            value=counted(1),
+            help="Largest number of processes. Default: by cores and free memory.",
+        ),
+    ] = None,
+    no_cache: NoCache = False,
 ) -> None:
     """Judge the memory budgets of a repository's training runs.
 
@@ -99,19 +109,21 @@ def command(
     """
     if measure and saved:
         raise UsageError("--measure finds out and --from reads: choose one.")
-    delivery = _delivery(format, output, quiet)
+    delivery = _delivery(format, tuple(output or ()), quiet)
     effort = Effort(
-        use_cache=use_cache,
+        use_cache=not no_cache,
         workers=jobs,
         device=device if measure else None,
         steps=steps,
         timeout=timeout,
     )
-    question = Question(effort=effort, saved=saved, baseline=baseline, update=update_baseline)
-    with _adviser(suggest, use_cache) as remedy:
+    question = Question(
+        effort=effort, saved=tuple(saved or ()), baseline=baseline, update=update_baseline
+    )
+    with _adviser(suggest, not no_cache) as remedy:
         question = replace(question, remedy=remedy)
-        code = _run(list(files) or [discover(Path.cwd())], question, delivery, exit_zero, save)
-    raise exit_with(code)
+        code = _run(files or [discover(Path.cwd())], question, delivery, exit_zero, save)
+    raise typer.Exit(code)
 
 
 @contextlib.contextmanager

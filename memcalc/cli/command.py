@@ -1,122 +1,91 @@
-"""A command as memcalc's verbs are: its arguments explained, its warnings lines."""
+"""The base of memcalc's commands: their parameters, and the headings of their help."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import inspect
 import sys
-import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import click
+import typer
+from typer.core import TyperCommand
 
 from memcalc import untrusted_text
-from memcalc.cli.groups import EXAMPLES, GROUPS, OTHERS
+from memcalc.cli.values import Value
 
-FILE: Any = click.Path(path_type=Path)
-"""The type of an option or argument that names a file."""
-
-
-class Argument(click.Argument):
-    """An argument with a help text of its own."""
-
-    def __init__(self, names: Sequence[str], *, explained: str, **more: Any) -> None:
-        super().__init__(names, **more)
-        self.explained = explained
+AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+"""Settings of a verb that takes a command: options behind the command are the command's own."""
 
 
-class Command(click.Command):
-    """A command that explains its arguments before its options, and ends with examples."""
+class Command(TyperCommand):
+    """A command whose help has headings, and ends with examples."""
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the arguments, then what is the verb's own, then the plan's by group."""
-        known = [param for param in self.params if isinstance(param, Argument)]
-        if known:
-            with formatter.section("Arguments"):
-                formatter.write_dl([(one.make_metavar(ctx), one.explained) for one in known])
-        rest = [param for param in self.get_params(ctx) if not isinstance(param, Argument)]
-        groups: dict[str, list[click.Parameter]] = {}
-        for param in rest:
-            groups.setdefault(getattr(param, "group", "Options"), []).append(param)
-        order = [*GROUPS, OTHERS, "Options"]
-        for title in sorted(groups, key=order.index):
-            records = [param.get_help_record(ctx) for param in groups[title]]
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write what is the verb's own, then the plan's options by group."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                if param.param_type_name == "argument":
+                    record = param.metavar or "", record[1]
+                usual = f"{param.param_type_name.capitalize()}s"
+                title = getattr(param, "rich_help_panel", None) or usual
+                groups.setdefault(title, []).append(record)
+        for title, records in groups.items():
             with formatter.section(title):
-                formatter.write_dl([record for record in records if record is not None])
+                formatter.write_dl(records)
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write what may be typed."""
-        examples = EXAMPLES.get(ctx.info_name or "")
-        if examples:
+        if self.epilog:
             with formatter.section("Examples"):
-                for example in examples:
+                for example in self.epilog.splitlines():
                     formatter.write(f"  {example}\n")
 
 
-def argument(name: str, explained: str, **more: Any) -> Callable[[Any], Any]:
-    """Declare an argument of the function below, as ``click.option`` declares an option."""
-    return click.argument(name, cls=Argument, explained=explained, **more)
-
-
-def option(*names: str, **more: Any) -> Callable[[Any], Any]:
-    """Declare an option of the function below; its default is shown where it has one."""
-    return click.option(*names, **{"show_default": True, **more})
-
-
-def no_cache(what: str) -> Callable[[Any], Any]:
-    """Declare ``--no-cache`` of the function below, which is told ``use_cache``."""
-    return click.option(
-        "--no-cache",
-        "use_cache",
-        is_flag=True,
-        flag_value=False,
-        default=True,
-        help=f"Neither read nor keep {what} on disk.",
-    )
-
-
-def verb(
-    function: Callable[..., None], shared: Sequence[click.Parameter] = (), **more: Any
-) -> Command:
-    """Make a command of a function; its help is the docstring.
+def option(*names: str, help: str, value: Value | None = None, **more: Any) -> Any:
+    """An option, for ``Annotated``.
 
     Args:
-        function: with ``argument`` and ``option`` declared on it.
-        shared: parameters that come before those.
-        **more: of ``click.Command``.
+        *names: as they are typed.
+        help: what it is, in a sentence.
+        value: what its text may be; ``None``: it is a switch, or ``more`` says what it is.
+        **more: of ``typer.Option``.
     """
-    own = list(reversed(getattr(function, "__click_params__", [])))
-    return Command(
-        name=None,
-        callback=_warning_in_lines(function),
-        params=[*shared, *own],
-        help=function.__doc__,
-        **more,
-    )
+    if value is not None:
+        read = value.read
+
+        def parse(text: Any) -> Any:
+            # A default is a value already.
+            return read(names[0], text) if isinstance(text, str) else text
+
+        more = {"metavar": value.metavar, "parser": parse, **more}
+    return typer.Option(*names, help=help, show_default=more.pop("show_default", True), **more)
 
 
-def _warning_in_lines(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn warnings into lines on stderr; errors are told by ``memcalc.__main__``."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _show_warning
-            function(*args, **kwargs)
-
-    return run
+def argument(help: str, **more: Any) -> Any:
+    """An argument and what it is, for ``Annotated``."""
+    return typer.Argument(help=help, show_default=False, **more)
 
 
-def exit_with(code: int) -> click.exceptions.Exit:
-    """What to raise to end the command with this exit code."""
-    return click.exceptions.Exit(code)
+def verb(*examples: str, **more: Any) -> Callable[[Callable[..., None]], Command]:
+    """Make a command of a function whose parameters are declared by ``option`` and ``argument``.
 
+    Args:
+        *examples: what may be typed.
+        **more: of ``typer.Typer.command``.
+    """
 
-def _show_warning(message: Any, *rest: Any, **more: Any) -> None:
-    say(f"warning: {message}")
+    def made(function: Callable[..., None]) -> Command:
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        words = inspect.getdoc(function)
+        single.command(cls=Command, help=words, epilog="\n".join(examples), **more)(function)
+        command = typer.main.get_command(single)
+        assert isinstance(command, Command)
+        return command
+
+    return made
 
 
 def say(text: str) -> None:

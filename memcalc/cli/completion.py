@@ -1,33 +1,36 @@
-"""``memcalc completion``."""
+"""``memcalc completion``, and what a shell is told that asks."""
 
 from __future__ import annotations
 
-import click
-from click.shell_completion import get_completion_class
+from typing import Annotated, Literal
 
 from memcalc.cli.command import argument, verb
+from memcalc.cli.values import of
 
-_SHELLS = ("bash", "zsh", "fish")
+_SHELL = of(Literal["bash", "zsh", "fish"])
 
 
-@verb
-@argument("shell", "bash, zsh or fish.", type=click.Choice(_SHELLS))
-def command(shell: str) -> None:
-    """Print what makes a shell complete verbs, models, GPUs and optimizers.
+@verb("memcalc completion bash")
+def command(
+    shell: Annotated[
+        str,
+        argument(
+            "bash, zsh or fish.", metavar="SHELL", parser=lambda text: _SHELL.read("shell", text)
+        ),
+    ],
+) -> None:
+    """Print shell completion for verbs, models, GPUs and optimizers.
 
     Add its output to the shell's start, such as eval "$(memcalc completion bash)" in ~/.bashrc.
     """
-    from memcalc.cli.app import COMPLETE, app
-
-    found = get_completion_class(shell)
-    assert found is not None
-    click.echo(found(app, {}, "memcalc", COMPLETE).source())
+    answer(f"source_{shell}")
 
 
 def answer(instruction: str) -> int:
-    """Tell a shell what could be typed; the exit code."""
-    from click.shell_completion import shell_complete
+    """Answer a shell's completion request; return the exit code."""
+    from typer import completion
 
     from memcalc.cli.app import COMPLETE, app
 
-    return shell_complete(app, {}, "memcalc", COMPLETE, instruction)
+    completion.completion_init()  # type: ignore[attr-defined]
+    return completion.shell_complete(app, {}, "memcalc", COMPLETE, instruction)

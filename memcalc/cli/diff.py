@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Annotated
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.sections import Chapter, again, chapter
-from memcalc.cli.command import argument, no_cache, option, verb
+from memcalc.cli.command import argument, option, verb
 from memcalc.cli.options import plans_of, understood
-from memcalc.cli.output import OUTPUT, deliver, format_option
+from memcalc.cli.output import NoCache, Output, deliver, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, saved
 from memcalc.cli.values import counted
@@ -26,17 +27,22 @@ _WHAT = (
 )
 
 
-@verb
-@argument("before", _WHAT)
-@argument("now", "What to compare it with, in any of the same forms.")
-@option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
-@format_option("difference")
-@OUTPUT
-@no_cache("traces")
+@verb(
+    "memcalc diff before.json after.json",
+    "memcalc diff 'gpt2 --batch 4' 'gpt2 --batch 4 --checkpointing'",
+    "memcalc diff old.toml new.toml -f markdown",
+)
 def command(
-    before: str, now: str, top: int, format: str | None, output: Path | None, use_cache: bool
+    before: Annotated[str, argument(_WHAT, metavar="BEFORE")],
+    now: Annotated[
+        str, argument("What to compare it with, in any of the same forms.", metavar="NOW")
+    ],
+    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
+    format: Annotated[str | None, format_option("difference")] = None,
+    output: Output = None,
+    no_cache: NoCache = False,
 ) -> None:
-    """Say what changed between two answers and why: by component, phase and module."""
+    """Show what changed between two answers: by component, phase and module."""
     from memcalc.estimation.validate import check
     from memcalc.report import differences
 
@@ -45,7 +51,7 @@ def command(
     for one in asked:
         if isinstance(one, Plan) and not one.command:
             check(one)
-    with Tracer(use_cache=use_cache) as tracer, progress("comparing") as steps:
+    with Tracer(use_cache=not no_cache) as tracer, progress("comparing") as steps:
         first = _chapter(asked[0], tracer)
         steps.at(1, 2)
         found = difference(first, _chapter(asked[1], tracer))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from memcalc.cli.command import exit_with, verb
+import typer
+
+from memcalc.cli.command import verb
 from memcalc.cli.output import put, width
 
 
-@verb
+@verb("memcalc doctor")
 def command() -> None:
-    """Say what this machine can measure, what is missing and what to do."""
+    """Report what this machine can measure, what is missing and how to fix it."""
     from memcalc.engine.environment import describe
     from memcalc.measure.doctor import examine
     from memcalc.report.doctor import render
@@ -17,4 +19,4 @@ def command() -> None:
     facts += [*describe(), verdict]
     put(render(facts, width()))
     if not facts[-1].well:
-        raise exit_with(3)
+        raise typer.Exit(3)

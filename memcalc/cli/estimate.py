@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from msgspec.structs import replace
 
-from memcalc.cli.command import exit_with, no_cache, option, say
+from memcalc.cli.command import option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
+from memcalc.cli.output import NoCache, Output, Verbose, deliver_predictions, format_option
 from memcalc.cli.progress import progress
-from memcalc.cli.values import METHOD
+from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import advised, answers
 from memcalc.files.formats import chosen
 from memcalc.records.prediction import Prediction
 
 
-@with_plan
-@option(
-    "--method",
-    type=METHOD,
-    default="trace",
-    help="trace (run the real code on a simulated GPU) or analytic.",
+@with_plan(
+    "memcalc estimate gpt2 --gpu t4",
+    "memcalc estimate meta-llama/Llama-3.1-8B --preset qlora --gpu 4090",
+    "memcalc estimate gpt2 --optim adamw,adam8bit,adafactor",
 )
-@option(
-    "--lengths",
-    type=str,
-    help="Replay a hundred batches of varying length: FILE with one length a line, "
-    "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
-)
-@format_option("predictions")
-@OUTPUT
-@VERBOSE
-@no_cache("answers")
 def command(
     settings: dict[str, Any],
-    method: str,
-    lengths: str | None,
-    format: str | None,
-    output: Path | None,
-    verbose: bool,
-    use_cache: bool,
+    method: Annotated[
+        str,
+        option(
+            "--method",
+            value=METHOD,
+            help="trace (run the real code on a simulated GPU) or analytic.",
+        ),
+    ] = "trace",
+    lengths: Annotated[
+        str | None,
+        option(
+            "--lengths",
+            value=TEXT,
+            help="Replay a hundred batches of varying length: FILE with one length a line, "
+            "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
+        ),
+    ] = None,
+    format: Annotated[str | None, format_option("predictions")] = None,
+    output: Output = None,
+    verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Predict what one training step costs, by component and by phase."""
     name = chosen("predictions", format, output)
@@ -54,7 +57,7 @@ def command(
     found: list[Prediction] = []
     failed: list[MemcalcError] = []
     with progress(f"estimating {plans[0].model}") as steps:
-        known = answers(plans, method=method, use_cache=use_cache)
+        known = answers(plans, method=method, use_cache=not no_cache)
         for number, (plan, answer) in enumerate(zip(plans, known, strict=True), start=1):
             steps.at(number, len(plans))
             if isinstance(answer, Prediction):
@@ -73,7 +76,7 @@ def command(
         failed = [error for error in failed if not isinstance(error, UsageError)]
     if failed:
         # What was answered is not the whole answer.
-        raise exit_with(max(error.exit_code for error in failed))
+        raise typer.Exit(max(error.exit_code for error in failed))
 
 
 def _vary(answer: Prediction, lengths: str) -> Prediction:

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.cli.command import exit_with, no_cache, option
+from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver_explanation, format_option, put
+from memcalc.cli.output import (
+    NoCache,
+    Output,
+    Verbose,
+    deliver_explanation,
+    format_option,
+    put,
+    width,
+)
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.saved import check_alone, saved
 from memcalc.cli.values import SIZE, counted
-from memcalc.errors import UsageError
+from memcalc.errors import MemcalcError, UsageError
+from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.question import code_in
 from memcalc.files.formats import chosen
 from memcalc.files.results import predictions
@@ -23,49 +34,66 @@ if TYPE_CHECKING:
     from memcalc.advice.explain.records import Explanation
 
 
-@with_plan
-@option(
-    "--under",
-    type=SIZE,
-    help="Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's memory, "
-    "if the plan does not fit it.",
+@with_plan(
+    "memcalc explain gpt2 --gpu t4 --batch 64",
+    "memcalc explain gpt2 --under '8 GiB'",
+    "memcalc explain gpt2 --no-remedies --plot",
 )
-@option("--depth", type=counted(1), help="Shorten module paths to this many names.")
-@option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
-@option("--remedies/--no-remedies", default=True, help="Estimate remedies that need less.")
-@option("--plot", is_flag=True, help="Draw the step's timeline.")
-@format_option("explanation")
-@OUTPUT
-@VERBOSE
-@no_cache("traces")
 def command(
     settings: dict[str, Any],
-    under: int | None,
-    depth: int | None,
-    top: int,
-    remedies: bool,
-    plot: bool,
-    format: str | None,
-    output: Path | None,
-    verbose: bool,
-    use_cache: bool,
+    under: Annotated[
+        int | None,
+        option(
+            "--under",
+            value=SIZE,
+            help="Find the cheapest plan within this limit, such as '15 GiB'. Default: the GPU's "
+            "memory, if the plan does not fit it.",
+        ),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
+    ] = None,
+    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
+    remedies: Annotated[
+        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
+    ] = True,
+    plot: Annotated[bool, option("--plot", help="Draw the step's timeline.")] = False,
+    format: Annotated[str | None, format_option("explanation")] = None,
+    output: Output = None,
+    verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Show what is alive at the peak, why, and what each remedy really buys."""
     plans = _saved(settings) or [plan_of(settings, "memcalc explain answers for")]
     if len(plans) > 1:
         raise UsageError(f"{settings['model']} holds {len(plans)} answers: explain one of them.")
     name = chosen("explanation", format, output)
-    wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=use_cache)
+    wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=not no_cache)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))
     deliver_explanation(found, name, output, top, verbose=verbose)
     if plot:
-        from memcalc.cli.drawing import drawn
-
-        put(drawn(plans[0], use_cache=use_cache))
+        put(_drawn(plans[0], use_cache=not no_cache))
     best = found.search.best if found.search is not None else None
     if under is not None and best is None:
-        raise exit_with(1)
+        raise typer.Exit(1)
+
+
+def _drawn(plan: Plan, *, use_cache: bool) -> str:
+    """A plan's step on a line, in letters.
+
+    Raises:
+        MemcalcError: the plan cannot be traced.
+    """
+    from memcalc.advice.explain.timeline import timeline
+    from memcalc.report import terminal
+
+    with Tracer(use_cache=use_cache) as tracer:
+        answer = tracer.trace(plan)
+    if isinstance(answer, MemcalcError):
+        raise answer
+    return terminal.timeline(timeline(answer.trace, plan), width=width())
 
 
 def _saved(settings: dict[str, Any]) -> list[Plan]:

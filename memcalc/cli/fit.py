@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from memcalc.cli.command import no_cache, option
+from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option, in_full
+from memcalc.cli.output import NoCache, Output, Verbose, deliver, format_option, in_full
 from memcalc.cli.progress import progress
-from memcalc.cli.values import SIZE
+from memcalc.cli.values import SIZE, TEXT
 from memcalc.errors import UsageError
 from memcalc.files.formats import chosen
 
 _AXES = ("batch", "seq")
 
 
-@with_plan
-@option(
-    "--memory", type=SIZE, help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU."
+@with_plan(
+    "memcalc fit gpt2 --gpu t4",
+    "memcalc fit gpt2 --gpus --batch 16",
+    "memcalc fit gpt2 --gpu t4 --grid",
 )
-@option(
-    "--find",
-    help="What to find the largest of: batch, seq or batch,seq. Default: both, "
-    "unless --grid, --gpus, --settings or --count ask for something else.",
-)
-@option("--grid", is_flag=True, help="Show batches by sequences.")
-@option("--gpus", is_flag=True, help="Show which GPUs fit the plan.")
-@option(
-    "--settings",
-    "settings_too",
-    is_flag=True,
-    help="Show which changes to the plan fit, and their cost.",
-)
-@option("--count", is_flag=True, help="Show how many of this GPU the plan needs, by layout.")
-@format_option("fit")
-@OUTPUT
-@VERBOSE
-@no_cache("what is learnt")
 def command(
     settings: dict[str, Any],
-    memory: int | None,
-    find: str | None,
-    grid: bool,
-    gpus: bool,
-    settings_too: bool,
-    count: bool,
-    format: str | None,
-    output: Path | None,
-    verbose: bool,
-    use_cache: bool,
+    memory: Annotated[
+        int | None,
+        option(
+            "--memory",
+            value=SIZE,
+            help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
+        ),
+    ] = None,
+    find: Annotated[
+        str | None,
+        option(
+            "--find",
+            value=TEXT,
+            help="What to find the largest of: batch, seq or batch,seq. Default: both, "
+            "unless --grid, --gpus, --settings or --count ask for something else.",
+        ),
+    ] = None,
+    grid: Annotated[bool, option("--grid", help="Show batches by sequences.")] = False,
+    gpus: Annotated[bool, option("--gpus", help="Show which GPUs fit the plan.")] = False,
+    settings_too: Annotated[
+        bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
+    ] = False,
+    count: Annotated[
+        bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
+    ] = False,
+    format: Annotated[str | None, format_option("fit")] = None,
+    output: Output = None,
+    verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc.advice.fit.fit import Question, answer
@@ -68,7 +69,7 @@ def command(
         devices=count,
     )
     with progress(f"fitting {plan.model}"):
-        found = answer(plan, question, use_cache=use_cache)
+        found = answer(plan, question, use_cache=not no_cache)
     blocks = fitted.blocks(found, verbose=in_full(verbose, output, name))
     deliver(name, output, blocks, json=lambda: fitted.as_json(found))
 

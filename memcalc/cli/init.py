@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import shlex
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import click
+import typer
 from msgspec.structs import replace
 
 from memcalc.budgets import detect, sizes, starter
 from memcalc.budgets.detect import Detected
-from memcalc.budgets.read import check_name
+from memcalc.budgets.read import OF_COMMANDS, check_name
 from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
-from memcalc.cli.command import FILE, option
+from memcalc.catalog import plan as plans
+from memcalc.cli.command import argument, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.progress import progress
-from memcalc.cli.values import METHOD
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.cli.values import METHOD, TEXT
+from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
 from memcalc.records.plan import Plan
@@ -28,30 +30,39 @@ from memcalc.records.prediction import Prediction
 TARGET = Path("memcalc.toml")
 
 
-@with_plan
-@option(
-    "--from",
-    "source",
-    type=FILE,
-    help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
-    "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
-    "what is found in this folder.",
+@with_plan(
+    "memcalc init gpt2",
+    "memcalc init gpt2 --gpu t4 --batch 16",
+    "memcalc init --gpu t4 -- python train.py --epochs 1",
 )
-@option("--margin", default="5%", help="How far above today's estimate limits are.")
-@option("--name", help="Name of the run.")
-@option("--method", type=METHOD, default="trace", help="trace or analytic.")
-@option(
-    "--schema", "with_schema", is_flag=True, help=f"Write {starter.SCHEMA_FILE} too, for editors."
-)
-@option("--force", is_flag=True, help="Overwrite memcalc.toml.")
 def command(
     settings: dict[str, Any],
-    source: Path | None,
-    margin: str,
-    name: str | None,
-    method: str,
-    with_schema: bool,
-    force: bool,
+    arguments: Annotated[
+        list[str] | None,
+        argument(
+            "In place of a model: a command of your own, after --; it is simulated.",
+            metavar="COMMAND",
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        option(
+            "--from",
+            metavar="FILE",
+            help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
+            "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
+            "what is found in this folder.",
+        ),
+    ] = None,
+    margin: Annotated[
+        str, option("--margin", value=TEXT, help="How far above today's estimate limits are.")
+    ] = "5%",
+    name: Annotated[str | None, option("--name", value=TEXT, help="Name of the run.")] = None,
+    method: Annotated[str, option("--method", value=METHOD, help="trace or analytic.")] = "trace",
+    with_schema: Annotated[
+        bool, option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
+    ] = False,
+    force: Annotated[bool, option("--force", help="Overwrite memcalc.toml.")] = False,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
     above = sizes.share_or_size(margin).percent
@@ -60,26 +71,63 @@ def command(
     if name is not None:
         check_name(name)
     _free(force)
-    found = _configuration(source, settings)
-    if found is not None:
-        settings, notes = detect.driven({**found.settings, **settings})
-        found = replace(found, unread=(*found.unread, *notes))
-    prediction = _estimate(_plan(settings), method)
+    if arguments:
+        prediction, found = _simulated([settings.pop("model"), *arguments], settings), None
+    elif source is None and not settings.get("model") and (scripts := _scripts()):
+        _write(starter.of_scripts(scripts, settings.get("gpu"), schema=with_schema), with_schema)
+        return
+    else:
+        found = _configuration(source, settings)
+        if found is not None:
+            settings, notes = detect.driven({**found.settings, **settings})
+            found = replace(found, unread=(*found.unread, *notes))
+        prediction = _estimate(_plan(settings), method)
+    plan = prediction.plan
+    usual = starter.command_name(plan.command) if plan.command else starter.run_name(plan.model)
     text = starter.text(
         starter.Starter(
             prediction=prediction,
             margin=Fraction(above),
-            name=name or starter.run_name(prediction.plan.model),
+            name=name or usual,
             source=found.file if found is not None else "",
             unread=found.unread if found is not None else (),
             schema=with_schema,
         )
     )
+    _write(text, with_schema)
+
+
+def _write(text: str, with_schema: bool) -> None:
     artifact.write(TARGET, text)
     if with_schema:
         artifact.write(Path(starter.SCHEMA_FILE), json.dumps(schema(), indent=2) + "\n")
-    click.echo(text, nl=False)
-    click.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
+    typer.echo(text, nl=False)
+    typer.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
+
+
+def _scripts() -> list[Path]:
+    """The scripts in this folder that train, where no configuration names a model."""
+    if any("model" in found.settings for found in detect.search(Path.cwd())):
+        return []
+    return detect.scripts(Path.cwd())
+
+
+def _simulated(words: list[str], settings: dict[str, Any]) -> Prediction:
+    """What a command needs, which was typed to be run."""
+    from memcalc.budgets.collect import of_command
+
+    other = [key for key in settings if key not in OF_COMMANDS]
+    if other:
+        raise UsageError(
+            f"{other[0]} is for runs of a model: beside a command there are gpu, torch and "
+            "alloc_conf."
+        )
+    plan = plans.make({**settings, "command": shlex.join(words)})
+    with progress(f"simulating {plan.command}"):
+        found = of_command(plan, Path.cwd(), starter.command_name(plan.name))
+    if found.prediction is None:
+        raise EstimateError(f"{plan.command}: {found.error}.")
+    return found.prediction
 
 
 def _free(force: bool) -> None:
@@ -103,8 +151,9 @@ def _configuration(source: Path | None, settings: dict[str, Any]) -> Detected | 
     found = detect.search(Path.cwd())
     if not found:
         raise UsageError(
-            "Which model? Name one (memcalc init gpt2), or run this beside a training "
-            "configuration: TrainingArguments, axolotl or accelerate."
+            "Which model? Name one (memcalc init gpt2) or a command (memcalc init -- python "
+            "train.py), or run this beside a training configuration: TrainingArguments, axolotl "
+            "or accelerate."
         )
     main, more = found[0], [each for each in found[1:] if each.kind == "accelerate"]
     return detect.merge(main, more[0]) if more else main

@@ -1,19 +1,25 @@
-"""``memcalc list``: what is known."""
+"""``memcalc list``: models, optimizers and GPUs."""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated, Any
 
-import click
+import typer
 
-from memcalc.cli.command import option, verb
+from memcalc.cli.command import Command, option
 from memcalc.cli.output import seen_width
 from memcalc.wrap import fold
 
-command = click.Group(help="List the models, optimizers and GPUs that memcalc knows.")
+_app = typer.Typer(
+    help="List the models, optimizers and GPUs that memcalc knows.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 
 
-@verb
+@_app.command(cls=Command)
 def models() -> None:
     """The bundled models, their parameters, and the head each is trained with by default."""
     from memcalc.catalog import inventory
@@ -29,7 +35,7 @@ def models() -> None:
         _row(f"{name:44} {size:>7} {source.model_type:14} {head.name:24} {head.class_name}")
 
 
-@verb
+@_app.command(cls=Command)
 def optimizers() -> None:
     """All optimizers, with bytes of state per parameter by the rule of thumb."""
     from memcalc import registry
@@ -40,13 +46,16 @@ def optimizers() -> None:
         _row(f"{row.name:28} {rule:>5} B/param  {row.summary}{also}")
 
 
-@verb
-@option(
-    "--context",
-    is_flag=True,
-    help="What a process holds outside PyTorch's allocator on each, and how that is known.",
-)
-def gpus(context: bool) -> None:
+@_app.command(cls=Command)
+def gpus(
+    context: Annotated[
+        bool,
+        option(
+            "--context",
+            help="What a process holds outside PyTorch's allocator on each, and how that is known.",
+        ),
+    ] = False,
+) -> None:
     """All GPUs, with the memory CUDA offers a process."""
     from memcalc.catalog import gpus as catalog
     from memcalc.units import format_bytes
@@ -54,18 +63,25 @@ def gpus(context: bool) -> None:
     if context:
         _contexts()
         return
-    for gpu in catalog.table():
-        major, minor = gpu.capability
-        _row(
-            f"{gpu.name:24} {gpu.sold_as:>4} GB on the box, {format_bytes(gpu.memory):>9} to use  "
-            f"compute capability {major}.{minor}, {gpu.multiprocessors} multiprocessors"
+    heads = ("GPU", "sold as", "to use", "capability", "multiprocessors")
+    rows = [
+        (
+            gpu.name,
+            f"{gpu.sold_as} GB",
+            format_bytes(gpu.memory),
+            ".".join(map(str, gpu.capability)),
+            gpu.multiprocessors,
         )
+        for gpu in catalog.table()
+    ]
+    for name, sold_as, memory, capability, multiprocessors in (heads, *rows):
+        typer.echo(f"{name:30} {sold_as:>8} {memory:>10} {capability:>11} {multiprocessors:>16}")
 
 
 def _row(text: str) -> None:
     """One entry; at a terminal no wider than it, elsewhere a line that can be searched."""
     columns = seen_width(sys.stdout)
-    click.echo(text if columns is None else "\n".join(fold(text, columns, 6)))
+    typer.echo(text if columns is None else "\n".join(fold(text, columns, 6)))
 
 
 def _contexts() -> None:
@@ -77,12 +93,11 @@ def _contexts() -> None:
     def words(span: Span) -> str:
         return f"{span.low / MIB:,.0f} to {span.high / MIB:,.0f}"
 
-    click.echo(f"{'':24} {'bare context':>14} {'with a model':>14} MiB")
+    typer.echo(f"{'':24} {'bare context':>14} {'with a model':>14} MiB")
     for gpu in (*catalog.table(), None):
         held = outside(gpu)
         name = gpu.name if gpu is not None else "any"
         _row(f"{name:24} {words(held.context):>14} {words(held.total):>14}  {held.total.source}")
 
 
-for _name, _command in (("models", models), ("optimizers", optimizers), ("gpus", gpus)):
-    command.add_command(_command, _name)
+command: Any = typer.main.get_group(_app)

@@ -1,57 +1,31 @@
-"""Shows a person at a terminal how the runs go, on standard error; says nothing to anybody else."""
+"""Shows the progress of runs at a terminal, on standard error."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
-from memcalc import untrusted_text
 from memcalc.accuracy.campaign import Watcher
-from memcalc.cli.command import say
+from memcalc.cli.progress import Steps, progress
 from memcalc.files.results import Run
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.units import format_mib
 
-if TYPE_CHECKING:
-    from rich.text import Text
 
+class _Followed:
+    """Keeps the moving line up to date, and leaves a line for each run that has ended."""
 
-class Quiet:
-    """Says only what went wrong."""
-
-    def begins(self, plan: Plan, number: int, count: int) -> None:
-        """A run starts."""
-
-    def said(self, reading: PhaseReading) -> None:
-        """A phase of the run has ended."""
-
-    def ended(self, run: Run) -> None:
-        """A run has ended."""
-        if run.error is not None:
-            self.note(f"{run.plan.model} {run.plan.optim}: {run.error}")
-
-    def busy(self, what: str) -> None:
-        """Something else takes time now."""
-
-    def note(self, text: str) -> None:
-        """Something that a person should know."""
-        say(text)
-
-
-class Shown(Quiet):
-    """Keeps one moving line, and leaves a line for each run that has ended."""
-
-    def __init__(self, console: Any, status: Any) -> None:
-        self._console = console
-        self._status = status
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
         self._what = ""
+        self.busy = steps.now
+        self.note = steps.note
 
     def begins(self, plan: Plan, number: int, count: int) -> None:
         """A run starts."""
-        self._what = f"{number + 1}/{count} {plan.model} {plan.optim} {plan.precision}"
+        self._what = f"{plan.model} {plan.optim} {plan.precision}"
+        self._steps.at(number, count)
         self.busy(f"{self._what}: starting")
 
     def said(self, reading: PhaseReading) -> None:
@@ -64,31 +38,14 @@ class Shown(Quiet):
         """A run has ended."""
         from memcalc.report.measured import line
 
-        self.note(f"{self._what}: {line(run)}")
-
-    def busy(self, what: str) -> None:
-        """Something else takes time now."""
-        self._status.update(_text(what))
-
-    def note(self, text: str) -> None:
-        """Something that a person should know."""
-        self._console.print(_text(text))
-
-
-def _text(text: str) -> Text:
-    from rich.text import Text
-
-    return Text(untrusted_text.line(text))
+        if run.error is not None:
+            self.note(f"{run.plan.model} {run.plan.optim}: {run.error}")
+        else:
+            self._steps.row(f"{self._what}: {line(run)}")
 
 
 @contextmanager
 def follow() -> Iterator[Watcher]:
-    """Somebody who follows the runs, as talkative as standard error allows."""
-    if not sys.stderr.isatty():
-        yield Quiet()
-        return
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with console.status("starting") as status:
-        yield Shown(console, status)
+    """An observer of the runs that reports on standard error."""
+    with progress("starting") as steps:
+        yield _Followed(steps)

@@ -3,51 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
-from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
+from memcalc.cli.command import argument, option, say, verb
 from memcalc.cli.live import follow
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
-from memcalc.cli.values import SECONDS, Value, counted
+from memcalc.cli.values import DEVICE, SECONDS, counted
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.disagreement import disagreement
-from memcalc.records.fields import FIELDS
 from memcalc.records.plan import Plan
 
 
-@with_plan
-@option("--suite", type=FILE, help="Suite file with many runs.")
-@option("--device", type=Value(FIELDS["target"].type), help="cuda or cpu. Default: --target.")
-@option(
-    "--steps",
-    type=counted(2),
-    default=4,
-    help="Optimizer steps; the last is measured, those before warm up.",
+@with_plan(
+    "memcalc measure gpt2 --optim adamw,adam8bit",
+    "memcalc measure gpt2 --device cpu --batch 1 --seq 64",
+    "memcalc measure --suite runs.toml -o runs.json",
 )
-@option("--weights", is_flag=True, help="Load real weights (safetensors) instead of random ones.")
-@option("--timeout", type=SECONDS, default=600.0, help="Seconds for one run.")
-@option("--output", "-o", type=FILE, help="Keep results here.")
-@option("--continue", "more", is_flag=True, help="Continue the output file; skip the runs it has.")
-@option("--estimate/--no-estimate", default=True, help="Put the estimate beside each run.")
-@option("--snapshot", type=FILE, help="Dump PyTorch's memory snapshot.")
 def command(
     settings: dict[str, Any],
-    suite: Path | None,
-    device: str | None,
-    steps: int,
-    weights: bool,
-    timeout: float,
-    output: Path | None,
-    more: bool,
-    estimate: bool,
-    snapshot: Path | None,
+    suite: Annotated[
+        Path | None, option("--suite", metavar="FILE", help="Suite file with many runs.")
+    ] = None,
+    device: Annotated[
+        str | None, option("--device", value=DEVICE, help="cuda or cpu. Default: --target.")
+    ] = None,
+    steps: Annotated[
+        int,
+        option(
+            "--steps",
+            value=counted(2),
+            help="Optimizer steps; the last is measured, those before warm up.",
+        ),
+    ] = 4,
+    weights: Annotated[
+        bool, option("--weights", help="Load real weights (safetensors) instead of random ones.")
+    ] = False,
+    timeout: Annotated[
+        float, option("--timeout", value=SECONDS, help="Seconds for one run.")
+    ] = 600.0,
+    output: Annotated[
+        Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
+    ] = None,
+    more: Annotated[
+        bool, option("--continue", help="Continue the output file; skip the runs it has.")
+    ] = False,
+    estimate: Annotated[
+        bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
+    ] = True,
+    snapshot: Annotated[
+        Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
+    ] = None,
 ) -> None:
-    """Train for real, one child process a run, and put the estimate beside it."""
+    """Train for real, one process per run, beside the estimate."""
     plans = _plans(settings, suite, device)
     if snapshot is not None and (len(plans) > 1 or plans[0].target != "cuda"):
         raise UsageError("--snapshot is for a single run on cuda: name one optimizer.")
@@ -64,9 +77,9 @@ def command(
         saved = writer.finish()
     _report(writer.runs)
     if not finished:
-        raise exit_with(130)
+        raise typer.Exit(130)
     if not saved or all(run.measurement is None for run in writer.runs):
-        raise exit_with(3)
+        raise typer.Exit(3)
 
 
 def _measure(plans: list[Plan], how: How, writer: ResultsWriter, watcher: Watcher) -> bool:
@@ -131,10 +144,11 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
     return plans
 
 
-@verb
-@argument("files", "Files that memcalc measure wrote.", nargs=-1, required=True, type=FILE)
-def compare(files: tuple[Path, ...]) -> None:
-    """Say how accurate the estimates of measured runs were: median, worst, by what they share."""
+@verb("memcalc compare runs.json", "memcalc compare evidence/*.json")
+def compare(
+    files: Annotated[list[Path], argument("Files that memcalc measure wrote.", metavar="FILES")],
+) -> None:
+    """Report how accurate the estimates of measured runs were: median, worst, by group."""
     from memcalc.report import accuracy
 
     runs = [run for file in files for run in load(file)]

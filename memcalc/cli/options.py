@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import click
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any
 
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import complete
-from memcalc.cli.command import FILE, Argument, Command, say, verb
-from memcalc.cli.groups import GROUPS, OTHERS
+from memcalc.cli.command import Command, argument, option, say, verb
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
@@ -20,38 +19,64 @@ from memcalc.records.plan import Plan
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _NAMED = {"gpu": "GPU", "optim": "NAME", "alloc_conf": "CONF", "torch": "VERSION"}
-_NAMED["transformers"] = "VERSION"
-_NAMED |= dict.fromkeys(FILES, "FILE")
+_NAMED |= {"transformers": "VERSION", **dict.fromkeys(FILES, "FILE")}
 
 
-def _parameter(field: Field) -> click.Parameter:
+def _parameter(field: Field) -> Parameter:
     """A field of a plan as an argument or option; what is typed, the field itself reads."""
     words = f"{field.help} {field.typed}".strip()
+    kind: Any = list[str] if field.repeats else str
     if field.name == "model":
-        return Argument(
-            [field.name], required=False, explained=words, shell_complete=complete.models
+        told = argument(words, autocompletion=complete.models, metavar="MODEL")
+    elif field.kind is bool:
+        kind = bool
+        told = option(
+            f"--{field.option}/--no-{field.option}", help=words, rich_help_panel=field.group
         )
-    if field.kind is bool:
-        switch = f"--{field.option}/--no-{field.option}"
-        return _Option(field, [field.name, switch], type=bool, default=None, help=words)
-    return _Option(
-        field,
-        [field.name, f"--{field.option}"],
-        type=str,
-        metavar=_NAMED.get(field.name, "NAME" if field.choices else _METAVARS[field.kind]),
-        shell_complete=complete.of(field),
-        multiple=field.repeats,
-        default=None,
-        help=words,
-    )
+    else:
+        usual = "NAME" if field.choices else _METAVARS[field.kind]
+        told = option(
+            f"--{field.option}",
+            help=words,
+            metavar=_NAMED.get(field.name, usual),
+            autocompletion=complete.of(field),
+            rich_help_panel=field.group,
+        )
+    return _declared(field.name, kind | None, told)
 
 
-class _Option(click.Option):
-    """An option of a plan, and the heading it stands under in help."""
+def _declared(name: str, kind: Any, told: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, told])
 
-    def __init__(self, field: Field, *names: Any, **more: Any) -> None:
-        super().__init__(*names, **more)
-        self.group = next((g for g, fields in GROUPS.items() if field.name in fields), OTHERS)
+
+def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
+    """Make a verb that takes a plan; its function gets ``settings`` in place of the options.
+
+    Args:
+        *examples: what may be typed.
+    """
+
+    def made(function: Callable[..., None]) -> Command:
+        model, *rest = (_parameter(field) for field in FIELDS.values() if field.option is not None)
+        file = option("--plan", help="TOML file with these settings.", metavar="FILE")
+        rest.append(_declared("plan_file", Path | None, file))
+        own = dict(signature(function, eval_str=True).parameters)
+        del own["settings"]
+
+        @functools.wraps(function)
+        def run(**typed: Any) -> None:
+            given = {one.name: typed.pop(one.name) for one in (model, *rest)}
+            function(settings=settings_of(given), **typed)
+
+        # The verb's own come first in help.
+        declared = [model, *own.values(), *rest]
+        run.__signature__ = Signature(  # type: ignore[attr-defined]
+            [one.replace(kind=Parameter.KEYWORD_ONLY) for one in declared]
+        )
+        run.__annotations__ = {one.name: one.annotation for one in declared}
+        return verb(*examples)(run)
+
+    return made
 
 
 def settings_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +88,9 @@ def settings_of(given: dict[str, Any]) -> dict[str, Any]:
     path = given.pop("plan_file")
     written: dict[str, Any] = untrusted_values.toml(path) if path is not None else {}
     typed = {
-        name: FIELDS[name].read(told) for name, told in given.items() if told not in (None, ())
+        name: FIELDS[name].read(tuple(told) if isinstance(told, list) else told)
+        for name, told in given.items()
+        if told not in (None, [], ())
     }
     left = {key: value for key, value in written.items() if key.replace("-", "_") not in typed}
     return {**left, **typed}
@@ -73,12 +100,13 @@ def understood(words: Sequence[str]) -> dict[str, Any]:
     """The settings that these words would be on the command line of ``memcalc estimate``.
 
     Raises:
-        click.UsageError: there is no such option.
+        UsageError: of typer: there is no such option.
     """
     taken: list[dict[str, Any]] = []
-    command = with_plan(lambda settings: taken.append(settings))
-    command.main(list(words), prog_name="memcalc estimate", standalone_mode=False)
-    return taken[0] if taken else {}
+    command = with_plan()(lambda settings: taken.append(settings))
+    with command.make_context("memcalc estimate", list(words)) as context:
+        command.invoke(context)
+    return taken[0]
 
 
 def plans_of(settings: dict[str, Any]) -> list[Plan]:
@@ -115,18 +143,3 @@ def plan_of(settings: dict[str, Any], what: str) -> Plan:
     if len(plans) > 1:
         raise UsageError(f"{what} one optimizer at a time: name one with --optim.")
     return plans[0]
-
-
-def with_plan(command: Callable[..., None]) -> Command:
-    """Make a verb that takes a plan; its function gets ``settings`` in place of the options."""
-    model, *options = (_parameter(field) for field in FIELDS.values() if field.option is not None)
-    file = click.Option(["plan_file", "--plan"], type=FILE, help="TOML file with these settings.")
-    shared = [model, file, *options]
-    names = {one.name for one in shared}
-
-    @functools.wraps(command)
-    def run(**typed: Any) -> None:
-        given = {name: typed.pop(name) for name in list(typed) if name in names}
-        command(settings=settings_of(given), **typed)
-
-    return verb(run, shared)

@@ -1,4 +1,4 @@
-"""Where an answer goes and in which format: the options, and the writing."""
+"""Output options, and writing an answer in its format."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-from memcalc.cli.command import FILE, option
+from memcalc.cli.command import option
+from memcalc.cli.values import TEXT
 from memcalc.files import artifact
 from memcalc.files.formats import FORMATS, formats, listed
 
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
     from memcalc.records.prediction import Prediction
     from memcalc.report.blocks import Block
 
-OUTPUT = option("--output", "-o", type=FILE, help="Write here; format by extension.")
-VERBOSE = option("--verbose", "-v", is_flag=True, help="Print every figure, rule and source.")
+Output = Annotated[
+    Path | None,
+    option("--output", "-o", metavar="FILE", help="Write here; format by extension."),
+]
+Verbose = Annotated[bool, option("--verbose", "-v", help="Print every figure, rule and source.")]
+NoCache = Annotated[bool, option("--no-cache", help="Neither read nor keep answers on disk.")]
 _NARROWEST, _WIDEST = 60, 140
 
 
-def format_option(*kinds: str) -> Callable[[Any], Any]:
-    """The option that names the format of such answers."""
+def format_option(*kinds: str) -> Any:
+    """The option that names the format of such answers, for ``Annotated``."""
     names = [name for name in FORMATS if any(name in formats(kind) for kind in kinds)]
-    return option("--format", "-f", help=f"{listed(names)}.")
+    return option("--format", "-f", value=TEXT, help=f"{listed(names)}.")
 
 
 def put(text: str, output: Path | None = None) -> None:

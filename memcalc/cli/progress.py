@@ -1,4 +1,4 @@
-"""How far a command has come, on standard error: moving at a terminal, now and then in a log."""
+"""Progress on standard error: a live line at a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 
@@ -33,8 +33,16 @@ class Steps:
         """So many of the answers are known."""
         self.done, self.total = done, total
 
+    def now(self, what: str) -> None:
+        """This is being done from now on."""
+        self.what = what
+
     def row(self, text: str) -> None:
         """Something is known that is worth a line before all is."""
+
+    def note(self, text: str) -> None:
+        """Something that a person should know."""
+        say(text)
 
 
 class _Moving(Steps):
@@ -49,10 +57,16 @@ class _Moving(Steps):
         super().at(done, total)
         self._shown.update(self._task, completed=done, total=total)
 
-    def row(self, text: str) -> None:
+    def now(self, what: str) -> None:
+        self._shown.update(self._task, description=untrusted_text.line(what))
+
+    def row(self, text: str, style: str = "dim") -> None:
         from rich.text import Text
 
-        self._shown.console.print(Text(untrusted_text.line(text), style="dim"))
+        self._shown.console.print(Text(untrusted_text.line(text), style=style))
+
+    def note(self, text: str) -> None:
+        self.row(text, style="")
 
     def fetching(self, seen: Fetching) -> None:
         """Something is fetched; what it is and how large comes first, without a fraction."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.sections import Chapter, again, chapter
-from memcalc.cli.command import FILE, argument, no_cache, option, say
+from memcalc.cli.command import argument, option, say
 from memcalc.cli.options import plans_of, with_plan
+from memcalc.cli.output import NoCache
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import check_alone, explanation_in, only_prediction, saved
 from memcalc.cli.values import counted
@@ -24,25 +25,34 @@ from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
 
 
-@with_plan
-@argument("other", "A second result file to compare with: changes come first.", required=False)
-@option(
-    "--output",
-    "-o",
-    type=FILE,
-    help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
-    "predicted memory snapshot for pytorch.org/memory_viz.",
+@with_plan(
+    "memcalc report gpt2 --gpu t4 -o step.html",
+    "memcalc report gpt2 -o step.svg",
+    "memcalc report gpt2 -o step.pickle   # for pytorch.org/memory_viz",
 )
-@option("--depth", type=counted(1), help="Shorten module paths to this many names.")
-@option("--remedies/--no-remedies", default=True, help="Estimate remedies that need less.")
-@no_cache("traces")
 def command(
     settings: dict[str, Any],
-    other: str | None,
-    output: Path | None,
-    depth: int | None,
-    remedies: bool,
-    use_cache: bool,
+    other: Annotated[
+        str | None,
+        argument("A second result file to compare with: changes come first.", metavar="OTHER"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        option(
+            *("--output", "-o"),
+            metavar="FILE",
+            help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
+            "predicted memory snapshot for pytorch.org/memory_viz.",
+        ),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
+    ] = None,
+    remedies: Annotated[
+        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
+    ] = True,
+    no_cache: NoCache = False,
 ) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.
 
@@ -59,11 +69,11 @@ def command(
         raise UsageError("A snapshot is of one answer: name one file.")
     explanation = None
     if data is None and remedies and name == "html" and len(plans := plans_of(settings)) == 1:
-        wish = Wish(depth=depth, use_cache=use_cache)
+        wish = Wish(depth=depth, use_cache=not no_cache)
         with progress(f"explaining {plans[0].name}"):
             explanation = explain_plan(plans[0], wish)
     counted = explanation is not None
-    with Tracer(use_cache=use_cache, counted=counted) as tracer, progress("drawing"):
+    with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
             _write(compared(before, now), name, output)

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from memcalc.cli.command import FILE, argument, exit_with, option, say, verb
+import typer
+
+from memcalc.cli.command import AS_TYPED, argument, option, say, verb
 from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.files import results
 
-_AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""Options behind the command are the command's own."""
 
-
-@partial(verb, context_settings=_AS_TYPED)
-@argument("command", "The command, after --, with its arguments.", nargs=-1, required=True)
-@option("--output", "-o", type=FILE, help="Add the result here.")
-def command(command: tuple[str, ...], output: Path | None) -> None:
-    """Run any command and say what it held of GPU and main memory; its exit code is passed on."""
+@verb(
+    "memcalc run -- python train.py",
+    "memcalc run -o run.json -- torchrun --nproc-per-node 2 train.py",
+    "memcalc run -- bash -c 'python a.py; python b.py'",
+    context_settings=AS_TYPED,
+)
+def command(
+    command: Annotated[
+        list[str],
+        argument("The command, after --, with its arguments.", metavar="COMMAND"),
+    ],
+    output: Annotated[
+        Path | None, option("--output", "-o", metavar="FILE", help="Add the result here.")
+    ] = None,
+) -> None:
+    """Run any command and report its GPU and main memory; its exit code is passed on."""
     from memcalc.measure.watched_command import run
     from memcalc.report.watched_command import render
 
@@ -30,7 +40,7 @@ def command(command: tuple[str, ...], output: Path | None) -> None:
         except UsageError as error:
             # Whoever wraps a command wants it to run; its result will be elsewhere.
             say(f"warning: {error}")
-    outcome = run(list(command))
+    outcome = run(command)
     if output is not None:
         plan = outcome.measurement.plan
         failure = results.keep(output, results.Run(plan=plan, measurement=outcome.measurement))
@@ -40,4 +50,4 @@ def command(command: tuple[str, ...], output: Path | None) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(render(outcome, seen_width(sys.stderr)))
         sys.stderr.flush()
-    raise exit_with(outcome.code)
+    raise typer.Exit(outcome.code)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from memcalc.cli.command import FILE, argument, option, verb
+from memcalc.cli.command import argument, option, verb
 from memcalc.cli.output import (
-    OUTPUT,
-    VERBOSE,
+    Output,
+    Verbose,
     deliver,
     deliver_explanation,
     deliver_predictions,
@@ -18,7 +18,7 @@ from memcalc.cli.output import (
     in_full,
 )
 from memcalc.cli.saved import explanation_in
-from memcalc.cli.values import counted
+from memcalc.cli.values import TEXT, counted
 from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.files.formats import chosen
@@ -30,36 +30,41 @@ if TYPE_CHECKING:
 _SNAPSHOTS = (".pickle", ".pkl")
 
 
-@verb
-@argument(
-    "file",
-    "A result that memcalc wrote, or a .pickle of torch.cuda.memory._dump_snapshot.",
-    type=FILE,
+@verb(
+    "memcalc show run.json -v",
+    "memcalc show snapshot.pickle",
+    "memcalc show snapshot.pickle --alloc-conf expandable_segments:True",
 )
-@format_option("predictions", "explanation", "snapshot")
-@OUTPUT
-@VERBOSE
-@option("--top", type=counted(1), default=12, help="Kinds of storage to list.")
-@option(
-    "--alloc-conf",
-    multiple=True,
-    help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
-)
-@option("--gpu", help="For a snapshot: GPU to replay it on.")
-@option("--device", type=counted(0), default=0, help="For a snapshot: index of the GPU.")
 def command(
-    file: Path,
-    format: str | None,
-    output: Path | None,
-    verbose: bool,
-    top: int,
-    alloc_conf: tuple[str, ...],
-    gpu: str | None,
-    device: int,
+    file: Annotated[
+        Path,
+        argument(
+            "A result that memcalc wrote, or a .pickle of torch.cuda.memory._dump_snapshot.",
+            metavar="FILE",
+        ),
+    ],
+    format: Annotated[str | None, format_option("predictions", "explanation", "snapshot")] = None,
+    output: Output = None,
+    verbose: Verbose = False,
+    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
+    alloc_conf: Annotated[
+        list[str] | None,
+        option(
+            "--alloc-conf",
+            metavar="CONF",
+            help="For a snapshot: PYTORCH_ALLOC_CONF to replay it under; repeatable.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, option("--gpu", value=TEXT, help="For a snapshot: GPU to replay it on.")
+    ] = None,
+    device: Annotated[
+        int, option("--device", value=counted(0), help="For a snapshot: index of the GPU.")
+    ] = 0,
 ) -> None:
     """Show a saved result again, in any format; or a memory snapshot of a real run."""
     if file.suffix.lower() in _SNAPSHOTS:
-        question = _Question(confs=alloc_conf, gpu=gpu, device=device)
+        question = _Question(confs=tuple(alloc_conf or ()), gpu=gpu, device=device)
         _snapshot(file, question, format, output, top)
         return
     if alloc_conf or gpu:

@@ -3,51 +3,77 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
-from pathlib import Path
+from typing import Annotated
 
-from memcalc.cli.command import argument, exit_with, option, say, verb
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver_predictions, format_option
+import typer
+
+from memcalc.cli import complete
+from memcalc.cli.command import AS_TYPED, argument, option, say, verb
+from memcalc.cli.output import Output, Verbose, deliver_predictions, format_option
 from memcalc.cli.progress import progress
-from memcalc.cli.values import counted
+from memcalc.cli.values import TEXT, counted
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files.formats import chosen, formats
 from memcalc.script.prefixes import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
 
-_AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-"""Options behind the command are the command's own."""
 
-
-@partial(verb, context_settings=_AS_TYPED)
-@argument("command", "The command, after --, with its arguments.", nargs=-1, required=True)
-@option("--gpu", help="GPU to simulate; see memcalc list gpus.")
-@option(
-    "--steps", type=counted(0), default=3, help="Stop after this many optimizer steps; 0: never."
+@verb(
+    "memcalc simulate --gpu t4 -- python train.py --epochs 1",
+    "memcalc simulate --steps 5 -o sim.json -- python -m my_package.train",
+    "memcalc simulate --gpu a100-80gb -- trl sft --config sft.yaml",
+    context_settings=AS_TYPED,
 )
-@option("--torch", help="PyTorch version that will run. Default: the installed one.")
-@option("--alloc-conf", help="PYTORCH_ALLOC_CONF of the run.")
-@option(
-    "--weights",
-    is_flag=True,
-    help="Download and read real weights, for scripts whose control flow depends on their values.",
-)
-@option("--python", help="The Python that runs it, with PyTorch. Default: this one.")
-@format_option("predictions")
-@OUTPUT
-@VERBOSE
 def command(
-    command: tuple[str, ...],
-    gpu: str | None,
-    steps: int,
-    torch: str | None,
-    alloc_conf: str | None,
-    weights: bool,
-    python: str | None,
-    format: str | None,
-    output: Path | None,
-    verbose: bool,
+    command: Annotated[
+        list[str],
+        argument("The command, after --, with its arguments.", metavar="COMMAND"),
+    ],
+    gpu: Annotated[
+        str | None,
+        option(
+            "--gpu",
+            metavar="GPU",
+            autocompletion=complete.gpus,
+            help="GPU to simulate; see memcalc list gpus.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int,
+        option("--steps", value=counted(0), help="Stop after this many optimizer steps; 0: never."),
+    ] = 3,
+    torch: Annotated[
+        str | None,
+        option(
+            "--torch",
+            metavar="VERSION",
+            help="PyTorch version that will run. Default: the installed one.",
+        ),
+    ] = None,
+    alloc_conf: Annotated[
+        str | None,
+        option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF of the run."),
+    ] = None,
+    weights: Annotated[
+        bool,
+        option(
+            "--weights",
+            help="Download and read real weights, for scripts whose control flow depends on their "
+            "values.",
+        ),
+    ] = False,
+    python: Annotated[
+        str | None,
+        option(
+            "--python",
+            value=TEXT,
+            help="The Python that runs it, with PyTorch. Default: this one.",
+        ),
+    ] = None,
+    format: Annotated[str | None, format_option("predictions")] = None,
+    output: Output = None,
+    verbose: Verbose = False,
 ) -> None:
     """Run your own training script, unchanged, on a simulated GPU."""
     from memcalc.engine import environment
@@ -74,7 +100,7 @@ def command(
         if found.ending.code:
             if elsewhere:
                 say(f"memcalc: {elsewhere}")
-            raise exit_with(found.ending.code)
+            raise typer.Exit(found.ending.code)
         if elsewhere:
             raise EstimateError(f"The script itself put nothing on the GPU. {elsewhere}")
         raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
@@ -86,7 +112,7 @@ def command(
         deliver_predictions([found.traced.prediction], name, output, verbose=verbose)
     sys.stdout.flush()
     _say_what_became(found.ending)
-    raise exit_with(found.ending.code)
+    raise typer.Exit(found.ending.code)
 
 
 def _elsewhere(ending: Ending) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+import typer
 
 from memcalc.catalog import gpus
-from memcalc.cli.command import exit_with, no_cache, option
+from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import OUTPUT, VERBOSE, deliver, format_option, in_full, put
+from memcalc.cli.output import NoCache, Output, Verbose, deliver, format_option, in_full, put
 from memcalc.cli.progress import progress
-from memcalc.cli.values import TOKENS
+from memcalc.cli.values import TEXT, TOKENS, of
 from memcalc.errors import UsageError
 from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
@@ -20,34 +20,41 @@ from memcalc.records.plan import Plan
 if TYPE_CHECKING:
     from memcalc.report.suggested import Work
 
-_PROGRAMS = ("trainer", "accelerate", "axolotl")
+_PROGRAM = of(Literal["trainer", "accelerate", "axolotl"])
 
 
-@with_plan
-@option(
-    "--as",
-    "program",
-    type=click.Choice(_PROGRAMS),
-    help="Print the best way alone, as settings of this program.",
+@with_plan(
+    "memcalc suggest Qwen/Qwen2.5-1.5B --gpu 4090",
+    "memcalc suggest gpt2 --gpu t4 --batch 64 --as trainer",
+    "memcalc suggest gpt2 --gpu t4 --tokens 1e9 --price 0.35",
 )
-@option("--tokens", type=TOKENS, help="To train on: says hours.")
-@option(
-    "--price",
-    help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the cost.",
-)
-@format_option("suggestions")
-@OUTPUT
-@VERBOSE
-@no_cache("traces")
 def command(
     settings: dict[str, Any],
-    program: str | None,
-    tokens: float | None,
-    price: str | None,
-    format: str | None,
-    output: Path | None,
-    verbose: bool,
-    use_cache: bool,
+    program: Annotated[
+        str | None,
+        option(
+            "--as",
+            value=_PROGRAM,
+            metavar="[trainer|accelerate|axolotl]",
+            help="Print the best way alone, as settings of this program.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        float | None, option("--tokens", value=TOKENS, help="To train on: says hours.")
+    ] = None,
+    price: Annotated[
+        str | None,
+        option(
+            "--price",
+            value=TEXT,
+            help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the "
+            "cost.",
+        ),
+    ] = None,
+    format: Annotated[str | None, format_option("suggestions")] = None,
+    output: Output = None,
+    verbose: Verbose = False,
+    no_cache: NoCache = False,
 ) -> None:
     """Find the best ways to train a model on a GPU, each one really estimated.
 
@@ -68,7 +75,7 @@ def command(
     if plan.gpu is None:
         if program is not None:
             raise UsageError("Settings are those of one GPU: name it with --gpu.")
-        _cards(plan, work, name, output, verbose=verbose, use_cache=use_cache)
+        _cards(plan, work, name, output, verbose=verbose, use_cache=not no_cache)
         return
     if known is not None:
         known.of(gpus.find(plan.gpu).name)
@@ -78,7 +85,7 @@ def command(
             steps.at(steps.done + 1, count)
             steps.row(suggested.words(one))
 
-        found = suggest_plan(plan, use_cache=use_cache, seen=tell)
+        found = suggest_plan(plan, use_cache=not no_cache, seen=tell)
     if program is not None and found.fitting:
         from memcalc.advice.suggest.snippets import snippet
 
@@ -89,7 +96,7 @@ def command(
     blocks = list(suggested.blocks(found, work, verbose=in_full(verbose, output, name)))
     deliver(name, output, blocks, json=lambda: suggested.as_json(found))
     if not found.fitting:
-        raise exit_with(1)
+        raise typer.Exit(1)
 
 
 def _cards(
@@ -112,4 +119,4 @@ def _cards(
     blocks = list(report.blocks(found, work, verbose=in_full(verbose, output, name)))
     deliver(name, output, blocks, json=lambda: report.as_json(found))
     if not found.fitting:
-        raise exit_with(1)
+        raise typer.Exit(1)

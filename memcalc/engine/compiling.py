@@ -1,4 +1,4 @@
-"""``torch.compile`` runs Inductor and Triton for real; nothing here is in their way.
+"""``torch.compile`` with the real Inductor and Triton.
 
 Kernels are not timed, since all take the same time over the stub driver: the first configuration
 is taken. Hooks of ours are not seen by Dynamo, which would trace them.
@@ -127,7 +127,7 @@ class Compiling:
 
 
 class hidden_hooks:  # noqa: N801
-    """Hooks on all modules are not there meanwhile."""
+    """Hide hooks on all modules meanwhile."""
 
     def __enter__(self) -> None:
         self._pre = dict(modules._global_forward_pre_hooks)

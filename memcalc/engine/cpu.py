@@ -1,4 +1,4 @@
-"""The same run on the CPU, which has no caching allocator: PyTorch's profiler sees its blocks."""
+"""A run on the CPU, which has no caching allocator: PyTorch's profiler reports its blocks."""
 
 from __future__ import annotations
 

@@ -42,7 +42,9 @@ def open_here() -> None:
         # To look for a GPU by NVML alone does not begin CUDA, which PyTorch refuses in a fork then.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         root, cuda = installed()
-        opened = stub.prepare(root, cuda)
+        # An environment's packages lie in folders of their own.
+        paths = sys.path if os.environ.get(ENVIRONMENT) else ()
+        opened = stub.prepare(root, cuda, paths)
         os.environ.update(loading.environment(cudnn(_ANY)))
         loading.open_here()
         stub.open_here(opened)

@@ -1,4 +1,4 @@
-"""Operators of PyTorch's whose small results are worked out, and what they read from the GPU."""
+"""PyTorch operators whose small results are computed on the host, and their inputs."""
 
 from __future__ import annotations
 

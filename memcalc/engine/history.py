@@ -1,4 +1,4 @@
-"""The caching allocator's own history as a timeline: births, deaths and names of blocks."""
+"""The caching allocator's history as a timeline of named blocks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _PRIVATE = (
 
 
 class Timeline:
-    """Blocks in order of birth, and all events in order.
+    """Blocks in order of allocation, and all events in order.
 
     Args:
-        recorder: what was noted while the program ran.
+        recorder: notes taken while the program ran.
         entries: the allocator's history of one GPU, as ``torch.cuda.memory._snapshot`` has it.
-        line_of: which line of the user's asked for a block, by the frames in its entry.
+        line_of: finds the user's source line that requested a block, from the frames of its entry.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Timeline:
     ) -> None:
         self._line_of = line_of
         self.refused: list[Refused] = []
-        """Requests that found no room, in order."""
+        """Requests that failed for lack of memory, in order."""
         self.events: list[int] = []
         self.asides: list[Aside] = []
         self.blocks: list[_Block] = []
@@ -116,7 +116,7 @@ class Timeline:
         block = self.blocks[number]
         late = (following.get("action"), following.get("addr")) != ("free_completed", entry["addr"])
         if late:
-            # Another stream uses it; which one PyTorch does not write down.
+            # Another stream uses it; PyTorch's history does not record which one.
             other = 1 if block.stream == 0 else 0
             block.used_by = other
             index = len(self.events)
@@ -126,7 +126,7 @@ class Timeline:
         self.events.append(~number)
 
     def _refuse(self, entry: dict[str, Any]) -> None:
-        """The allocator found no room."""
+        """A request failed for lack of memory."""
         refused = Refused(
             moment=len(self.events),
             bytes=entry["size"],
@@ -136,7 +136,7 @@ class Timeline:
         self.refused.append(refused)
 
     def _settle_guesses(self) -> None:
-        """What nobody named is what came from the host, or what it is taken for by its life."""
+        """Name the remaining blocks by their origin (copied from the host) or lifetime."""
         moments = [moment for moment, _ in self._recorder.marks]
         for block in self.blocks:
             if block.component is None:
@@ -323,7 +323,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     free: int
     """Of the GPU, as the driver said."""
     line: str
-    """Of the user's code; empty: nobody knows."""
+    """Of the user's code; empty: unknown."""
 
 
 class _Block:

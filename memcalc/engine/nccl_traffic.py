@@ -1,4 +1,4 @@
-"""What this process sends to others through NCCL, as the stub driver's NCCL counts it.
+"""Bytes sent through NCCL, as counted by the stub NCCL library.
 
 NCCL says how many bytes a process gives to a collective. What it sends for them is that of a ring
 (NVIDIA/nccl-tests, ``doc/PERFORMANCE.md``); NCCL may take a tree, or let a switch add up, where

@@ -1,4 +1,4 @@
-"""Which operator asked for a block: the tree of events of PyTorch's profiler, read once."""
+"""The operator that allocated each block, from the event tree of PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Block(msgspec.Struct):
     op: str
     """The innermost operator around it, without its namespace."""
     dtype: str = ""
-    """Of the tensor that an operator read there first; empty: nobody read it."""
+    """Of the tensor that an operator read there first; empty: not read."""
     scratch: bool = False
     """It was given back before the operator that asked for it ended."""
     until: str = ""

@@ -115,7 +115,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find a module that somebody waits for."""
+        """Find a module with pending patches."""
         if name not in self.waiting:
             return None
         for finder in sys.meta_path:

@@ -60,7 +60,7 @@ def build(plan: Plan, *, real_weights: bool) -> Program:
 
 
 def _empty(name: str, like: torch.Tensor) -> torch.Tensor:
-    """A weight of this shape and dtype on the host that nobody looks at: pages never touched."""
+    """An uninitialized host tensor of this shape and dtype: its pages stay untouched."""
     return torch.empty(like.shape, dtype=like.dtype, device="cpu") if like.is_meta else like
 
 

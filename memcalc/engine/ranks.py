@@ -1,4 +1,4 @@
-"""One process as one rank of many: NCCL's own process group over a library that sends nothing.
+"""Runs one process as one rank of many: NCCL's process group over a stub that sends nothing.
 
 What ranks would tell each other through a store is there already, so nobody waits.
 """

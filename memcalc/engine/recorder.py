@@ -1,4 +1,4 @@
-"""Notes moments and names while a program trains; looks at nothing that the program computes.
+"""Records phases and module names while a program trains.
 
 A moment is the number of births and deaths of blocks so far, which the allocator counts itself. So
 what is noted here can be laid beside the allocator's history afterwards, without a snapshot.
@@ -41,7 +41,7 @@ class Interval(msgspec.Struct, kw_only=True):
     given: nccl_traffic.Counts = msgspec.field(default_factory=dict)
     """To collectives until its end, where there are several GPUs."""
     line: str = ""
-    """The user's line that began it, for blocks that C++ threads make; empty: nobody said."""
+    """The user's line that began it, for blocks that C++ threads make; empty: unknown."""
 
 
 class Gap(msgspec.Struct, kw_only=True):

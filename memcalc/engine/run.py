@@ -1,4 +1,4 @@
-"""Runs one program for a few steps in this process, and reads what its allocator did."""
+"""Runs a program for a few steps in this process and reads the allocator's history."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
 
 
 def _one_more_step(program: Program, optimizer: Any) -> None:
-    """The loop's step once more, with nobody watching."""
+    """The loop's step once more, unobserved."""
     job = programs.job(program, optimizer, program.plan.target)
     job = replace(job, restore=None, eval_batches=0, compile=None)
     with layerdrop.off(program.model):

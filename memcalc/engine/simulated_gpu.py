@@ -1,4 +1,4 @@
-"""The simulated GPU: what the stub driver says of the card that a question names."""
+"""The simulated GPU: the properties that the stub driver reports."""
 
 from __future__ import annotations
 

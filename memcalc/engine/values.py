@@ -1,4 +1,4 @@
-"""What a program reads back from the simulated GPU, by one rule.
+"""Values that a program reads back from the simulated GPU: one rule.
 
 Kernels do nothing over the stub driver, but its device memory is real memory of the host. What was
 copied there is read back. Behind an operator of PyTorch's that makes small integers, booleans or a
@@ -65,7 +65,7 @@ class Values:
         self._say = say
         self._libraries: list[Any] = []
         self.unknown: dict[str, None] = {}
-        """Lines that read what nobody knows."""
+        """Lines that read unknown values."""
         self._nothing_equal = False
         self._generators: dict[int, torch.Generator] = {}
         driver = ctypes.CDLL(None)

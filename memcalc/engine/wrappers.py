@@ -1,4 +1,4 @@
-"""Names what wrappers over several GPUs take for themselves: buckets, and gathered weights.
+"""Names the buffers of multi-GPU wrappers: buckets and gathered weights.
 
 What a wrapper allocates on streams of its own is communication; here is the rest, which only the
 wrapper's own functions tell apart. Read in PyTorch 2.4 to 2.14.

@@ -1,1 +1,1 @@
-"""From a question to a prediction: joins catalogue, simulated GPU and allocator."""
+"""Estimation: from a question to a prediction."""

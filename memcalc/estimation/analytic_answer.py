@@ -1,4 +1,4 @@
-"""Answers by closed forms: nothing is traced, and for shipped models PyTorch is not imported."""
+"""Answers by closed forms, without a run; for bundled models without importing PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child that estimates does: it opens the stub driver before PyTorch, then answers.
+"""The estimating child: opens the stub driver before importing PyTorch, then answers.
 
 ``{"plan": ...}`` is answered by ``{"prediction": ...}``, with ``"keep": true`` also by its
 ``"trace"``, packed; ``"bare": true`` by the trace alone, and ``"inventory": true`` by

@@ -1,4 +1,4 @@
-"""Asks a child process to trace plans; whatever happens to it is one sentence."""
+"""Asks a child process to run plans; its failures become one sentence."""
 
 from __future__ import annotations
 

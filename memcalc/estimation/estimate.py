@@ -1,4 +1,4 @@
-"""The one place that joins the pieces: plans in, predictions out."""
+"""Estimates plans: plans in, predictions out."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.estimation.process_share import outside_span
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
 from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -97,6 +97,14 @@ def why_tight(fit: Fit) -> str:
     if fit.least_margin < 0:
         return f"up to {format_bytes(-fit.least_margin)} too much with the largest context"
     return f"only {format_bytes(fit.least_margin)} to spare with the largest context"
+
+
+def growth_words(grows: Growth) -> str:
+    """By how much a script grows, until when, and where."""
+    full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
+    at = f"; allocated at {grows.line}" if grows.line else ""
+    by = f", held by the variable {grows.holder}" if grows.holder else ""
+    return f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
 
 
 Events = Callable[[], Iterable[tuple[Any, ...]]]

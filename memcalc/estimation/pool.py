@@ -1,4 +1,4 @@
-"""Traces many plans in several child processes, no more than the machine has room for."""
+"""Runs many plans in several child processes, within the machine's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a trace to the answer: the allocator's ladder phase by phase, and what lives at the peak."""
+"""Makes a prediction from a trace: levels by phase, and components at the peak."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _highest(phases: tuple[PhasePeak, ...]) -> PhasePeak:
 
 
 def _uncounted_flops(trace: Trace) -> str:
-    """Why nobody knows how many floating-point operations a step takes."""
+    """Why a step's floating-point operations are unknown."""
     said = next((note for note in trace.assumptions if note.startswith(UNCOUNTED_FLOPS)), None)
     return said or "memcalc explain counts them, and so does memcalc suggest"
 

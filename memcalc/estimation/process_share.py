@@ -1,4 +1,4 @@
-"""What a process holds of a GPU outside PyTorch's allocator: its context, and NCCL's share."""
+"""A process's GPU memory outside PyTorch's allocator: context and NCCL."""
 
 from __future__ import annotations
 

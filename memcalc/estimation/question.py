@@ -1,4 +1,4 @@
-"""What a plan names: its optimizer, and the GPU and PyTorch the simulated run stands for."""
+"""A checked question: the plan with its optimizer, GPU and PyTorch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def asked(plan: Plan) -> Asked:
 
 
 def code_in(plan: Plan) -> str | None:
-    """What of a plan is somebody's own code, which an estimate would import and run.
+    """The user's own code that an estimate would import and run.
 
     A person who types it wants that. A file is data: what it names is never run for it.
 

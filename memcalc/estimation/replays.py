@@ -1,4 +1,4 @@
-"""What a run reached on its device, and what it would reach on others.
+"""Levels that a run reached on its device, and would reach on others.
 
 The run's own figures are PyTorch's counters. For a smaller card, or other settings of the
 allocator, the allocator model replays the run's history.

@@ -1,4 +1,4 @@
-"""The rules of thumb that people know, for comparison with the exact figures.
+"""Common rules of thumb, for comparison with the exact figures.
 
 Sources: transformers documentation, "Methods and tools for efficient training on a single GPU"
 (8, 4 and 2 bytes of optimizer state per parameter) and "Model training anatomy" (18 bytes per

@@ -1,4 +1,4 @@
-"""The optimizer's state of a run: by the registry's closed form, or read off the trace."""
+"""The optimizer state of a run: by the registry's closed form, or from the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds everything that a plan names, and refuses what cannot be run, before anything heavy is."""
+"""Checks a plan before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from memcalc import registry
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog import gpus, inventory, models, positions, quantised
-from memcalc.engine.stub import build
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
-from memcalc.files import extras
+from memcalc.files import compiler, extras
 from memcalc.records.compact_options import adapter
 from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
@@ -40,7 +39,7 @@ def check(plan: Plan) -> models.ModelSource:
     _check_quant(plan, source)
     if plan.liger:
         _check_liger(source)
-    if plan.compile and build.system_compiler() is None:
+    if plan.compile and compiler.system_compiler() is None:
         told = "Triton compiles with a C compiler, and there is none: install gcc, or set CC."
         raise SettingError("compile", told)
     if source.factory is not None and plan.attention in ("eager", FLASH_ATTN):

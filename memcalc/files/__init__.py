@@ -1,1 +1,1 @@
-"""What is kept on disk: results, traces, the cache of answers, and locks."""
+"""Files: results, traces, the cache of answers, and locks."""

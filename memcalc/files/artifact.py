@@ -1,4 +1,4 @@
-"""Results as versioned JSON: every saved result can be read again, by later versions too."""
+"""Results as versioned JSON, readable by later versions."""
 
 from __future__ import annotations
 

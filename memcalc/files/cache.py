@@ -36,7 +36,7 @@ _OURS = re.compile(r"(?P<name>[0-9a-f]{32}(-\d+)?)\.(json|trace)|\.memcalc-[0-9a
 """What ``store`` writes, and what a process leaves that dies while it does; nothing else is ours
 to delete in a folder that somebody has named."""
 _PUT_BY = 3600.0
-"""Seconds after which a half-written file has nobody any more who writes it."""
+"""Seconds after which a half-written file is abandoned."""
 _SEAL = hashlib.sha256().digest_size
 T = TypeVar("T")
 
@@ -111,7 +111,7 @@ def store_trace(name: str, trace: Trace) -> None:
 
 
 def _kept(file: str, unpacked: Callable[[bytes], T]) -> T | None:
-    """What is in a file of ours; whatever is wrong with it, it is as if it were not there."""
+    """What is in a file of ours; a damaged one counts as missing."""
     try:
         path = folder() / file
         found = unpacked(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Packages that only some answers need; asked for before anything is computed for them."""
+"""Packages that only some answers need, checked before the work."""
 
 from __future__ import annotations
 

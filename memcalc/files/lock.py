@@ -1,4 +1,4 @@
-"""A lock beside a file, so that two programs do not write it in turns; the kernel frees it."""
+"""A lock beside a file, so that two programs do not write it at once."""
 
 from __future__ import annotations
 

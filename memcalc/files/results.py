@@ -1,4 +1,4 @@
-"""The file that measurements are kept in: written whole after every run, so that none is lost."""
+"""The file of measurements, written whole after every run."""
 
 from __future__ import annotations
 

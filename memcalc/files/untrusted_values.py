@@ -1,4 +1,4 @@
-"""What a file that somebody else may have written holds: plain values within bounds, or a sentence.
+"""Reads plain values from untrusted files, within bounds.
 
 Nothing that is read here is run, and no file makes reading it take more than its size deserves.
 """

@@ -1,1 +1,1 @@
-"""Real runs: a child process trains, its parent keeps what it measured."""
+"""Measurement: a child process trains, and its parent keeps the figures."""

@@ -1,4 +1,4 @@
-"""What this machine can measure, what it cannot, and what to do about it."""
+"""Checks what this machine can measure, and how to fix what it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a phase cost, on CUDA from PyTorch's allocator, on the CPU from its profiler."""
+"""Reads the memory of a phase: on CUDA from PyTorch's allocator, on the CPU from its profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells memory that ran out from all other failures, and reads what was asked and what was free."""
+"""Recognizes out-of-memory errors and reads the requested and free bytes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 def read(error: BaseException, at: tuple[int, Phase], noticed: Noticed | None) -> OutOfMemory:
-    """Put an out-of-memory error into figures; what nobody said stays ``None``."""
+    """Put an out-of-memory error into figures; unknown figures stay ``None``."""
     step, phase = at
     text = " ".join(str(error).split())
     asked = noticed.asked if noticed is not None else None

@@ -1,4 +1,4 @@
-"""Says in JSON what PyTorch can do here; a process of its own, since a broken driver can end it."""
+"""Reports PyTorch's abilities as JSON, in a process that a broken driver may end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PyTorch says of the process that trains: its settings, versions and counters."""
+"""Settings, versions and counters of the training process."""
 
 from __future__ import annotations
 

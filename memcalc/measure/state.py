@@ -1,4 +1,4 @@
-"""Adds up what a real optimizer holds, by storage and by the sum that tutorials use."""
+"""Adds up a real optimizer's state, by storage and by element count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the shipped optimizers share: checks, batching by dtype and step, loading without casts."""
+"""Shared by the shipped optimizers: checks, batching by dtype and step, loading without casts."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator

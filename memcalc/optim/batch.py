@@ -1,4 +1,4 @@
-"""What one optimizer update works on: flat tensors of equal dtype, and the step's scalars.
+"""Inputs of one optimizer update: flat tensors of equal dtype, and the step's scalars.
 
 Every tensor in a batch is one-dimensional and contiguous; lists run in parallel.
 """

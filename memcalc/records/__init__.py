@@ -1,4 +1,4 @@
-"""The data of memcalc, a page for each kind: what is asked, what is known, what is answered.
+"""The records of memcalc: questions, facts and answers.
 
 Plan (what to train and how) -> Inventory (every tensor of the model) -> Trace (every storage's
 birth and death) -> Prediction; Plan -> Measurement. Records hold unrounded bytes and are never

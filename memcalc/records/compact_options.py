@@ -1,4 +1,4 @@
-"""Settings that are written as one text: their form, and what they say.
+"""Options written as one string, such as ``r=16,target=all-linear``.
 
 Patterns are searched for by Python and by readers of JSON Schema (ECMA 262) alike.
 """

@@ -1,4 +1,4 @@
-"""Settings of a plan that PyTorch itself cannot run together, and what to leave out then."""
+"""Settings of a plan that cannot be combined, and which to leave out."""
 
 from memcalc.records.compact_options import NO_LORA
 from memcalc.records.plan import FLASH_ATTN, Plan

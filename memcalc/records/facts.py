@@ -1,4 +1,4 @@
-"""What is known of this machine, a line each."""
+"""Facts about this machine, one per line."""
 
 from __future__ import annotations
 

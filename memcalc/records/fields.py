@@ -1,4 +1,4 @@
-"""What is declared of each field of a plan, for whoever takes settings, writes or explains them.
+"""Declarations of a plan's fields: type, default and help.
 
 A setting is written in a file or in Python as a value, and on the command line as text. Either way
 it is checked against the declared type, so what is refused is refused everywhere in the same words.
@@ -28,6 +28,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     """What a setting is checked against: without ``None``, and a table where pairs are held."""
     default: Any
     """``None`` also where there is none."""
+    group: str
+    """The heading that its option stands under in help."""
     words: str
     """What it is, in a sentence."""
     otherwise: str
@@ -155,6 +157,7 @@ def _field(name: str, annotation: Any, default: Any) -> Field:
         name=name,
         type=_written(Annotated[(kind, *limits)] if limits else kind),
         default=default,
+        group=told.extra["group"],
         words=told.description,
         otherwise=told.extra["otherwise"] or ("yes" if default is True else str(named)),
         option=name.replace("_", "-") if told.extra["option"] == "" else told.extra["option"],

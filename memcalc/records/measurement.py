@@ -1,4 +1,4 @@
-"""What a real run showed: the data of measurements, on one page.
+"""The records of a measured run.
 
 Sizes are unrounded bytes. What could not be read is ``None``, and ``Measurement.unknown`` says
 why, under the field's name.
@@ -73,7 +73,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody else on the same GPU."""
+    """Another process on the same GPU."""
 
     pid: int
     name: str
@@ -161,7 +161,7 @@ class Measurement(Answer, msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment that changes memory, such as ``PYTORCH_ALLOC_CONF``."""
     config: str | None = None
-    """Digest of the model's config.json; ``None``: it has none, or nobody knows it."""
+    """Digest of the model's config.json; ``None``: none, or unknown."""
 
     @property
     def device_total(self) -> int | None:

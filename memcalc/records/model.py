@@ -1,4 +1,4 @@
-"""What a model is made of, and what an optimizer keeps for it: every tensor, each storage once."""
+"""A model's tensors and its optimizer state, each storage once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """Class that was built, such as ``DistilBertForSequenceClassification``."""
     tensors: tuple[Parameter, ...]
     config: str | None = None
-    """Digest of the config.json that it was built from; ``None``: code of somebody's built it."""
+    """Digest of the config.json that it was built from; ``None``: a user's code built it."""
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -1,4 +1,4 @@
-"""What is asked: which model to train, and how.
+"""The question: which model to train, and how.
 
 A field of ``Plan`` says everything about itself where it stands: its type and range or choices, its
 words for help, and how it is typed. The command line, the check of settings, the JSON Schema of
@@ -29,17 +29,21 @@ FLASH_ATTN = "flash_attention_2"
 """What transformers calls attention by the package flash-attn, of version 2."""
 
 
-def about(words: str, *, otherwise: str = "", option: str | None = "", typed: str = "") -> Meta:
+def about(
+    group: str, words: str, *, otherwise: str = "", option: str | None = "", typed: str = ""
+) -> Meta:
     """What a person is told of a field.
 
     Args:
+        group: the heading that it stands under in help.
         words: what it is, in a sentence.
         otherwise: what holds where the setting is left out, if its default does not say.
         option: its name on the command line, if it is not the field's own; ``None``: a verb of its
             own takes it.
         typed: a sentence on how it is typed there.
     """
-    return Meta(description=words, extra={"otherwise": otherwise, "option": option, "typed": typed})
+    extra = {"group": group, "otherwise": otherwise, "option": option, "typed": typed}
+    return Meta(description=words, extra=extra)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,25 +52,33 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[
         Annotated[str, Meta(pattern=r"\S|^$", title="the name of a model")],
         about(
+            "Arguments",
             "A bundled name, a local folder or config.json, a hub name, or package.module:callable "
-            "returning an nn.Module."
+            "returning an nn.Module.",
         ),
     ] = ""
-    task: Annotated[Text, about("Head to train.", otherwise="by architecture")] = "auto"
+    task: Annotated[Text, about("Model", "Head to train.", otherwise="by architecture")] = "auto"
     optim: Annotated[
         Text,
         about(
+            "Training",
             "Optimizer; see memcalc list optimizers. The Trainer's own is adamw_torch_fused.",
             typed="Several: a comma list, or all.",
         ),
     ] = "adamw"
     optim_args: Annotated[
         tuple[tuple[str, Scalar], ...],
-        about("Arguments of the optimizer.", option="optim-arg", typed="Written as key=value."),
+        about(
+            "Training",
+            "Arguments of the optimizer.",
+            option="optim-arg",
+            typed="Written as key=value.",
+        ),
     ] = ()
     preset: Annotated[
         Literal["full", "lora", "qlora"] | None,
         about(
+            "Training",
             "Settings that are usual together, where they are not given: bf16, paged 8-bit AdamW "
             "and checkpointing (full), with LoRA on all linear layers (lora), on a base in 4 bit "
             "(qlora).",
@@ -77,39 +89,43 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     precision: Annotated[
         Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16+amp", "bf16", "fp16"],
         about(
+            "Training",
             "What weights are kept and computed in. amp-bf16 keeps fp32 weights under autocast, as "
             "the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as axolotl and "
-            "most recipes load them; bf16 has no autocast."
+            "most recipes load them; bf16 has no autocast.",
         ),
     ] = "fp32"
     batch: Annotated[
-        Annotated[int, Meta(ge=1, le=1 << 20)], about("Samples in one micro-batch.")
+        Annotated[int, Meta(ge=1, le=1 << 20)], about("Training", "Samples in one micro-batch.")
     ] = 8
     seq: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 24)] | None,
-        about("Tokens per sample.", otherwise="512, or the model's longest"),
+        about("Training", "Tokens per sample.", otherwise="512, or the model's longest"),
     ] = None
-    grad_accum: Annotated[Count, about("Micro-batches per optimizer step.")] = 1
-    checkpointing: Annotated[bool, about("Recompute activations in backward.")] = False
+    grad_accum: Annotated[Count, about("Training", "Micro-batches per optimizer step.")] = 1
+    checkpointing: Annotated[bool, about("Training", "Recompute activations in backward.")] = False
     checkpoint_every: Annotated[
-        Count, about("With checkpointing: recompute every n-th layer only.")
+        Count, about("Training", "With checkpointing: recompute every n-th layer only.")
     ] = 1
     loss_chunks: Annotated[
         Count,
         about(
-            "Compute a causal language model's loss in this many pieces, each with its own logits."
+            "Training",
+            "Compute a causal language model's loss in this many pieces, each with its own logits.",
         ),
     ] = 1
     liger: Annotated[
         bool,
         about(
+            "Model",
             "Replace norms, rotary embeddings, gated layers and the loss by Liger's kernels, as "
-            "TrainingArguments(use_liger_kernel=True) does; logits are not kept."
+            "TrainingArguments(use_liger_kernel=True) does; logits are not kept.",
         ),
     ] = False
     compile: Annotated[
         Literal["default", "reduce-overhead"] | None,
         about(
+            "Model",
             "Compile the model by torch.compile in this mode; Inductor and Triton run for real, "
             "which takes seconds to minutes.",
             otherwise="not compiled",
@@ -119,22 +135,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         Literal[
             "auto", "sdpa", "eager", "flash", "efficient", "cudnn", "math", "flash_attention_2"
         ],
-        about("Implementation of attention; flash_attention_2 is the package flash-attn."),
+        about("Model", "Implementation of attention; flash_attention_2 is the package flash-attn."),
     ] = "auto"
-    gpu: Annotated[Text | None, about("GPU to fit; see memcalc list gpus.")] = None
+    gpu: Annotated[Text | None, about("GPU", "GPU to fit; see memcalc list gpus.")] = None
     padding: Annotated[
         bool | None,
         about(
+            "Loop",
             "Batches are padded, so an attention mask is passed.",
             otherwise="yes, except for causal LM",
         ),
     ] = None
-    cudnn_attention: Annotated[bool, about("Let cuDNN attention run where PyTorch prefers it.")] = (
-        True
-    )
+    cudnn_attention: Annotated[
+        bool, about("Model", "Let cuDNN attention run where PyTorch prefers it.")
+    ] = True
     """False where the run disables it (``torch.backends.cuda.enable_cudnn_sdp``)."""
     freeze: Annotated[
-        tuple[Text, ...], about("Pattern (fnmatch) of parameter names that do not train.")
+        tuple[Text, ...], about("Model", "Pattern (fnmatch) of parameter names that do not train.")
     ] = ()
     quant: Annotated[
         Literal[
@@ -142,6 +159,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None,
         about(
+            "Model",
             "Load the model's linear layers quantised, by bitsandbytes or torchao; nf4-dq "
             "quantizes the scales too. none dequantizes a checkpoint that is quantized.",
             otherwise="none, or the checkpoint's own",
@@ -150,29 +168,39 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kbit_prepare: Annotated[
         bool,
         about(
+            "Model",
             "With quant: cast what is not quantised to fp32 before training, as peft's "
-            "prepare_model_for_kbit_training does."
+            "prepare_model_for_kbit_training does.",
         ),
     ] = True
     lora: Annotated[
         Lora | None,
         about(
+            "Model",
             "Train adapters instead of the model: r=16,target=all-linear, or none.",
             otherwise="none; r=16,target=all-linear when --quant is used for training",
         ),
     ] = None
     loop: Annotated[
         Literal["plain", "accelerate", "trainer"],
-        about("Training loop: plain PyTorch, accelerate's Accelerator or transformers' Trainer."),
+        about(
+            "Loop",
+            "Training loop: plain PyTorch, accelerate's Accelerator or transformers' Trainer.",
+        ),
     ] = "plain"
     max_grad_norm: Annotated[
         Annotated[float, Meta(gt=0, le=1e300)] | None,
-        about("Clip gradients to this norm.", otherwise="1.0 under the Trainer, otherwise none"),
+        about(
+            "Training",
+            "Clip gradients to this norm.",
+            otherwise="1.0 under the Trainer, otherwise none",
+        ),
     ] = None
-    set_to_none: Annotated[bool, about("zero_grad frees gradients.")] = True
+    set_to_none: Annotated[bool, about("Training", "zero_grad frees gradients.")] = True
     keep_outputs: Annotated[
         bool | None,
         about(
+            "Loop",
             "Keep the model's outputs until the next forward returns, as outputs = model(**batch) "
             "does.",
             otherwise="yes, except under the Trainer",
@@ -181,26 +209,32 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache: Annotated[
         bool | None,
         about(
+            "Loop",
             "The model returns its KV cache too (config.use_cache).",
             otherwise="the config's value; no under the Trainer",
         ),
     ] = None
     optim_in_backward: Annotated[
-        bool, about("Update each parameter inside backward and free its gradient at once.")
+        bool,
+        about("Training", "Update each parameter inside backward and free its gradient at once."),
     ] = False
     resume: Annotated[
-        bool, about("Resume from a checkpoint: optimizer state exists before the first forward.")
+        bool,
+        about("Loop", "Resume from a checkpoint: optimizer state exists before the first forward."),
     ] = False
     eval: Annotated[
         Count | None,
-        about("Evaluate over this many batches after the last step, keeping their logits."),
+        about("Loop", "Evaluate over this many batches after the last step, keeping their logits."),
     ] = None
-    inference: Annotated[bool, about("One forward pass without gradients: nothing is trained.")] = (
-        False
-    )
+    inference: Annotated[
+        bool, about("Inference", "One forward pass without gradients: nothing is trained.")
+    ] = False
     generate: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 24)] | None,
-        about("Generate this many tokens after a prompt of --seq tokens; nothing is trained."),
+        about(
+            "Inference",
+            "Generate this many tokens after a prompt of --seq tokens; nothing is trained.",
+        ),
     ] = None
     cache: Annotated[
         Literal[
@@ -213,12 +247,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             "quantized-hqq",
             "quantized-fp8",
         ],
-        about("With generate: how keys and values are kept."),
+        about("Inference", "With generate: how keys and values are kept."),
     ] = "dynamic"
-    beams: Annotated[Count, about("With generate: beams per sample.")] = 1
+    beams: Annotated[Count, about("Inference", "With generate: beams per sample.")] = 1
     engine: Annotated[
         Literal["vllm", "sglang"] | None,
         about(
+            "Inference",
             "With inference or generate: what this serving engine would reserve on the GPU, and "
             "how many sequences would fit.",
             otherwise="none",
@@ -227,6 +262,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     engine_args: Annotated[
         tuple[tuple[str, Scalar], ...],
         about(
+            "Inference",
             "Settings of the engine, by its own names.",
             option="engine-arg",
             typed="Written as key=value.",
@@ -234,12 +270,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     inputs: Annotated[
         tuple[Input, ...],
-        about("Input of a callable's model, name=dtype[shape].", option="input"),
+        about("Loop", "Input of a callable's model, name=dtype[shape].", option="input"),
     ] = ()
-    devices: Annotated[Count, about("GPUs that train together; figures are for one of them.")] = 1
+    devices: Annotated[
+        Count, about("Several GPUs", "GPUs that train together; figures are for one of them.")
+    ] = 1
     parallel: Annotated[
         Text | None,
         about(
+            "Several GPUs",
             "Layout over several GPUs: ddp, zero1, zero2, zero3, fsdp1, fsdp2, hsdp=2x4, tp=2, "
             "tp=2,fsdp2=4.",
             otherwise="ddp",
@@ -248,6 +287,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     parallel_args: Annotated[
         tuple[tuple[str, Scalar], ...],
         about(
+            "Several GPUs",
             "Arguments of the layout's wrapper.",
             option="parallel-arg",
             typed="Written as key=value.",
@@ -256,12 +296,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rank: Annotated[
         Annotated[int, Meta(ge=0, le=(1 << 16) - 1)] | None,
         about(
-            "Rank whose memory is shown.", otherwise="the first or the last, whichever needs more"
+            "Several GPUs",
+            "Rank whose memory is shown.",
+            otherwise="the first or the last, whichever needs more",
         ),
     ] = None
     accelerate_config: Annotated[
         Text | None,
         about(
+            "Several GPUs",
             "File of accelerate config (YAML): devices, layout and its arguments, precision.",
             otherwise="none",
         ),
@@ -270,6 +313,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     deepspeed: Annotated[
         Text | None,
         about(
+            "Several GPUs",
             "File that configures DeepSpeed (JSON): ZeRO's stage and its buffers, precision, "
             "batches, clipping.",
             otherwise="none",
@@ -277,23 +321,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     unread: Annotated[
         tuple[Text, ...],
-        about("What such a file says that changes memory and is not counted.", option=None),
+        about("", "What such a file says that changes memory and is not counted.", option=None),
     ] = ()
-    target: Annotated[Literal["cuda", "cpu"], about("Where it trains.")] = "cuda"
+    target: Annotated[Literal["cuda", "cpu"], about("GPU", "Where it trains.")] = "cuda"
     torch: Annotated[
-        Version | None, about("PyTorch version that will run.", otherwise="the installed one")
+        Version | None,
+        about("GPU", "PyTorch version that will run.", otherwise="the installed one"),
     ] = None
     transformers: Annotated[
         Release | None,
         about(
+            "GPU",
             "transformers version that will run.",
             otherwise="the installed one",
         ),
     ] = None
-    alloc_conf: Annotated[str, about("PYTORCH_ALLOC_CONF of the run.")] = ""
+    alloc_conf: Annotated[str, about("GPU", "PYTORCH_ALLOC_CONF of the run.")] = ""
     module_loading: Annotated[
         Literal["lazy", "eager"] | None,
         about(
+            "GPU",
             "CUDA_MODULE_LOADING of the run; eager, as it was before PyTorch 1.13 and CUDA 11.7, "
             "loads all kernels of a library at once.",
             otherwise="lazy, if the driver can",
@@ -302,13 +349,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cudnn_benchmark: Annotated[
         bool,
         about(
+            "GPU",
             "torch.backends.cudnn.benchmark is on: cuDNN's fastest engine runs, instead of its "
-            "first choice."
+            "first choice.",
         ),
     ] = False
     command: Annotated[
         Text | None,
         about(
+            "",
             "A program that trains, as it is typed, in place of a model; it runs as it is on a "
             "simulated GPU.",
             option=None,
@@ -316,7 +365,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     steps: Annotated[
         Annotated[int, Meta(ge=0, le=1 << 20)] | None,
-        about("Of a command: optimizer steps after which it is stopped; 0: never.", option=None),
+        about(
+            "", "Of a command: optimizer steps after which it is stopped; 0: never.", option=None
+        ),
     ] = None
 
     @property

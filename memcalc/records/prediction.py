@@ -1,4 +1,4 @@
-"""What is answered: the ladder of memory by phase, and whether it fits a GPU."""
+"""The answer: memory by phase, and whether it fits a GPU."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ _LONG = 100_000
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """The request that found no room on a GPU, and ended the run."""
+    """The request that failed for lack of GPU memory and ended the run."""
 
     device: int
     phase: Phase
     step: int
     line: str
-    """Of the user's code; empty: nobody knows."""
+    """In the user's code; empty: unknown."""
     asked: int
-    """Bytes that were asked for."""
+    """Requested bytes."""
     free: int
-    """Bytes that the GPU had left."""
+    """Free bytes of the GPU."""
     last: bool = False
     """The figures end here: without a limit the script failed as well."""
 
 
 class Growth(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script holds grows by the same amount in every step."""
+    """A script's memory grows by the same amount in every step."""
 
     bytes: int
     """In a step."""
     line: str
-    """Of the user's code that asks for most of it; empty: nobody knows."""
+    """The line in the user's code that allocates most of it; empty: unknown."""
     holder: str = ""
-    """The variable that holds most of it; empty: nobody knows."""
+    """The variable that holds most of it; empty: unknown."""
     steps: int | None = None
-    """After about so many the GPU is full; ``None``: no GPU is named."""
+    """Steps until the GPU is full, about; ``None``: no GPU is named."""
 
     @property
     def runs_full(self) -> bool:

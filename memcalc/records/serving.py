@@ -1,4 +1,4 @@
-"""What a serving engine would reserve of a GPU: a closed form over traced figures.
+"""The records of a serving engine's memory.
 
 Legend: a block (a page, in SGLang's words) holds so many tokens of every layer of a group.
 """

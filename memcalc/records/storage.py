@@ -1,4 +1,4 @@
-"""A piece of device memory of a simulated run, and why it was there."""
+"""A storage of a simulated run, and its component."""
 
 from __future__ import annotations
 
@@ -81,4 +81,4 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
     until: str = ""
     """What autograd was running when it died, such as ``MulBackward0``; empty: nothing."""
     line: str = ""
-    """Of the user's code, as ``train.py:41``, that asked for it; empty: nobody noted it."""
+    """Of the user's code, as ``train.py:41``, that asked for it; empty: unknown."""

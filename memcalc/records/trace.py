@@ -1,4 +1,4 @@
-"""What a simulated run shows: the birth and death of every storage, in order."""
+"""A simulated run: every storage's allocation and free, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that people write: read as what they look like, and held against a declared type."""
+"""Values that users type, parsed and checked against a declared type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks over what happened in a run: its events, and the marks that say which phase they are of."""
+"""Iterates over a run's events with their phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the registry knows of one optimizer, and the words that its closed forms are written in."""
+"""A registry row of one optimizer, and the terms of its closed forms."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     rule: float | None = None
     """Bytes of state per parameter by the rule of thumb."""
     package: str = "torch"
-    """Empty: a class of somebody's own."""
+    """Empty: a user's own class."""
     extra: str | None = None
     """Further package to install, if any."""
     untraceable: str | None = None

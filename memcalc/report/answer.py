@@ -52,7 +52,7 @@ def blocks(prediction: Prediction) -> list[Block]:
 
 
 LINES, _COLUMNS = 24, 80
-"""Of a terminal that nobody has made larger."""
+"""Of a default terminal."""
 _LEAST = 2
 """Components that are shown in any case."""
 

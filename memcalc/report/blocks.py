@@ -1,4 +1,4 @@
-"""What a report is made of, and the one way it becomes a terminal's text, Markdown or HTML.
+"""The blocks of a report, and their rendering as terminal text and Markdown.
 
 A report is a list of blocks. Text in them is plain: how it is shown is said by a block's kind, and
 what it would do to a medium is taken care of here and in ``memcalc.untrusted_text``.

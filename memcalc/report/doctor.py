@@ -1,4 +1,4 @@
-"""What ``memcalc doctor`` found, as lines a person can act on."""
+"""The report of ``memcalc doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's timeline as a drawing inside a page: it follows the page's width, colours and keys.
+"""A step's timeline as a drawing inside a page.
 
 The drawing is stretched to the page's width; texts lie over it, so that they keep their size.
 """

@@ -37,6 +37,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         contents(explanation.peak, top),
         Line("Peaks of the other phases", Kind.SECTION),
         *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
+        *([Line(_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
         Line(""),
         *_layers(explanation.layers),
         *remedies(explanation, verbose=verbose),
@@ -161,10 +162,10 @@ def _share(size: int, whole: int) -> str:
     return f"{size / whole:.1%}" if whole else "n/a"
 
 
-def _moment(moment: PeakContents) -> str:
+def _moment(moment: PeakContents, name: str = "") -> str:
     largest = sorted(moment.components.items(), key=lambda item: -item[1])[:3]
     parts = [f"{COMPONENT_WORDS[name]} {format_bytes(size)}" for name, size in largest]
-    return f" {moment.phase.value:9} {format_mib(moment.requested):>12}  {', '.join(parts)}"
+    return f" {name or moment.phase.value:9} {format_mib(moment.requested):>12}  {', '.join(parts)}"
 
 
 def _compared(explanation: Explanation) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What fits, as blocks and as JSON."""
+"""Answers of ``memcalc fit`` as blocks and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which card a model needs, as blocks and as JSON."""
+"""The smallest card for each way to train, as blocks and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What batches of varying length take, for people."""
+"""Batches of varying length, as blocks."""
 
 from __future__ import annotations
 

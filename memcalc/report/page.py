@@ -1,4 +1,4 @@
-"""A report as HTML: one page that needs nothing beside itself, and what a notebook shows."""
+"""A report as one self-contained HTML page, and as a notebook's output."""
 
 from __future__ import annotations
 

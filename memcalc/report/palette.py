@@ -1,4 +1,4 @@
-"""A colour and a hatch for each component, told apart without colour vision as well.
+"""A colour and a hatch for each component, also for readers without colour vision.
 
 Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/ (eight
 colours); grey, and five of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the

@@ -1,12 +1,12 @@
-"""The words and figures of a prediction, in the order people read them; shared by all formats."""
+"""Text and figures of a prediction, shared by all formats."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from memcalc.errors import UsageError
+from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.estimation.fits import verdict as verdict_of
-from memcalc.estimation.fits import why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
@@ -34,12 +34,12 @@ COMPONENT_WORDS = {
 
 
 def component_word(component: Component) -> str:
-    """A component as people call it."""
+    """A component's name."""
     return COMPONENT_WORDS.get(component, component.value.replace("_", " "))
 
 
 def heading(prediction: Prediction) -> str:
-    """What was asked, in one line."""
+    """The question, in one line."""
     plan = prediction.plan
     if plan.command:
         return f"{plan.name} ({prediction.head}): {prediction.optimizer_state.optimizer}"
@@ -56,14 +56,14 @@ def labels(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def asked_for(plan: Plan) -> str:
-    """What ways to train are looked for: a model, and the samples of a step that stay."""
+    """The question of ``memcalc suggest``: a model, and the samples of a step."""
     each = " of each GPU" if plan.devices > 1 else ""
     samples = f"{plan.batch * plan.grad_accum} samples a step{each}, as asked for"
     return f"{plan.model}: {samples}: {described(plan, plan.seq)}"
 
 
 def described(plan: Plan, seq: int | None) -> str:
-    """How a model is trained, as far as it is not as always."""
+    """How a model is trained: settings that differ from the defaults."""
     tokens = f" x {seq} tokens" if seq is not None else ""
     if plan.infers:
         return ", ".join(_inference(plan, tokens))
@@ -101,7 +101,7 @@ def _loop(name: str) -> str:
     try:
         return loops.find(name).title
     except UsageError:
-        # Of a later memcalc, whose files can be read all the same.
+        # The loop of a later memcalc, whose files can still be read.
         return f"{name} loop"
 
 
@@ -124,7 +124,7 @@ def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:
 
 
 def ladder(prediction: Prediction) -> list[tuple[str, str]]:
-    """The rungs at the peak in words."""
+    """The levels at the peak, as text."""
     peak: Peak = prediction.peak
     known = [
         (name.replace("_", " "), unknown_or(prediction, getattr(peak, name), name))
@@ -134,7 +134,7 @@ def ladder(prediction: Prediction) -> list[tuple[str, str]]:
 
 
 def process_ends(prediction: Prediction) -> tuple[int, int] | None:
-    """The least and the most that the process holds; ``None``: that is not known."""
+    """The least and the most that the process uses; ``None``: unknown."""
     context, reserved = prediction.context, prediction.peak.reserved
     if context is None or reserved is None:
         return None
@@ -145,7 +145,7 @@ def process_ends(prediction: Prediction) -> tuple[int, int] | None:
 
 
 def process_range(prediction: Prediction) -> str:
-    """The two ends of what nvidia-smi will show of the process."""
+    """The range that nvidia-smi will show for the process."""
     ends = process_ends(prediction)
     return "n/a" if ends is None else _between(*ends)
 
@@ -158,7 +158,7 @@ def would_need(prediction: Prediction, ends: str) -> str:
 
 
 def span_range(span: Span | None) -> str:
-    """The two ends of a figure that is known within limits; empty: it is known."""
+    """The range of a figure; empty: it is exact."""
     return "" if span is None or span.low == span.high else _between(span.low, span.high)
 
 
@@ -169,7 +169,7 @@ def _between(low: int, high: int) -> str:
 
 
 def process_words(prediction: Prediction) -> str:
-    """What the process holds: a range, for the CUDA context is known as one."""
+    """The process's memory as a range, because the CUDA context is one."""
     context, ends = prediction.context, process_ends(prediction)
     if context is None or ends is None:
         return unknown_or(prediction, prediction.peak.process_used, "process_used")
@@ -181,7 +181,7 @@ def process_words(prediction: Prediction) -> str:
 
 
 def parts(span: Span) -> Iterator[str]:
-    """What a span is made of, a part each."""
+    """The parts of a span, one line each."""
     for part in span.parts:
         likely = f", likely {part.likely / MIB:,.0f}" if part.likely is not None else ""
         ends = f"{part.low / MIB:,.0f} to {part.high / MIB:,.0f} MiB"
@@ -189,7 +189,7 @@ def parts(span: Span) -> Iterator[str]:
 
 
 def ladder_words(prediction: Prediction) -> list[tuple[str, str]]:
-    """The ladder for one line of text: rungs that are unknown for one reason share it."""
+    """The levels for one line of text; levels that are unknown for one reason share it."""
     known: list[tuple[str, str]] = []
     unknown: dict[str, list[str]] = {}
     for name, value in ladder(prediction):
@@ -222,12 +222,12 @@ def sent_words(sent: Sequence[Sent]) -> str:
 
 
 def verdict(prediction: Prediction) -> str | None:
-    """Does it fit, and by how much; why nobody knows, where a GPU was named and nobody does."""
+    """Whether it fits and by how much, or why that is unknown; ``None``: no GPU was named."""
     fit, grows = prediction.fit, prediction.growth
     if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
         return (
-            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, and memory runs out after about "
-            f"{grows.steps:,} steps"
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but what the script holds grows "
+            "every step"
         )
     if fit is not None:
         return fit_words(fit)
@@ -246,12 +246,7 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
             f"{'until then' if refusal.last else 'of a run without a limit'}"
         )
     if grows is not None:
-        full = f", out of memory after about {grows.steps:,} steps" if grows.steps else ""
-        if prediction.fit is not None and grows.runs_full:
-            full = ""  # The verdict says so.
-        at = f"; allocated at {grows.line}" if grows.line else ""
-        by = f", held by the variable {grows.holder}" if grows.holder else ""
-        yield f"grows by {format_bytes(grows.bytes)} every step{full}{at}{by}"
+        yield growth_words(grows)
 
 
 def fit_word(fit: Fit | None) -> str:
@@ -262,7 +257,9 @@ def fit_word(fit: Fit | None) -> str:
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
     found = verdict_of(fit)
-    does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
+    does = fit.metric.replace("_", " ")
+    if found is FitVerdict.DOES_NOT_FIT and fit.metric == "process_used":
+        does = "needs"
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)
     else:

@@ -1,4 +1,4 @@
-"""What a serving engine would reserve, for a person at a terminal."""
+"""A serving engine's memory, as blocks."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from memcalc.units import format_bytes, unit_for
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be done, where somebody says."""
+    """The tokens to train on and the price, where given."""
 
     tokens: float | None = None
     prices: Prices | None = None

@@ -1,4 +1,4 @@
-"""A step's timeline in letters, for a terminal; drawn by plotext."""
+"""A step's timeline for a terminal, drawn by plotext."""
 
 from __future__ import annotations
 

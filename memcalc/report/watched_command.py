@@ -1,4 +1,4 @@
-"""What a command held, as seen from outside, in a few lines."""
+"""The memory of a watched command, in a few lines."""
 
 from __future__ import annotations
 

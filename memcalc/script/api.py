@@ -1,4 +1,4 @@
-"""What Python programs call: ``memcalc.simulate`` and ``memcalc.estimate``; PyTorch comes later."""
+"""``memcalc.simulate`` and ``memcalc.estimate``, without importing PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process in which a user's program runs over the stub driver, and is followed.
+"""The process that runs a user's program over the stub driver and follows it.
 
 Usage: child.py REQUEST ANSWER, both files; the stub driver is loaded before this begins.
 """
@@ -242,6 +242,11 @@ def _show(error: BaseException) -> None:
 
 _HELPS = (
     (
+        re.compile("environment variable RANK expected, but not set"),
+        "the script is one process of several: put torchrun --nproc-per-node and its number of "
+        "GPUs before it, in place of python.",
+    ),
+    (
         re.compile("Failed to find C compiler|No suitable C compiler", re.IGNORECASE),
         "Triton compiles its launcher with a C compiler, and there is none: install gcc or clang, "
         "or set CC.",
@@ -263,7 +268,7 @@ _HELPS = (
 
 
 def _help(error: BaseException | None) -> str:
-    """What a user can do about an error, in one sentence; empty: nobody knows."""
+    """What a user can do about an error, in one sentence; empty: unknown."""
     while error is not None:
         for pattern, sentence in _HELPS:
             if pattern.search(str(error)):

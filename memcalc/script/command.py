@@ -1,4 +1,4 @@
-"""What a command line runs: a script, a module, or a console script that Python wrote."""
+"""Finds the program of a command line: a script, a module or a console script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a script decides by that zeros would answer wrongly: these have the answer of a good run."""
+"""Checks in libraries that zeros would fail: they are answered as in a good run."""
 
 from __future__ import annotations
 

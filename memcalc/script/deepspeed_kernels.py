@@ -1,4 +1,4 @@
-"""DeepSpeed's compiled operators, which nobody compiles here. Read in 0.19.8."""
+"""DeepSpeed's compiled operators, which are not compiled here. Read in 0.19.8."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands whose first word says which program of a package they start, in a Python of its own.
+"""Commands such as ``swift sft`` that start another Python program of their package.
 
 Such a command would be simulated, and what it starts would not: the program itself is run.
 """

@@ -1,4 +1,4 @@
-"""Functions of ``os``, ``shutil`` and ``open`` that see the files of a script (``Overlay``)."""
+"""Functions of ``os``, ``shutil`` and ``open`` over a script's ``Overlay``."""
 
 from __future__ import annotations
 

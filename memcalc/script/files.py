@@ -1,4 +1,4 @@
-"""Files that a simulated run did not write, and its script finds again all the same.
+"""Files that a simulated run pretends to write, so that its script finds them again.
 
 In place of a checkpoint lies a file with a mark, as long as the checkpoint would be, where the
 script does not see it (``Overlay``); what was saved is kept by the mark's number.

@@ -1,4 +1,4 @@
-"""The GPU that a script is told of, in both back-ends."""
+"""The GPU that a script sees."""
 
 from __future__ import annotations
 

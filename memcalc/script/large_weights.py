@@ -1,4 +1,4 @@
-"""Weights of large models are not drawn on the host: pages that nobody writes take no memory."""
+"""Leaves weights of large models uninitialized on the host: untouched pages take no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that start others, one a GPU: which script they run, and what each process finds.
+"""Launchers that start one process per GPU: their script, and each process's environment.
 
 The launchers' own parsers read their command lines (torchrun of PyTorch, accelerate, DeepSpeed).
 What a process finds in its environment is what torchrun sets (torch/distributed/elastic/agent/

@@ -1,4 +1,4 @@
-"""Whether a script holds more after every step: what lives at equal points of steps in a row."""
+"""Detects memory that grows every step, from live bytes at equal points of steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning starts a process for each GPU by itself: the first runs, in this one.
+"""Lightning starts one process per GPU: the first runs here.
 
 Source: fabric/strategies/launchers/subprocess_script.py and its like in pytorch/ (2.6).
 """

@@ -1,4 +1,4 @@
-"""Simulating what is already in memory: a block of code, or a module with its optimizer.
+"""Simulates live objects: a block of code, or a module with its optimizer.
 
 It runs in a process of its own over the stub driver, unless this process is over it already.
 """

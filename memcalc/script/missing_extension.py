@@ -1,4 +1,4 @@
-"""What stands for a compiled extension that is not there."""
+"""A placeholder for a compiled extension that is not installed."""
 
 from __future__ import annotations
 

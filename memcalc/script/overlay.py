@@ -1,7 +1,7 @@
-"""The files of a script, over those that are there: what was there before the run stays as it is.
+"""An overlay for a script's files: files from before the run stay unchanged.
 
-A script sees what it wrote, renamed and removed; files that were there before are covered, or are
-out of its sight, until the run ends. What covers them lies in a folder of ours.
+A script sees its own writes, renames and removals. Until the run ends, earlier files are covered
+or hidden; the covering files lie in a temporary folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memcalc.children import scratch
 _COARSE = 10_000_000
 """Nanoseconds by which a file's time may lie before the clock's."""
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
-"""Variables that name folders of caches, whose files are nobody's."""
+"""Variables that name folders of caches, whose files are not the script's."""
 _ALSO_CACHES = (
     "~/.cache",
     "~/.triton",
@@ -34,23 +34,23 @@ _unlink, _rmdir = os.unlink, os.rmdir
 
 
 class Overlay:
-    """Where the content of each path lies, if not there."""
+    """Maps each path to where its content lies."""
 
     def __init__(self) -> None:
         self.led: dict[str, str] = {}
-        """Files that lie elsewhere."""
+        """Files whose content lies elsewhere."""
         self.folders: dict[str, str] = {}
-        """Folders with more in them than is there: where that lies."""
+        """Folders with additional content, and where that lies."""
         self.links: dict[str, str] = {}
-        """Symbolic links that the script made, and where they lead."""
+        """Symbolic links that the script created, and their targets."""
         self.drawn: dict[str, str] = {}
-        """The same links, drawn in our folder."""
+        """The same links in the temporary folder."""
         self.hidden: set[str] = set()
-        """What was there before the run, and the script has removed."""
+        """Files from before the run that the script removed."""
         self.made: set[str] = set()
-        """New files that the script opened to write."""
+        """New files that the script opened for writing."""
         self.new_folders: list[str] = []
-        """Folders that the script made, in order."""
+        """Folders that the script created, in order."""
         self.numbers: dict[str, int] = {}
         """What lies in files of our folder, for whoever keeps it by numbers."""
         self.of_checkpoints: set[str] = set()
@@ -68,7 +68,7 @@ class Overlay:
         self._numbers = itertools.count()
 
     def where(self, path: str) -> str | None:
-        """Where the content of a path lies; ``None``: the script has removed it."""
+        """Where a path's content lies; ``None``: the script removed it."""
         if not (self.led or self.hidden or self.folders or self.links):
             return path
         found = self.led.get(path)
@@ -85,7 +85,7 @@ class Overlay:
         return None if path in self.hidden else path
 
     def place(self, path: str) -> str:
-        """Where a new file of this path is written: the path itself, where nothing is spoiled."""
+        """Where a new file of this path is written: the path itself, if that overwrites nothing."""
         for link, target in tuple(self.links.items()):
             if inside(path, link):
                 return self.place(target + path[len(link) :])
@@ -97,7 +97,7 @@ class Overlay:
         return self.in_folder(path) or path
 
     def in_folder(self, path: str) -> str | None:
-        """Where it would lie in a folder that is not really there; ``None``: that is there."""
+        """Where it would lie in a folder of the overlay alone; ``None``: the folder exists."""
         head = os.path.dirname(path)
         if not self.folders or (_exists(head) and head not in self.hidden):
             return None
@@ -107,7 +107,7 @@ class Overlay:
         return None
 
     def leads(self, path: str, at: str) -> None:
-        """From now on the content of a file lies there."""
+        """Record where a file's content lies."""
         self.links.pop(path, None)
         if self.led.get(path) == at:
             return
@@ -237,7 +237,7 @@ class Overlay:
         return bool(self._folder) and inside(path, self._folder)
 
     def new(self) -> str:
-        """A place for a file or a folder that nobody else has."""
+        """A new place for a file or a folder."""
         if not self._folder:
             self._folder = scratch.new()
         return os.path.join(self._folder, str(next(self._numbers)))

@@ -1,4 +1,4 @@
-"""Sends live objects to the engine's process: code by value, large tensors as their shapes."""
+"""Sends live objects to the engine's process: code by value, large tensors by shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is typed before a program: variables of its environment, and programs that start others."""
+"""Command prefixes: environment variables, and programs that start others."""
 
 from __future__ import annotations
 

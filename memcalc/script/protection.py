@@ -1,4 +1,4 @@
-"""What of the user's stays as it is while it runs: checkpoints, folders and trackers."""
+"""Protects the user's checkpoints, folders and trackers during a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the process of a simulated program is asked, and how the program ended."""
+"""The request to a simulated program's process, and its result."""
 
 from __future__ import annotations
 

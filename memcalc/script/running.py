@@ -1,4 +1,4 @@
-"""A program run as Python runs it, in the process that follows it."""
+"""Runs a program as Python would, in the process that follows it."""
 
 from __future__ import annotations
 

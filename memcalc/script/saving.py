@@ -1,4 +1,4 @@
-"""Checkpoints of a simulated run: nothing is written, and what was saved can be loaded again."""
+"""Checkpoints of a simulated run: not written, but they can be loaded again."""
 
 from __future__ import annotations
 

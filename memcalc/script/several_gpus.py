@@ -1,4 +1,4 @@
-"""The answer of a program that uses several GPUs in one process."""
+"""The answer for a program that uses several GPUs in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a user's program over the stub driver, in a fresh process, and reads what it took."""
+"""Runs a user's program over the stub driver in a fresh process and reads its memory."""
 
 from __future__ import annotations
 
@@ -44,6 +44,10 @@ STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
 _CARRIED = 8 << 20
 """Bytes of the largest copy to the GPU whose values are kept."""
+_ALONE = (
+    "the script uses {used} of {count} GPUs; to use all, put torchrun --nproc-per-node {count} "
+    "before it in place of python"
+)
 _BEGINS = (
     "import sys; sys.path.append({home!r}); from memcalc.script.child import main; "
     "main(*sys.argv[1:])"
@@ -201,7 +205,7 @@ class _Run:
         devices = plan.devices if local is None or plan.devices > local else 1
         engine = self._engine()
         root, cuda = (Path(engine.root), engine.cuda) if engine else driver.installed(self._python)
-        prepared = stub.prepare(root, cuda)
+        prepared = stub.prepare(root, cuda, (*engine.path, *sys.path) if engine else ())
         planning = driver.cudnn(question.target.capability, [root.parent])
         found = {name: value for name, value in os.environ.items() if name != _VISIBLE}
         if engine:
@@ -244,6 +248,12 @@ class _Run:
         if not found:
             return Simulated(ending=ending, traced=None)
         traced = found[0] if [*found] == [0] else fullest(found)
+        count = self._question.plan.devices
+        if len(found) < count and self._launch is None:
+            alone = _ALONE.format(used=len(found), count=count)
+            prediction = traced.prediction
+            prediction = replace(prediction, assumptions=(alone, *prediction.assumptions))
+            traced = replace(traced, prediction=prediction)
         return Simulated(ending=ending, traced=traced)
 
 

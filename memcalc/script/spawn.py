@@ -1,4 +1,4 @@
-"""``torch.multiprocessing.spawn`` where there is one process: the first runs, in this one.
+"""``torch.multiprocessing.spawn``: the first process runs here.
 
 This file needs the standard library alone.
 """

@@ -1,4 +1,4 @@
-"""Programs that a script starts by subprocess: they have no simulated GPU, and are named."""
+"""Names programs that a script starts by subprocess: they see no simulated GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies around a user's program while it runs: its files, and processes that it starts."""
+"""The environment of a user's program: its files, and processes that it starts."""
 
 from __future__ import annotations
 

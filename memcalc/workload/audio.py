@@ -89,7 +89,7 @@ class Recordings:
         return next((int(number) for number in named if number is not None), otherwise)
 
     def _guessed(self, batch: Any, dtype: torch.dtype, device: Any) -> dict[str, torch.Tensor]:
-        """For an extractor that nobody could run: samples, or frames of bins.
+        """For an extractor that could not be run: samples, or frames of bins.
 
         (B, bins, frames) where positions limit them, as Whisper's do; else (B, frames, bins).
         """

@@ -1,4 +1,4 @@
-"""What a model's config says of the cache of its layers, for those who keep it in another way."""
+"""The KV cache of a model's layers, read from its config, for serving engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop runs: a program whose model is on a device, real or simulated."""
+"""A loop's job: a program whose model is on a device, real or simulated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memcalc.workload.precision import Precision
 
 
 class Watch(Protocol):
-    """Somebody who wants to know which phase of which step runs."""
+    """An observer of phases and steps."""
 
     def phase(self, phase: Phase, step: int) -> contextlib.AbstractContextManager[None]:
         """Enter a phase; ``step`` counts from 0."""

@@ -148,7 +148,7 @@ _NOT_OURS = (
 
 @contextlib.contextmanager
 def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
-    """Say of a failure inside somebody's own model first what the model's code said.
+    """Put the model's own error first in a failure inside a user's model.
 
     Args:
         name: the model's; nothing is changed for models of transformers.

@@ -1,4 +1,4 @@
-"""What each precision means in code: the model's dtype, autocast, gradient scaling."""
+"""Precisions: the model's dtype, autocast, gradient scaling."""
 
 from __future__ import annotations
 

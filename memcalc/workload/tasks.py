@@ -1,4 +1,4 @@
-"""What a model is trained for: a row a task, which says its head and what its batches hold.
+"""Tasks: each one's model head and batch contents.
 
 Nothing here imports torch, so that the command line can choose a head without it. The class that an
 architecture has for a task is in configs/architectures.json, which
@@ -58,10 +58,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     heads: str = ""
     """Name of transformers' table of classes with this head (``auto/modeling_auto.py``)."""
+    seeing: tuple[str, ...] = ()
+    """Model types that have the head for images and text, and are trained on text alone with it."""
     suffix: str = ""
     """What names of classes with this head end in."""
     chosen: tuple[tuple[int, str], ...] = ()
-    """Where nobody names a task: the head that speaks for this one, by rank; of all tasks' heads
+    """Where no task is named: the head that speaks for this one, by rank; of all tasks' heads
     that an architecture has, the lowest rank decides."""
     named: bool = False
     """A config that names this head's class is of this task, though it has others: a head for text
@@ -117,6 +119,7 @@ _TASKS = (
     Task(
         name="causal-lm",
         heads="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+        seeing=("qwen2_5_vl", "qwen2_vl"),
         suffix="ForCausalLM",
         chosen=((50, "causal-lm"),),
         of_text=True,
@@ -272,7 +275,8 @@ def _named(config: Mapping[str, Any] | None, heads: dict[str, str]) -> Task | No
     """The task whose head a config names as its architecture, where that decides."""
     wanted = (config or {}).get("architectures")
     classes = wanted if isinstance(wanted, list) else []
-    tasks = (find(name) for name, head in heads.items() if head in classes)
+    whole = heads.get("causal-lm")
+    tasks = (find(name) for name, head in heads.items() if head in classes and head != whole)
     return next((task for task in tasks if task.named), None)
 
 

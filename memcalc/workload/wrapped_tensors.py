@@ -1,4 +1,4 @@
-"""What a tensor holds that is made of others, as torchao's and PyTorch's distributed ones are."""
+"""The parts of wrapper tensors, such as torchao's and DTensor."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from memcalc.budgets import collect
 from memcalc.budgets.judge import judge
 from memcalc.budgets.read import read
 from memcalc.budgets.records import Status
+from memcalc.budgets.remedies import Adviser
 from memcalc.errors import UsageError
 
 SCRIPT = """
@@ -50,6 +51,10 @@ def test_scripts_are_run_where_their_budgets_are_and_judged(tmp_path, capfd):
     (full,) = verdicts["full"]
     assert full.status is Status.OVER
     assert full.difference > 3 << 30
+    with Adviser(use_cache=False) as advise:
+        told = advise(full.budget, found["full"], None)
+    assert told.startswith("the script itself must need less: ")
+    assert told.endswith("with expandable_segments:True")
     (fails,) = verdicts["fails"]
     assert (fails.status, fails.reason) == (
         Status.UNKNOWN,

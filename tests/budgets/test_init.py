@@ -272,6 +272,43 @@ def test_init_takes_the_settings_of_a_script_it_finds(memcalc, tmp_path):
     assert "# Settings are those of train.py." in done.stdout
 
 
+LOOP = """
+import torch
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.ones(1, 256, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_init_finds_the_scripts_of_a_repository_and_runs_none(memcalc, tmp_path):
+    (tmp_path / "nets").mkdir()
+    for path in ("train.py", "nets/train.py"):
+        (tmp_path / path).write_text(LOOP)
+    (tmp_path / "library.py").write_text("def step(loss):\n    loss.backward()\n")
+    done = memcalc("init", "--gpu", "t4")
+    assert done.returncode == 0, done.stderr
+    runs = tomllib.loads((tmp_path / "memcalc.toml").read_text())["runs"]
+    commands = {name: run["command"] for name, run in runs.items()}
+    assert commands == {"train": "python train.py", "nets-train": "python nets/train.py"}
+    assert runs["train"]["limits"] == {"fits": "t4", "max_growth": "2%"}
+
+
+def test_init_of_a_command_writes_what_it_needs_today(memcalc, tmp_path):
+    (tmp_path / "train.py").write_text(LOOP)
+    done = memcalc("init", "--gpu", "t4", "--", "python", "train.py")
+    assert done.returncode == 0, done.stderr
+    run = tomllib.loads((tmp_path / "memcalc.toml").read_text())["runs"]["train"]
+    assert run["command"] == "python train.py"
+    # Two states of 256 x 257 numbers in fp32, and AdamW's count of steps for each of two tensors.
+    assert run["limits"]["optimizer_state"] == "514 KiB"
+    assert run["limits"]["fits"] == "T4"
+    refused = memcalc("init", "--force", "--batch", "3", "--", "python", "train.py")
+    assert refused.returncode == 2
+    assert "batch is for runs of a model" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

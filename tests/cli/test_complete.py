@@ -8,13 +8,17 @@ from memcalc.cli import complete
 
 @pytest.mark.parametrize("begun", ["", "rtx", "40", "2", "h1", "A1"])
 def test_every_gpu_that_is_offered_is_one(begun):
-    offered = complete.gpus(None, None, begun)
+    offered = complete.gpus(begun)
     assert offered
     for name in offered:
-        assert name.startswith(begun.lower())
+        assert begun.lower() in name
         assert gpus.find(name)
 
 
 def test_of_a_list_of_optimizers_the_last_is_completed():
-    assert "sgd,adamw" in complete.optimizers(None, None, "sgd,adam")
-    assert complete.models(None, None, "distil")
+    assert "sgd,adamw" in complete.optimizers("sgd,adam")
+
+
+def test_a_name_is_found_by_what_is_inside_it():
+    assert "meta-llama/Llama-3.1-8B" in complete.models("llama-3.1")
+    assert complete.models("distil")

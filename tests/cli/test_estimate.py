@@ -59,8 +59,9 @@ def test_the_ranges_of_all_gpus_can_be_listed(memcalc):
 
 def test_the_first_line_is_the_verdict_and_the_last_the_next_command(memcalc):
     done = memcalc(*MAIN, "--gpu", "t4", "--batch", "4", "--seq", "64")
-    first, second, *others, _, last = done.stdout.splitlines()
+    first, share, second, *others, _, last = done.stdout.splitlines()
     assert re.fullmatch(r"✓ fits on T4: process used .* of 14.6 GiB, .* to spare", first)
+    assert share.endswith("% of the T4")
     assert "DistilBertForSequenceClassification" in second
     assert any("2.04 B/param (rule: 2)" in line for line in others)
     assert last.split()[:3] == ["memcalc", "explain", "distilbert-base-cased"]

@@ -5,8 +5,8 @@ import pathlib
 import subprocess
 import sys
 
-import click
 import pytest
+import typer
 
 from memcalc.errors import MeasureTimeoutError, OverBudgetError
 from tests.conftest import ROOT
@@ -16,17 +16,17 @@ from tests.conftest import ROOT
     ("error", "code", "words"),
     [
         (KeyboardInterrupt(), 130, "type the same to go on"),
-        (click.Abort(), 130, None),
+        (typer.Abort(), 130, None),
         (BrokenPipeError(32, "Broken pipe"), 141, None),
         (OSError(28, "No space left on device"), 3, "Cannot write the answer: No space"),
         (PermissionError(13, "Permission denied", "x.json"), 3, "Cannot use x.json: Permission"),
         (MemoryError(), 3, "ran out of main memory"),
-        (RecursionError("maximum recursion"), 3, "nested too far"),
+        (RecursionError("maximum recursion"), 3, "nested too deeply"),
         (SystemExit(0), 3, "memcalc itself failed (SystemExit: 0)"),
         (SystemExit(1), 3, "memcalc itself failed"),
         (KeyError("x"), 3, "memcalc itself failed (KeyError: 'x')"),
         (GeneratorExit(), 3, "memcalc itself failed (GeneratorExit)"),
-        (click.FileError("x"), 2, "x"),
+        (typer.BadParameter("x"), 2, "x"),
         (OverBudgetError("Too much."), 1, "error: Too much."),
         (MeasureTimeoutError("Too long."), 124, "error: Too long."),
     ],

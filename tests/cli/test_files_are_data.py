@@ -51,7 +51,7 @@ def test_no_verb_runs_the_code_that_a_result_names(memcalc, evil, traced):
     page = memcalc("report", "named.json", "-o", "page.html")
     assert page.returncode == 0, page.stderr
     with open("page.html") as file:
-        assert "evil_module:build is code, which a file cannot have run" in file.read()
+        assert "evil_module:build is Python code, and a file does not run code" in file.read()
     drawn = memcalc("report", "named.json", "-o", "x.svg")
     assert (drawn.returncode, "There is no timeline" in drawn.stderr) == (2, True)
     snapshot = memcalc("report", "named.json", "-o", "x.pickle")

@@ -55,6 +55,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("estimate gpt2 --lora target=q_proj", "no module called q_proj"),
         ("estimate gpt2 --gpu t44", "memcalc list gpus"),
         ("estimate gpt2 --optim adamm", "did you mean adam"),
+        ("estimate gpt2 --optim adam8", "did you mean adam8bit"),
         ("estimate gpt2 --optim-arg lr=fast", "positive number"),
         ("estimate gpt2 --optim-arg lr=-1", "positive number"),
         ("estimate gpt2 --optim-arg betas=0.9", "two numbers below 1"),

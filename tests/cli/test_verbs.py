@@ -4,19 +4,15 @@ import shlex
 import subprocess
 import sys
 
-import click
 import pytest
-from click.shell_completion import ShellComplete
 
 from memcalc.cli.app import VERBS, app
-from memcalc.cli.groups import EXAMPLES, GROUPS
-from memcalc.errors import MemcalcError
 from memcalc.records.fields import FIELDS
 
 
 @pytest.mark.parametrize("name", VERBS)
 def test_the_table_says_of_a_verb_what_its_own_help_begins_with(name):
-    command = app.get_command(click.Context(app), name)
+    command = app.get_command(None, name)
     first = " ".join(command.help.split("\n\n")[0].split())
     assert VERBS[name].help == first
 
@@ -33,12 +29,10 @@ def test_help_shows_every_verb_and_imports_none():
     assert done.stderr.strip() == "['memcalc.cli.app']"
 
 
-def test_a_mistyped_verb_is_answered_with_the_closest():
-    from click.testing import CliRunner
-
-    answer = CliRunner().invoke(app, ["estimat"])
-    assert answer.exit_code == 2
-    assert "estimate" in answer.output
+def test_a_mistyped_verb_is_answered_with_the_closest(memcalc):
+    done = memcalc("estimat")
+    assert done.returncode == 2
+    assert "estimate" in done.stderr
 
 
 def test_two_saved_answers_are_compared(memcalc, small_model, tmp_path):
@@ -57,40 +51,48 @@ def test_a_comparison_with_nonsense_is_one_sentence(memcalc, small_model):
     assert "Traceback" not in done.stderr
 
 
-def test_a_plan_that_cannot_be_is_refused_before_the_other_one_is_traced(monkeypatch):
-    from click.testing import CliRunner
-
+def test_a_plan_that_cannot_be_is_refused_before_the_other_one_is_traced(memcalc, monkeypatch):
     monkeypatch.setattr("memcalc.cli.diff.Tracer", None)
-    answer = CliRunner().invoke(app, ["diff", "gpt2", "gpt2 --seq 99999"])
-    assert isinstance(answer.exception, MemcalcError)
-    assert "99999" in str(answer.exception)
+    done = memcalc("diff", "gpt2", "gpt2 --seq 99999")
+    assert done.returncode == 2
+    assert "99999" in done.stderr
 
 
-@pytest.mark.parametrize("example", [e for lines in EXAMPLES.values() for e in lines])
+def examples(name):
+    return [] if name == "list" else app.get_command(None, name).epilog.splitlines()
+
+
+@pytest.mark.parametrize("example", [e for name in VERBS for e in examples(name)])
 def test_every_example_of_the_help_is_understood(example):
     _, name, *words = shlex.split(example, comments=True)
     if "*" in example:
         words = ["runs.json"]
-    app.commands[name].make_context(name, words, click.Context(app, **app.context_settings))
+    app.get_command(None, name).make_context(name, words)
 
 
-def test_every_verb_has_examples_and_every_option_of_a_plan_a_heading():
-    assert set(VERBS) - set(EXAMPLES) == {"list", "completion"}
-    grouped = [name for names in GROUPS.values() for name in names]
-    assert len(grouped) == len(set(grouped))
-    typed = {name for name, field in FIELDS.items() if field.option is not None}
-    assert set(grouped) == typed - {"model"}
+def test_every_option_of_a_plan_has_a_heading_below_the_verbs_own(memcalc):
+    assert all(field.group for field in FIELDS.values() if field.option is not None)
+    shown = memcalc("explain", "--help").stdout
+    assert shown.index("--under") < shown.index("\nTraining:") < shown.index("--optim ")
 
 
-def test_a_shell_is_offered_verbs_models_gpus_and_optimizers():
-    def offered(words, begun):
-        return {
-            item.value
-            for item in ShellComplete(app, {}, "memcalc", "_X").get_completions(words, begun)
-        }
+def test_every_verb_has_examples():
+    assert all(examples(name) for name in set(VERBS) - {"list"})
 
-    assert "suggest" in offered([], "su")
-    assert "openai-community/gpt2" in offered(["estimate"], "openai")
-    assert "rtx4090" in offered(["estimate", "gpt2", "--gpu"], "rtx40")
-    assert "adamw,adam8bit" in offered(["estimate", "gpt2", "--optim"], "adamw,adam8")
-    assert "amp-bf16" in offered(["estimate", "gpt2", "--precision"], "amp")
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("memcalc su", "suggest"),
+        ("memcalc estimate openai", "openai-community/gpt2"),
+        ("memcalc estimate llama-3.1", "meta-llama/Llama-3.1-8B"),
+        ("memcalc estimate gpt2 --gpu rtx40", "rtx4090"),
+        ("memcalc estimate gpt2 --gpu 40", "rtx4090"),
+        ("memcalc estimate gpt2 --optim adamw,adam8", "adamw,adam8bit"),
+        ("memcalc estimate gpt2 --precision amp", "amp-bf16"),
+    ],
+)
+def test_a_shell_is_offered_verbs_models_gpus_and_optimizers(memcalc, typed, offered):
+    asked = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = memcalc(_MEMCALC_COMPLETE="complete_bash", **asked)
+    assert offered in done.stdout.splitlines()

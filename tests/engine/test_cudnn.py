@@ -12,6 +12,7 @@ import pytest
 from memcalc.engine.cudnn import build, loading
 from memcalc.engine.stub import build as stub_build
 from memcalc.engine.stub import elf
+from memcalc.files.compiler import CompileError
 from tests.engine import cudnn_process
 from tests.engine.cudnn_process import CAPABILITIES, ROOT, CudnnProcess, settings
 
@@ -330,7 +331,7 @@ def test_the_shim_has_every_function_of_the_installed_cudnn():
 
 
 def test_a_compiler_that_fails_is_named(tmp_path):
-    with pytest.raises(build.CompileError, match="false cannot compile the cuDNN shim"):
+    with pytest.raises(CompileError, match="false cannot compile the cuDNN shim"):
         build.build(tmp_path, ["false"])
     assert not build.is_current(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -340,12 +340,13 @@ def test_torchvision_of_another_pytorch_is_replaced_or_hidden(world):
     assert world.find("2.14").path == ()
 
 
-def test_what_is_compiled_for_another_pytorch_is_hidden(world):
+@pytest.mark.parametrize("requires", [["torch"], []])
+def test_what_is_compiled_for_another_pytorch_is_hidden(world, requires):
     real = pytest.importorskip("torch").__file__
     library = os.path.join(os.path.dirname(real), "lib", "libtorch_python.so")
     assert any(name.startswith("libc10") for name in linked.needed(library))
     world.has_torch("2.14.1+cu130", "13.0")
-    world.has("attention", "2.8", requires=["torch"], modules={"attention/_C.so": b""})
+    world.has("attention", "2.8", requires=requires, modules={"attention/_C.so": b""})
     world.has("plain", "1.0", requires=["torch"])
     (world.site / "attention" / "_C.so").unlink()
     (world.site / "attention" / "_C.so").symlink_to(library)

@@ -9,6 +9,7 @@ import pytest
 
 from memcalc.engine.stub import build, elf, load, shells
 from memcalc.errors import EstimateError
+from memcalc.files.compiler import system_compiler
 from tests.engine.stub_process import needs_cuda_torch, python_of_tests
 
 OPEN = """
@@ -36,7 +37,7 @@ print(json.dumps({
 
 
 def needs_the_machine():
-    if platform.machine() not in shells.MACHINES or build.system_compiler() is None:
+    if platform.machine() not in shells.MACHINES or system_compiler() is None:
         pytest.skip("needs a C compiler, and x86-64 or aarch64")
 
 
@@ -131,9 +132,10 @@ def test_what_the_library_lacks_is_made_to_do_nothing(tmp_path):
 import json, sys
 from pathlib import Path
 from memcalc.engine.stub import build, load
+from memcalc.files.compiler import system_compiler
 library = Path(sys.argv[3])
 build.NOOPS = library.with_name("noops.txt")
-build.build(library, build.system_compiler())
+build.build(library, system_compiler())
 load._library = lambda: library
 """
     names = build.NOOPS.read_text().split()

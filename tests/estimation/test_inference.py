@@ -214,7 +214,7 @@ def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, tracer
     assert not any("lora" in tensor.name for tensor in inventory.tensors)
     size = sum(tensor.bytes for tensor in inventory.tensors if not tensor.buffer)
     said = " ".join(found.prediction.assumptions)
-    assert f"exceeds the weights ({size:,} bytes)" in said
+    assert f"exceeds the weights beyond {-(-size // A_TOKEN):,} tokens" in said
     assert "linear layers are quantised" in said
 
 

@@ -211,7 +211,7 @@ def test_a_model_that_sees_is_built_whole_and_refused_for_engines(tmp_path):
         )
     )
     found = estimate(str(path), precision="bf16", batch=1, seq=32)
-    assert (found.task, found.head) == ("image-text-to-text", "Qwen2_5_VLForConditionalGeneration")
+    assert found.head == "Qwen2_5_VLForConditionalGeneration"
     assert any("text only" in note for note in found.assumptions)
     with pytest.raises(UsageError, match="takes more than text"):
         served(str(path), gpu="t4")

@@ -33,8 +33,8 @@ def test_recordings_of_loops_cover_what_they_claim():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"loop": "trainer", "parallel": "zero1"}, "answered for ddp, deepspeed_zero1, fsdp1"),
-        ({"loop": "accelerate", "parallel": "tp=2"}, "answered for ddp, deepspeed_zero1, fsdp1"),
+        ({"loop": "trainer", "parallel": "zero1"}, "works with ddp, deepspeed_zero1, fsdp1"),
+        ({"loop": "accelerate", "parallel": "tp=2"}, "works with ddp, deepspeed_zero1, fsdp1"),
         ({"loop": "accelerate", "parallel": "fsdp1", "parallel_args": {
             "sharding_strategy": "HYBRID_SHARD", "device_mesh": "1x2"}}, "in the plain loop"),
         ({"loop": "trainer", "parallel": "fsdp1", "parallel_args": {

@@ -103,7 +103,7 @@ def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(cold, tmp_path, 
     assert "killed" in killed["error"]
     assert "exit code 7" in leaves["error"]
     assert "zoo:Raises: of the model's own (ValueError" in raises["error"]
-    assert "cannot be read" in babbles["error"]
+    assert "unreadable message" in babbles["error"]
     assert "Nothing" in nothing["error"]
     assert ["longer than 12 seconds" in run["error"] for run in spawns] == [True for _ in endless]
     failed = large["measurement"]["out_of_memory"]

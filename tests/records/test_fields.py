@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import jsonschema
 import pytest
-from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Meta
@@ -35,7 +34,7 @@ ASKED: list[Plan] = []
 def command() -> Command:
     """A command with the options of a plan, which leaves what it was asked for in ``ASKED``."""
 
-    @with_plan
+    @with_plan()
     def ask(settings: dict) -> None:
         """Ask."""
         ASKED[:] = plans_of(settings)
@@ -50,7 +49,7 @@ VALIDATOR = jsonschema.Draft202012Validator(schema())
 def typed(words: list[str], app: Command = APP) -> Plan | str:
     """The plan of a command line, or the sentence that refuses it."""
     try:
-        app.main(words, standalone_mode=False)
+        app.invoke(app.make_context("ask", list(words)))
     except UsageError as error:
         return str(error)
     (plan,) = ASKED
@@ -249,10 +248,10 @@ def test_an_input_is_a_name_a_type_and_a_shape():
 class Wider(Plan, frozen=True, kw_only=True):
     """A plan with one field more, declared as all are."""
 
-    keep: Annotated[Literal["all", "some"], about("Outputs to keep.")] = "all"
-    cards: Annotated[Annotated[int, Meta(ge=1, le=8)] | None, about("GPUs.", otherwise="one")] = (
-        None
-    )
+    keep: Annotated[Literal["all", "some"], about("Loop", "Outputs to keep.")] = "all"
+    cards: Annotated[
+        Annotated[int, Meta(ge=1, le=8)] | None, about("GPU", "GPUs.", otherwise="one")
+    ] = None
 
 
 def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
@@ -272,5 +271,5 @@ def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
     assert told["cards"] == {
         "type": "integer", "minimum": 1, "maximum": 8, "description": "GPUs. Default: one.",
     }  # fmt: skip
-    shown = CliRunner().invoke(app, ["--help"]).output
+    shown = app.get_help(app.make_context("ask", ["gpt2"]))
     assert "Outputs to keep. One of all, some." in " ".join(shown.split())

@@ -7,15 +7,15 @@ import os
 import pathlib
 import runpy
 
-import click
 import pytest
-from memcalc.records.outcome import Growth, Refusal
+import typer
 from msgspec.structs import replace
 
 import memcalc  # noqa: F401 (installs how records show themselves)
 from memcalc.cli.app import VERBS, app
 from memcalc.files import artifact
 from memcalc.files.results import predictions
+from memcalc.records.prediction import Growth, Refusal
 from memcalc.records.trace import Component, Phase
 from memcalc.report import answer, saved
 from memcalc.report.blocks import command, terminal
@@ -77,9 +77,9 @@ def test_python_prints_an_answer_as_the_terminal_shows_it():
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", VERBS)
 def test_help_keeps_within_the_width(name, width):
-    whole = click.Context(app, info_name="memcalc", **app.context_settings)
-    command = app.commands[name]
-    with click.Context(command, whole, info_name=name, terminal_width=width) as context:
+    whole = typer.Context(app, info_name="memcalc", **app.context_settings)
+    command = app.get_command(whole, name)
+    with typer.Context(command, whole, info_name=name, terminal_width=width) as context:
         text = command.get_help(context)
     assert max(map(len, text.splitlines())) <= width
 

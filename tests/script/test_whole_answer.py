@@ -2,6 +2,7 @@
 
 import pytest
 
+from memcalc.advice.explain.peak import moments
 from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import Component, Phase
 
@@ -84,9 +85,73 @@ GROWS = """
 
 
 def test_a_script_that_keeps_more_every_step_says_how_much_and_where(run):
-    growth = run(GROWS, gpu="t4").traced.prediction.growth
-    assert (growth.bytes, growth.line) == (4 << 20, "train.py:10")
+    prediction = run(GROWS, gpu="t4").traced.prediction
+    growth = prediction.growth
+    assert (growth.bytes, growth.line, growth.holder) == (4 << 20, "train.py:10", "kept")
     assert 3000 < growth.steps < 4000
+    assert prediction.fit.verdict is FitVerdict.TIGHT
+    assert prediction.components[Component.HELD] >= 2 * growth.bytes
+    assert not any("longer run" in one for one in prediction.uncounted)
+
+
+BY_HAND = """
+    import torch
+    from torch.utils.checkpoint import checkpoint
+    first, second, last = [torch.nn.Linear(1024, n).cuda() for n in (1024, 1024, 8)]
+    weights = [p for part in (first, second, last) for p in part.parameters()]
+    average = {n: p.detach().clone() for n, p in enumerate(weights)}
+    inner = torch.nn.Sequential(second, *[torch.nn.GELU() for _ in range(6)])
+    for step in range(99):
+        rows = torch.randn(4096, 1024, device="cuda")
+        last(checkpoint(inner, first(rows), use_reentrant=False)).square().mean().backward()
+        with torch.no_grad():
+            for n, p in enumerate(weights):
+                p -= 0.1 * p.grad
+                average[n].lerp_(p, 0.1)
+                p.grad = None
+"""
+
+
+def test_updates_by_hand_are_steps_and_what_is_alive_is_told_by_what_holds_it(run):
+    found = run(BY_HAND)
+    assert (found.ending.stopped, found.ending.steps) == (True, 3)
+    prediction, trace = found.traced.prediction, found.traced.trace
+    held = 4 * (1024 + 1) * (1024 + 1024 + 8)
+    assert prediction.components[Component.HELD] == prediction.components[Component.WEIGHTS] == held
+    alive = moments(trace, prediction.plan)[Phase.BACKWARD].groups
+    reasons = {(group.component, group.kept) for group in alive}
+    assert (Component.HELD, "held by the variable average; backward does not free it") in reasons
+    recomputed = {why for _, why in reasons if why.startswith("recomputed")}
+    assert recomputed
+    assert all("the loss" not in why for why in recomputed)
+
+
+IN_HOOKS = """
+    import multiprocessing, torch
+    def other():
+        torch.zeros(1 << 22, device="cuda")
+    if __name__ == "__main__":
+        process = multiprocessing.get_context("spawn").Process(target=other)
+        process.start()
+        process.join()
+        model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)]).cuda()
+        optimizers = {p: torch.optim.AdamW([p]) for p in model.parameters()}
+        def update(p):
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(update)
+        for step in range(9):
+            model(torch.randn(64, 512, device="cuda")).square().mean().backward()
+"""
+
+
+def test_gradients_are_known_in_hooks_and_other_processes_are_told(run):
+    prediction = run(IN_HOOKS, gpu="2xt4").traced.prediction
+    assert prediction.peak.phase is Phase.STEP
+    assert prediction.components[Component.GRADIENTS] == 4 * 512 * 512
+    assert any(one.startswith("processes that the script started") for one in prediction.uncounted)
+    assert any("uses 1 of 2 GPUs" in one for one in prediction.assumptions)
 
 
 OWN = """

@@ -1,1 +1,1 @@
-"""What is alive at the peak, why, and what each remedy buys: every figure from a full estimate."""
+"""Explains a peak: what is alive and why, and what each remedy saves, each from a full estimate."""

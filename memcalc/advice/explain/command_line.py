@@ -1,4 +1,4 @@
-"""A plan as the options that would say the same on the command line."""
+"""A plan as command line options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two answers side by side: what changed between them, where, and by how much."""
+"""The difference of two answers: by component, phase and module."""
 
 from __future__ import annotations
 

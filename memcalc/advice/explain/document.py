@@ -1,4 +1,4 @@
-"""Everything that one page shows."""
+"""The content of one page."""
 
 from __future__ import annotations
 

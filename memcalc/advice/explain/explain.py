@@ -1,4 +1,4 @@
-"""From a plan to its explanation: one trace of it, and one of every change that is tried."""
+"""Explains a plan: one run of it, and one of each change that is tried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.advice.explain.layers import layers
-from memcalc.advice.explain.peak import moments
+from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.remedies.advice import advise
 from memcalc.advice.remedies.goals import fitting, under
@@ -110,5 +110,6 @@ def _explained(traced: Traced, wish: Wish) -> Explanation:
         figures=figures(traced.prediction),
         peak=peak,
         others=tuple(sorted(by_phase.values(), key=lambda moment: -moment.requested)),
+        end=at_end(traced.trace, traced.prediction.plan, depth=wish.depth),
         layers=layers(traced.trace.inventory),
     )

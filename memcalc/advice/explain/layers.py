@@ -1,4 +1,4 @@
-"""What a quantised base is made of: bytes of each kind of layer, and of each of its constants."""
+"""Layers of a quantized base model: bytes of weights and scales by kind of layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a trace to the life of each storage: when it was born, when and where it died."""
+"""The lifetime of each storage: when it was allocated, and when and where it was freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Module paths for people: cut to a depth, repeated layers folded as ``h.[0-11]``."""
+"""Module paths for display: shortened to a depth, repeated layers joined as ``h.[0-11]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The highest moment of each phase: everything alive, grouped, and why it is."""
+"""The peak of each phase: everything alive, grouped, with the reason it is kept."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def moments(trace: Trace, plan: Plan, *, depth: int | None = None) -> dict[Phase
         phase: _moment(trace, plan, phase, event, deaths, depth)
         for phase, event in highest(trace).items()
     }
+
+
+def at_end(trace: Trace, plan: Plan, *, depth: int | None = None) -> PeakContents | None:
+    """What a script that trains nothing still holds when it ends; ``None``: it trains."""
+    phases = {mark.phase for mark in trace.marks}
+    if not trace.whole or Phase.BACKWARD in phases or not trace.events:
+        return None
+    last = len(trace.events) - 1
+    return _moment(trace, plan, trace.marks[-1].phase, last, lifetimes.deaths(trace), depth)
 
 
 def _moment(

@@ -1,4 +1,4 @@
-"""A real memory snapshot: what it shows, and what other allocator settings would have done."""
+"""Reads a recorded memory snapshot and replays it under other allocator settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an explanation is made of. All sizes are unrounded bytes.
+"""The records of an explanation. Sizes are unrounded bytes.
 
 The peak's groups sum to the peak's requested bytes.
 """
@@ -28,7 +28,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     kept: str
     """What keeps them alive, and until when."""
     line: str = ""
-    """Of the user's code that asked for them, as ``train.py:41``; empty: nobody noted it."""
+    """Of the user's code that asked for them, as ``train.py:41``; empty: unknown."""
 
 
 class PeakContents(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +51,8 @@ class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
     peak: PeakContents
     others: tuple[PeakContents, ...]
     """The highest moments of the other phases."""
+    end: PeakContents | None = None
+    """What a script that trains nothing still holds when it ends."""
     layers: tuple[LayerKind, ...] = ()
     """Of a quantised base: what each kind of layer holds."""
     options: tuple[Option, ...] = ()

@@ -1,4 +1,4 @@
-"""What a report shows of one plan: its prediction, and what a trace adds to it."""
+"""One plan's section of a report: its prediction, timeline and peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every moment of the steady step: bytes by component, and what the allocator made of them."""
+"""The timeline of the steady step: bytes by component, and the allocator's levels."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What fits: the largest batch and sequence, the GPUs and the settings."""
+"""Finds what fits: the largest batch and sequence, the GPUs and the settings."""

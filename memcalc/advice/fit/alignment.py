@@ -1,4 +1,4 @@
-"""Sizes that a GPU's matrix units like.
+"""Batch and sequence sizes aligned for Tensor Cores.
 
 Source: NVIDIA, Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores":
 dimensions that are multiples of 16 bytes are most efficient, of 128 bytes on an A100. In a

@@ -1,4 +1,4 @@
-"""``memcalc.fit``: from a plan to what fits."""
+"""``memcalc.fit``: finds what fits a plan's GPU."""
 
 from __future__ import annotations
 

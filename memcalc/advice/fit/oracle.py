@@ -1,4 +1,4 @@
-"""Says of any batch and sequence whether it fits: each size is run over the stub driver."""
+"""Answers whether a batch and sequence fit, by running that size over the stub driver."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Oracle:
         return answer
 
     def _taken(self) -> Client:
-        """A client that nobody asks at the moment, the first of them where several are free."""
+        """The first idle client."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self._free))
             first = min(self._free, key=self._clients.index)

@@ -1,4 +1,4 @@
-"""What ``memcalc fit`` answers."""
+"""The records of ``memcalc fit``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be changed about a plan so that it fits a device."""
+"""Finds changes to a plan that make it fit a device."""
 
 from __future__ import annotations
 

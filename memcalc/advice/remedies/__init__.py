@@ -1,1 +1,1 @@
-"""What can be changed about a plan to need less memory, what it costs, and what it buys."""
+"""Remedies: changes to a plan that need less memory, and what they cost."""

@@ -1,4 +1,4 @@
-"""Every remedy of a plan by itself, and the cheapest of them together that reach a goal."""
+"""Estimates every remedy of a plan alone, and the cheapest combination that reaches a goal."""
 
 from __future__ import annotations
 

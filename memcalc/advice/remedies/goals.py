@@ -1,4 +1,4 @@
-"""What a changed plan has to come to, and by which figure that is told."""
+"""Goals for a changed plan: a limit, and the figure that is compared with it."""
 
 from __future__ import annotations
 

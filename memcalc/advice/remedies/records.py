@@ -1,4 +1,4 @@
-"""What can be changed about a plan, and what a change was seen to buy. Sizes are unrounded bytes.
+"""The records of remedies and of their trials. Sizes are unrounded bytes.
 
 A remedy's saving is the difference of two full estimates.
 """

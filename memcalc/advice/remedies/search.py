@@ -1,4 +1,4 @@
-"""The cheapest combination of remedies that holds a limit, each step really estimated.
+"""Searches the cheapest combination of remedies within a limit, estimating each.
 
 Remedies are added in order of their cost until the plan holds with the smallest micro-batch; then
 the micro-batch is made as large as it may be, and every remedy that turns out not to be needed is

@@ -1,4 +1,4 @@
-"""Where what is said of a way to train is known from, for all who say it."""
+"""Sources of statements about ways to train."""
 
 from __future__ import annotations
 

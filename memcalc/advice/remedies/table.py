@@ -1,4 +1,4 @@
-"""What people do against too high a peak, as changes of a plan, and what each costs.
+"""The common remedies for a high peak, as changes of a plan.
 
 A row says what changes, where it cannot be done and why, and what it costs, with the source of
 that; what it saves is never said here, but estimated in full. ``rank`` orders by cost:

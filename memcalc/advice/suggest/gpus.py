@@ -1,4 +1,4 @@
-"""Which card a model needs: for each way to train it the smallest that it is seen to fit.
+"""Finds the smallest card for each way to train a model.
 
 Cards are those that clouds rent, those that a user has prices of, or all. One stands for all of a
 size: that which offers a process least memory, among those that compute in bfloat16 where the size

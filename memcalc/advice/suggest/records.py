@@ -1,4 +1,4 @@
-"""What is suggested. Sizes are unrounded bytes."""
+"""The records of suggestions. Sizes are unrounded bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ways people train, as changes of a plan; what fits is never said here but estimated.
+"""Common ways to train, as changes of a plan; whether they fit is estimated elsewhere.
 
 What a way says of the optimizer and of the precision stands; everything else of the plan stays.
 """

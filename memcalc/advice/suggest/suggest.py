@@ -1,4 +1,4 @@
-"""From a plan and a GPU to the ways of training that fit it."""
+"""Suggests ways to train that fit a plan's GPU."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS
 from memcalc.workload import layouts
 
-__all__ = ["Detected", "driven", "read", "search"]
+__all__ = ["Detected", "driven", "read", "scripts", "search"]
 _LARGEST = 1 << 20
 _MOST_FILES = 500
 _ENDINGS = (".yaml", ".yml", ".json", ".py")
@@ -33,6 +33,26 @@ def search(folder: Path) -> list[Detected]:
     files = sorted(path for path in folder.iterdir() if path.suffix in _ENDINGS)
     found = [detected for path in files[:_MOST_FILES] if (detected := _read(path)) is not None]
     return sorted(found, key=lambda each: (_KINDS.index(each.kind), "model" not in each.settings))
+
+
+def scripts(folder: Path) -> list[Path]:
+    """Scripts that train, of a folder and of the folders in it; they are read, not run."""
+    files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("[!.]*/*.py"))]
+    return [
+        path.relative_to(folder)
+        for path in files[:_MOST_FILES]
+        if not path.name.startswith("test_") and (text := _text(path)) and script.trains(text)
+    ]
+
+
+def _text(path: Path) -> str:
+    """Of a script; empty where it cannot be read."""
+    if not os.path.isfile(path):
+        return ""
+    try:
+        return untrusted_values.content(path, _LARGEST).decode("utf-8-sig")
+    except (UsageError, ValueError):
+        return ""
 
 
 def read(path: Path) -> Detected:

@@ -75,7 +75,7 @@ def settings(data: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], tup
 
 
 _REPLACED = ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
-"""What Liger replaces where nobody says more, by the names of axolotl's plugin."""
+"""What Liger replaces by default, by the names of axolotl's plugin."""
 
 
 def _liger(data: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from memcalc.budgets.detect import trainer
 from memcalc.budgets.records import Detected
 from memcalc.workload import tasks
 
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _CALLS = ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "TrainingArgs")
 
 
@@ -50,6 +51,19 @@ def read(text: str, file: str, folder: Path) -> Detected | None:
         settings=settings,
         unread=(*unread, *elsewhere),
     )
+
+
+def trains(text: str) -> bool:
+    """Whether a script is started by itself and trains: by ``backward()`` or by some Trainer."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    started: list[ast.AST] = [node for node in tree.body if not isinstance(node, _DEFINITIONS)]
+    if any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in started):
+        started = [tree]
+    calls = (node for part in started for node in ast.walk(part) if isinstance(node, ast.Call))
+    return any((name := _name(one.func)) == "backward" or name.endswith("Trainer") for one in calls)
 
 
 def _matters(name: str) -> bool:

@@ -18,6 +18,7 @@ _COLORS = {
     Status.HOLDS: "\x1b[32m",
 }
 _RESET = "\x1b[0m"
+_HEADS = ("", "run", "budget", "needs", "limit", "over by")
 _BETWEEN = 9
 """Spaces between the columns."""
 
@@ -62,13 +63,22 @@ def _lines(verdicts: Sequence[Verdict], width: int, color: bool) -> list[list[st
         )
         for v in verdicts
     ]
-    columns = [max((len(row[at]) for row in cells), default=0) for at in range(6)]
+    columns = [max(len(row[at]) for row in (_HEADS, *cells)) for at in range(6)]
     form = _Form(columns=columns, width=width, beside=sum(columns) + _BETWEEN <= width)
     rows = [_row(verdict, row, form) for verdict, row in zip(verdicts, cells, strict=True)]
     if color:
         for verdict, (status, *_), lines in zip(verdicts, cells, rows, strict=True):
             lines[0] = f"{_COLORS[verdict.status]}{status}{_RESET}{lines[0][len(status) :]}"
-    return rows
+    return [["  ".join(_cells(_HEADS, form))], *rows] if form.beside and rows else rows
+
+
+def _cells(row: Sequence[str], form: _Form) -> tuple[str, str]:
+    """What a row is about, and its figures, under those of other rows."""
+    status, run, name, value, against, apart = (
+        text.ljust(size) if at < 3 or at == 4 else text.rjust(size)
+        for at, (text, size) in enumerate(zip(row, form.columns, strict=True))
+    )
+    return f"{status}  {run}  {name}", f"{value} {against}  {apart}".rstrip()
 
 
 def _figures(verdict: Verdict) -> tuple[str, str, str]:
@@ -80,15 +90,12 @@ def _figures(verdict: Verdict) -> tuple[str, str, str]:
 
 
 def _row(verdict: Verdict, row: tuple[str, ...], form: _Form) -> list[str]:
-    status, run, name, value, against, apart = (
-        text.ljust(size) if at < 3 or at == 4 else text.rjust(size)
-        for at, (text, size) in enumerate(zip(row, form.columns, strict=True))
-    )
-    figures, hang = f"{value} {against}  {apart}".rstrip(), form.columns[0] + 2
+    hang = form.columns[0] + 2
+    about, figures = _cells(row, form)
     if form.beside:
-        lines = [f"{status}  {run}  {name}  {figures}".rstrip()]
+        lines = [f"{about}  {figures}".rstrip()]
     else:
-        lines = fold(f"{status}  {row[1]}  {row[2]}", form.width, hang)
+        lines = fold(f"{row[0].ljust(form.columns[0])}  {row[1]}  {row[2]}", form.width, hang)
         lines += [" " * hang + figures] if figures else []
     reason = text.why(verdict)
     if reason and len(lines[-1]) + 2 + len(reason) <= form.width:

@@ -1,4 +1,4 @@
-"""Files that launchers read, as settings of a plan; whoever meets such a file reads it here.
+"""Configuration files of launchers, as settings of a plan.
 
 A file is data: nothing in it is run, and none of its launcher's code. What it says of memory
 becomes settings, what changes memory and has no place in a plan is named, and the rest is left.

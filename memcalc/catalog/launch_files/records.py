@@ -1,4 +1,4 @@
-"""What a launcher's file says."""
+"""The records of a launcher's configuration file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Lets the real cuDNN plan for the simulated GPU."""
+"""Runs the real cuDNN's planning for the simulated GPU."""

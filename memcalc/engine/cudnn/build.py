@@ -1,15 +1,16 @@
 """Compiles the cuDNN shim, and the libraries that the real cuDNN finds beside it.
 
-It imports nothing of memcalc, for the build of the wheel loads it by its path.
+It imports no package but memcalc, for the build of the wheel uses it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from memcalc.files import compiler as compilers
 
 SHIM = "libmemcalc_cudnn.so"
 SHIPPED = Path(__file__).parent / "built"
@@ -21,11 +22,6 @@ _FLAGS = ("-std=gnu11", "-O2", "-w", "-fvisibility=hidden", "-fPIC", "-shared", 
 _OF_SHIM = ("library.c", "descriptors.c", "handles.c")
 _MAJORS = (12, 13)
 """Versions of CUDA that cuDNN 9.8 and later are built for."""
-_PATIENCE = 300
-
-
-class CompileError(Exception):
-    """The libraries cannot be compiled; the sentence says why."""
 
 
 def sources() -> list[Path]:
@@ -58,7 +54,8 @@ def build(folder: Path, compiler: Sequence[str]) -> list[Path]:
     made = []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         for name, options in _libraries():
-            _compile([*compiler, *_FLAGS, "-o", str(Path(scratch, name)), *options])
+            command = [*compiler, *_FLAGS, "-o", str(Path(scratch, name)), *options]
+            compilers.run(command, "the cuDNN shim")
             made.append(Path(scratch, name).replace(folder / name))
         Path(scratch, MARK).write_text(mark())
         Path(scratch, MARK).replace(folder / MARK)
@@ -87,13 +84,3 @@ def _neighbour(source: str, name: str, version: int) -> tuple[str, list[str]]:
     """A library that the real cuDNN finds by a soname of NVIDIA's."""
     options = [f"-DCUDA_MAJOR={version}", f"-Wl,-soname,lib{source}.so.{version}"]
     return f"libmemcalc_cudnn_{name}.so", [*options, str(_SOURCES / f"neighbour_{source}.c")]
-
-
-def _compile(command: Sequence[str]) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
-    except subprocess.CalledProcessError as error:
-        said = " ".join(str(error.stderr).split())[:500]
-        raise CompileError(f"{command[0]} cannot compile the cuDNN shim: {said}") from None
-    except (OSError, subprocess.SubprocessError) as error:
-        raise CompileError(f"{command[0]} cannot compile the cuDNN shim: {error}") from None

@@ -16,9 +16,9 @@ from typing import Any
 
 from memcalc.engine.cudnn import build, fetch
 from memcalc.engine.cudnn.library import Library, Missing
-from memcalc.engine.stub.build import system_compiler
 from memcalc.errors import EstimateError
 from memcalc.files import cache, lock
+from memcalc.files.compiler import CompileError, system_compiler
 
 _ASSUMED = "MEMCALC_CUDNN_ASSUMED"
 """Variable that says what is assumed if the library is used."""
@@ -56,7 +56,7 @@ def libraries() -> Path:
         with lock.held(folder / build.MARK, patience=_PATIENCE):
             if not build.is_current(folder):
                 build.build(folder, compiler)
-    except (build.CompileError, OSError) as error:
+    except (CompileError, OSError) as error:
         raise EstimateError(f"The cuDNN shim cannot be compiled and kept: {error}.") from None
     return folder
 

@@ -1,4 +1,4 @@
-"""What a package index offers for this Python: releases and the sizes of their wheels.
+"""Releases of a package index for this Python, and the sizes of their wheels.
 
 Only asked before something is fetched, to say how much it will be. An index that does not answer
 in JSON (PEP 691) leaves the release to the installer and the size unknown.

@@ -1,7 +1,8 @@
-"""What a list of folders offers for import, read from its files; nothing is imported."""
+"""Packages in a list of folders, read from metadata without importing."""
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import re
 import sys
@@ -33,6 +34,18 @@ class Torch(msgspec.Struct, frozen=True):
         return self.version.split("+")[0]
 
 
+@functools.cache
+def _holding(text: str, extra: str) -> Requirement | None:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        found = Requirement(text)
+    except InvalidRequirement:
+        return None
+    holds = found.marker is None or found.marker.evaluate({"extra": extra})
+    return found if holds else None
+
+
 class Package(msgspec.Struct, frozen=True, kw_only=True):
     """An installed distribution."""
 
@@ -45,15 +58,8 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
     def requirements(self, extra: str = "") -> Iterator[Requirement]:
         """Those that hold on this machine; with an extra's, if it is named."""
-        from packaging.requirements import InvalidRequirement, Requirement
-
-        for text in self.requires:
-            try:
-                found = Requirement(text)
-            except InvalidRequirement:
-                continue
-            if found.marker is None or found.marker.evaluate({"extra": extra}):
-                yield found
+        found = (_holding(text, extra) for text in self.requires)
+        yield from (one for one in found if one is not None)
 
     def modules(self) -> tuple[str, ...]:
         """Names that it is imported by."""
@@ -75,13 +81,16 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a compiled part of it needs PyTorch's C++ libraries."""
         from memcalc.engine.environment import linked
 
-        base = Path(self.place).parent
-        files = (base / module for module in self.modules())
-        found = (so for folder in files if folder.is_dir() for so in folder.rglob("*.so"))
+        place = Path(self.place)
+        try:
+            files = (place / "RECORD").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return False
         return any(
             name.startswith(("libtorch", "libc10"))
-            for so in (*found, *(so for m in self.modules() for so in base.glob(f"{m}.*.so")))
-            for name in linked.needed(so)
+            for file in files
+            if ".so," in file
+            for name in linked.needed(place.parent / file.split(",")[0])
         )
 
 

@@ -39,7 +39,7 @@ class _Large(NamedTuple):
 
 
 class Maker:
-    """Makes folders that are not there, with one installer and one voice."""
+    """Makes missing folders, with one installer and one progress line."""
 
     def __init__(self, report: Report, offline: str | None) -> None:
         """Prepare.

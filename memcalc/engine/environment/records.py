@@ -1,4 +1,4 @@
-"""What is known of the PyTorch that the engine's process imports."""
+"""The PyTorch that the engine's process imports."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def find(
     packages: Sequence[str] = (),
     triton: bool = False,
 ) -> Environment:
-    """The environment of the engine's process; what is not there is fetched once and kept.
+    """The environment of the engine's process; what is missing is fetched once and kept.
 
     Args:
         torch: the release that a question names; ``None``: the installed one.
@@ -281,7 +281,7 @@ def _clash(package: installed.Package, brought: dict[str, str]) -> str | None:
 def _built_for(package: installed.Package) -> bool:
     """Whether a package says nothing of which PyTorch it needs, and is compiled against one."""
     needs = [need for need in package.requirements() if installed.normal(need.name) == "torch"]
-    return any(not need.specifier for need in needs) and package.linked_to_torch()
+    return not any(need.specifier for need in needs) and package.linked_to_torch()
 
 
 def _follow(

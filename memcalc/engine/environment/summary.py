@@ -1,4 +1,4 @@
-"""What ``memcalc doctor`` says of the engine's PyTorch."""
+"""The engine's PyTorch, for ``memcalc doctor``."""
 
 from __future__ import annotations
 

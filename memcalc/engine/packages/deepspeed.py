@@ -1,4 +1,4 @@
-"""DeepSpeed over the stub driver: what its engine makes, and what ranks tell each other.
+"""DeepSpeed over the stub driver: buffers of its engine, and messages between ranks.
 
 Read in DeepSpeed 0.19.8.
 """

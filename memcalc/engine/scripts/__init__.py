@@ -1,1 +1,1 @@
-"""Follows a program that nobody wrote for memcalc: its phases, models, optimizers and lines."""
+"""Follows any training program: its phases, models, optimizers and source lines."""

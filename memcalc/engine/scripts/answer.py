@@ -1,4 +1,4 @@
-"""From what was noted of a program to its trace on each GPU."""
+"""Makes a trace for each GPU from the notes of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's counters phase by phase, with the program's own readings of them left as they were.
+"""PyTorch's memory counters by phase, without changing what the program reads from them.
 
 A phase's peak is read by resetting the peaks as it begins. A program that asks for a peak finds
 the highest since it last reset it itself.

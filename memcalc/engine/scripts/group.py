@@ -1,4 +1,4 @@
-"""Process groups of a program that is one process of many: NCCL's own code, and nobody waits.
+"""Process groups of a program that runs as one rank: NCCL's own code, without waiting.
 
 What ranks would tell each other through a store is there already, and objects that others would
 send are what this process sends.

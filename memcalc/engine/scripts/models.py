@@ -1,4 +1,4 @@
-"""The models, optimizers and gradients of a program, as they show up; none is kept alive."""
+"""The models, optimizers and gradients of a program, held by weak references."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class Models:
         return first is not None and id(first) in self._trained
 
     def trains(self, module: torch.nn.Module) -> None:
-        """Somebody updates this module."""
+        """This module is trained."""
         self._trained.update(map(id, module.parameters()))
 
     def stepped(self, optimizer: Any, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Which part of training a program is in, found out from what it calls: it need not cooperate.
+"""Detects a program's training phase from its calls.
 
 Until the first module is called the program loads; modules that prepare data on the host do not
 count. Backward, an optimizer's step (with unscaling and clipping) and ``zero_grad`` are phases of

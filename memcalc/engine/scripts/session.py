@@ -1,4 +1,4 @@
-"""Everything that follows a program in this process, put together."""
+"""Sets up everything that follows a program in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts the steps of optimizers, and ends the program after as many as were asked for."""
+"""Counts optimizer steps and ends the program after the requested number."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Steps:
 
     @contextlib.contextmanager
     def one(self, owner: Any) -> Iterator[None]:
-        """A step of somebody who drives optimizers; what those do inside are parts of it.
+        """A step of a wrapper that drives optimizers; their own steps are parts of it.
 
         Raises:
             EnoughStepsError: it has made as many as were asked for.

@@ -1,19 +1,18 @@
 """Compiles the stub driver's library: by the C compiler of the system, or by Zig's.
 
-It imports nothing of memcalc, for the build of the wheel loads it by its path.
+It imports no package but memcalc, for the build of the wheel uses it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+
+from memcalc.files import compiler as compilers
 
 NAME = "libmemcalc_stub.so"
 SOURCES = Path(__file__).parent / "sources"
@@ -26,18 +25,6 @@ ZIG_TARGETS = {
 }
 """What Zig compiles for by machine: glibc 2.17 is manylinux2014's."""
 _FLAGS = ("-std=gnu11", "-O1", "-w", "-fvisibility=hidden", "-fPIC", "-shared", "-s")
-_PATIENCE = 300
-
-
-class CompileError(Exception):
-    """The library cannot be compiled; the sentence says why."""
-
-
-def system_compiler() -> list[str] | None:
-    """The command of the system's C compiler, or of the one in ``$CC``; ``None``: there is none."""
-    named = os.environ.get("CC", "").split() or ["cc"]
-    found = shutil.which(named[0])
-    return [found, *named[1:]] if found else None
 
 
 def works(compiler: Sequence[str]) -> bool:
@@ -47,12 +34,10 @@ def works(compiler: Sequence[str]) -> bool:
         source.write_text("#include <dlfcn.h>\n#include <pthread.h>\n#include <stdio.h>\n")
         command = [*compiler, "-shared", "-fPIC", "-o", str(Path(scratch, "tried.so")), str(source)]
         try:
-            done = subprocess.run(
-                [*command, "-ldl", "-lpthread"], capture_output=True, timeout=_PATIENCE, check=False
-            )
-        except (OSError, subprocess.SubprocessError):
+            compilers.run([*command, "-ldl", "-lpthread"], "a library")
+        except compilers.CompileError:
             return False
-        return done.returncode == 0
+        return True
 
 
 def zig(machine: str) -> list[str] | None:
@@ -91,19 +76,7 @@ def build(target: Path, compiler: Sequence[str]) -> None:
         noops.write_text(_nothings([*NOOPS.read_text().split(), mark()]))
         files = [str(path) for path in sources() if path.suffix == ".c"]
         command = [*compiler, *_FLAGS, f"-Wl,-soname,{NAME}", "-o", str(made), *files, str(noops)]
-        try:
-            subprocess.run(
-                [*command, "-ldl", "-lpthread"],
-                check=True,
-                capture_output=True,
-                text=True,
-                timeout=_PATIENCE,
-            )
-        except subprocess.CalledProcessError as error:
-            said = " ".join(str(error.stderr).split())[:500]
-            raise CompileError(f"{compiler[0]} cannot compile the stub driver: {said}") from None
-        except (OSError, subprocess.SubprocessError) as error:
-            raise CompileError(f"{compiler[0]} cannot compile the stub driver: {error}") from None
+        compilers.run([*command, "-ldl", "-lpthread"], "the stub driver")
         made.replace(target)
 
 

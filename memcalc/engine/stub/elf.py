@@ -1,4 +1,4 @@
-"""Reads what a shared object has, and what it needs of others: libraries, and versioned symbols.
+"""Reads a shared object's symbols, versions and needed libraries.
 
 The dynamic section is read, as the loader does it, so stripped files and files without section
 headers are read too.

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,7 @@ import msgspec
 from memcalc.engine.stub import build, elf, shells
 from memcalc.errors import EstimateError
 from memcalc.files import cache, lock
+from memcalc.files.compiler import CompileError, system_compiler
 
 _EXTRA = "libmemcalc_extra.so"
 _RECORD = "stub.json"
@@ -60,12 +61,13 @@ class Stub(msgspec.Struct, frozen=True):
     """Functions that the library lacks and that were made to do nothing; of a newer PyTorch."""
 
 
-def prepare(root: Path, cuda: str) -> Stub:
+def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
     """Make the stub driver for an installation of PyTorch; what was made before is found again.
 
     Args:
         root: PyTorch's package, as ``.../site-packages/torch``.
         cuda: the version it was built for, as ``torch.version.cuda`` says it: ``13.0``.
+        paths: other folders that packages with compiled code are imported from.
 
     Raises:
         EstimateError: there is no such build, or the stub driver cannot be compiled or kept.
@@ -77,7 +79,7 @@ def prepare(root: Path, cuda: str) -> Stub:
             f"There is no PyTorch in {root}: type pip install torch, or name another Python."
         )
     library = _library()
-    beside = _beside(root)
+    beside = _beside(root, paths)
     digest = hashlib.sha256(f"{version}{build.mark()}{shells.machine()}".encode())
     for code in (__file__, elf.__file__, shells.__file__):
         digest.update(Path(code).read_bytes())
@@ -186,7 +188,8 @@ def environment(stub: Stub, processes: Path | None = None) -> dict[str, str]:
 def _files(stub: Stub) -> list[Path]:
     """All that is loaded, in the order in which it must be."""
     first = [stub.folder / build.NAME, *([stub.folder / _EXTRA] if stub.missing else [])]
-    return [*first, *sorted(set(stub.folder.glob("*.so*")) - set(first))]
+    shells = {path for path in stub.folder.glob("*.so*") if not path.is_symlink()}
+    return [*first, *sorted(shells - set(first))]
 
 
 def _before(first: Iterable[str], others: str | None, separators: str) -> str:
@@ -230,7 +233,7 @@ def _library() -> Path:
     kept = _kept() / f"{mark}-{shells.machine()}.so"
     if kept.exists():
         return kept
-    compiler = build.system_compiler()
+    compiler = system_compiler()
     if compiler is None:
         raise EstimateError(
             "The stub driver of this source checkout is not compiled, and there is no C compiler: "
@@ -241,7 +244,7 @@ def _library() -> Path:
         with lock.held(kept, patience=_PATIENCE):
             if not kept.exists():
                 build.build(kept, compiler)
-    except build.CompileError as error:
+    except CompileError as error:
         raise EstimateError(f"{error}.") from None
     except OSError as error:
         raise _not_kept(error) from None
@@ -265,16 +268,17 @@ def _not_kept(error: OSError) -> EstimateError:
 # ---- shells
 
 
-def _beside(root: Path) -> list[Path]:
-    """Compiled code of packages that stand beside PyTorch."""
-    site = root.parent
-    skipped = (site / "nvidia", root)
-    return sorted(
+def _beside(root: Path, paths: Sequence[str]) -> list[Path]:
+    """Compiled code of packages that are imported with PyTorch."""
+    found = {
         path
+        for site in {root.parent, *(Path(entry) for entry in paths if entry)}
         for pattern in _BESIDE
         for path in site.glob(pattern)
-        if not any(path.is_relative_to(folder) for folder in skipped)
-    )
+        # Another PyTorch is hidden behind this one.
+        if path.relative_to(site).parts[0] not in ("nvidia", "torch")
+    }
+    return sorted(found)
 
 
 def _recorded(record: Path) -> Stub | None:
@@ -303,6 +307,9 @@ def _write(folder: Path, library: Path, own: list[Path], beside: list[Path], cud
             soname, needed=needed, runpath=_SELF_REFERENCE, machine=machine
         )
         _put(folder / _file_name(soname), shell)
+    # Triton links what it compiles to the driver by this name.
+    (folder / "libcuda.so").unlink(missing_ok=True)
+    (folder / "libcuda.so").symlink_to(_DRIVER)
     stub = Stub(library=library, folder=folder, cuda=cuda, missing=missing)
     _put(folder / _RECORD, msgspec.json.encode(stub, enc_hook=str))
     return stub

@@ -1,1 +1,1 @@
-"""Serving engines: what they would reserve, by their own rules over traced figures."""
+"""Serving engines: what they would reserve, by their own rules."""

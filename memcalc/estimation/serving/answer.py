@@ -1,4 +1,4 @@
-"""What an engine would reserve for a plan: its rules, over what the trace of a pass says."""
+"""Applies a serving engine's rules to the run of one forward pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of an engine, by the names that the engine has for them."""
+"""Settings of a serving engine, by its own names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pass that an engine's figures are read from, and what is read from its trace."""
+"""The forward pass that an engine's figures are read from."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a GPU says of itself, through NVML."""
+"""GPU readings through NVML."""

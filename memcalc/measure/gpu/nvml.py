@@ -1,4 +1,4 @@
-"""The one door to NVML, NVIDIA's library behind nvidia-smi, over the official binding.
+"""The only calls to NVML, NVIDIA's library behind nvidia-smi.
 
 Every call of the driver passes through ``query``, which turns its errors into one sentence each.
 """

@@ -1,4 +1,4 @@
-"""What kind of machine this is, as far as it changes what can be read."""
+"""The kind of machine (container, WSL, MIG), which limits what can be read."""
 
 from __future__ import annotations
 

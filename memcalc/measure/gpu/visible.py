@@ -1,4 +1,4 @@
-"""Which cards a CUDA program sees, by ``CUDA_VISIBLE_DEVICES``, and which of them it means.
+"""The cards that a CUDA program sees, by ``CUDA_VISIBLE_DEVICES``.
 
 CUDA counts cards fastest first, NVML by their place on the bus: the same number may mean two
 cards. So where PyTorch runs it is asked for the card's UUID; only before it runs is the variable

@@ -1,1 +1,1 @@
-"""Runs of several processes: torchrun starts them, each trains and tells what it sees."""
+"""Runs of several processes, started by torchrun."""

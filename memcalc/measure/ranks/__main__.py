@@ -1,4 +1,4 @@
-"""One rank: a process that torchrun has started, which trains and tells the asker of it.
+"""One rank, started by torchrun: trains and reports to the parent.
 
 It is a child like any other (``memcalc.children``), but its socket is one that it connects to, and
 its environment is torchrun's. Its exit code tells torchrun whether the others can go on.

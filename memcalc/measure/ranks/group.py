@@ -1,4 +1,4 @@
-"""Asks for a run of several processes and gathers what each rank says, also of those that fail.
+"""Starts a run of several processes and collects the answers of all ranks.
 
 A child of the process that starts runs is torchrun; the ranks it starts connect to a socket here.
 One that dies ends the others, by torchrun's hand; whatever they had said is kept.

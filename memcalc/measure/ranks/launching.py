@@ -1,4 +1,4 @@
-"""What the child does that starts the ranks: it is torchrun, with its options given here.
+"""The child that starts the ranks by torchrun.
 
 A request is ``{"processes": n, "address": name}``, answered when all ranks are gone by
 ``{"failures": [[rank, exit code], ...]}``: those that failed by themselves; those that torchrun

@@ -1,4 +1,4 @@
-"""One rank as the asker knows it: what it has said so far, and what NVML says of its GPU."""
+"""One rank as its parent sees it: its messages, and NVML's readings of its GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does: it enters the group, and trains as a run on one device does."""
+"""A rank: joins the process group, then trains like a run on one device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memcalc.errors import NO_GPU, MeasureError
 
 
 class Ending(msgspec.Struct):
-    """How this process shall leave."""
+    """The exit code of this process."""
 
     code: int = 1
 
@@ -45,14 +45,14 @@ def answer_for(breadcrumbs: Breadcrumbs) -> Callable[[dict[str, Any], Speaker], 
 
 
 class DesertedError(MeasureError):
-    """Another rank is gone, or nobody can be reached."""
+    """Another rank is gone, or no rank can be reached."""
 
     exit_code = 4
-    """Told to the asker alone, who looks for the rank that went first."""
+    """Seen by the parent alone, which looks for the rank that failed first."""
 
 
 def _join(request: dict[str, Any]) -> int:
-    """Enter the group; returns the number of this process's GPU."""
+    """Join the process group; return the index of this process's GPU."""
     import torch
 
     local, count = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -72,10 +72,10 @@ def _join(request: dict[str, Any]) -> int:
 
 
 def _deserted(error: BaseException) -> bool:
-    """Whether an error is of the group, and so another rank's doing.
+    """Whether an error comes from the process group, and so from another rank.
 
-    Gloo raises plain RuntimeErrors that name its own source (gloo/transport/tcp/pair.cc). Code of a
-    model's own is said to have failed, with the error itself as the cause.
+    Gloo raises plain RuntimeErrors that name its own source (gloo/transport/tcp/pair.cc). Failures
+    of a model's own code carry the error itself as their cause.
     """
     import torch
 

@@ -1,1 +1,1 @@
-"""Recording somebody's own training loop."""
+"""Records a user's training loop."""

@@ -1,4 +1,4 @@
-"""Tells from outside which phase somebody's own training loop is in, without changing the loop.
+"""Detects the phase of a user's training loop without changing it.
 
 Forward begins when the outermost module is called with gradients on, backward when autograd's
 ``backward`` is; what follows until the optimizer's step has ended is the step phase, and from
@@ -19,7 +19,7 @@ from memcalc.records.trace import Phase
 
 
 class Observer(Protocol):
-    """Somebody who wants to know."""
+    """An observer."""
 
     def enters(self, phase: Phase) -> None:
         """The loop goes on to this phase; step: it follows backward, the update comes later."""

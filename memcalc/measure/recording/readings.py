@@ -1,4 +1,4 @@
-"""Keeps the readings of a training loop of any length: those of the telling steps.
+"""Keeps the readings of a training loop: of its first and highest steps.
 
 On CUDA the allocator is read as phases end. On the CPU one profiler runs from the first phase to
 the last, and its events are told apart by time afterwards: a profiler that is stopped inside

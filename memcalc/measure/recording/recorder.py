@@ -1,4 +1,4 @@
-"""Records what somebody's own training loop costs, in the form ``memcalc measure`` writes.
+"""Records the memory of a user's training loop, in the format of ``memcalc measure``.
 
 The training comes first: whatever fails here ends the recording with a warning, never the loop.
 """
@@ -119,7 +119,7 @@ class Recorder:
         self._quietly(self._end_step)
 
     def _quietly(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Do something of ours inside somebody's training; what fails ends the recording."""
+        """Act inside a user's training; a failure ends the recording."""
         if self._failed:
             return
         try:

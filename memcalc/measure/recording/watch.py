@@ -1,4 +1,4 @@
-"""Reads by how much memory rose above where a piece of somebody's program began."""
+"""Measures how far memory rises above the start of a code block."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Runs of our own: children that train and say what they see."""
+"""Measured runs: child processes that train and report."""

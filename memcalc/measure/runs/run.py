@@ -1,4 +1,4 @@
-"""Trains one plan in this process and reads what it costs."""
+"""Trains one plan in this process and reads its memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listener(Protocol):
-    """Somebody who follows a run."""
+    """An observer of a run."""
 
     def said(self, reading: PhaseReading) -> None:
         """A phase has ended."""

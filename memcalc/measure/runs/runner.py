@@ -1,4 +1,4 @@
-"""Asks for runs, passes on what they say, and puts beside it what NVML says of them."""
+"""Starts measured runs and joins their figures with NVML's readings."""
 
 from __future__ import annotations
 

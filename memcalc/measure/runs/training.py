@@ -1,4 +1,4 @@
-"""What a child that trains does: one run of a plan, which tells of every phase as it ends.
+"""The training child: one run of a plan, reporting each phase as it ends.
 
 A request is the fields of ``Request``, answered by ``{"measurement": ...}``. Events are
 ``{"phase": reading}`` and, where the run waits to be looked at, ``{"moment": name, "facts": ...,

@@ -1,4 +1,4 @@
-"""Packages that need more than PyTorch's own code: each file knows one of them.
+"""Support for packages beyond PyTorch, one file each.
 
 Everything here acts when the package is imported, so a script pays for what it uses.
 """

@@ -1,4 +1,4 @@
-"""accelerate: what its launcher would start as a process of its own runs in the script's.
+"""accelerate: a program of its launcher runs in the script's process.
 
 Command lines of other packages (``trl sft``) call the functions of ``accelerate launch``, and only
 the process that they are called in has a simulated GPU.

@@ -1,4 +1,4 @@
-"""Folders that ``save_pretrained`` fills: elsewhere, so that the script's own stay as they are.
+"""Redirects ``save_pretrained``, so that the script's folders stay unchanged.
 
 Configs and indices are written to a folder of ours that ends with the run; weights are kept as any
 checkpoint's are. Whoever loads from a folder that was saved to is led there: code that is not

@@ -1,4 +1,4 @@
-"""transformers: checkpoints that are not on this machine are not fetched."""
+"""transformers: checkpoints that are not on this machine are not fetched; bundled configs are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memcalc.catalog.models import without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
 from memcalc.script.packages.checkpoints import NOT_HERE, SavedFolders
@@ -40,7 +41,22 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
     def models(module: ModuleType) -> None:
         patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
 
+    def bundled(original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(cls, name, *args, **kwargs)
+        except OSError:
+            config = without_hub(str(name))
+            if config is None:
+                raise
+            say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
+            left = {key: value for key, value in kwargs.items() if key not in _OF_HUB}
+            return copy.deepcopy(config), left
+
+    def configs(module: ModuleType) -> None:
+        patches.wrap(module.PreTrainedConfig, "get_config_dict", bundled)
+
     patches.when_imported("transformers.modeling_utils", models)
+    patches.when_imported("transformers.configuration_utils", configs)
 
 
 def _named(loaded: Any, name: Any) -> Any:

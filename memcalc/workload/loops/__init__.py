@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT = "plain"
 WITH_A_LAYOUT = ("deepspeed",)
-"""Loops that nobody asks for by name: a script around a layout's library is written so."""
+"""Loops that are not chosen by name: a script around a layout's library is written so."""
 
 
 def trained(model: torch.nn.Module, weight_decay: float) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Remedies by what they give up: nothing, time, digits, or what is trained."""
+"""The table of remedies, by cost: free, slower, lower precision, adapters."""

@@ -1,4 +1,4 @@
-"""Remedies that train other parameters than the model has."""
+"""Remedies that train adapters instead of the model."""
 
 from __future__ import annotations
 

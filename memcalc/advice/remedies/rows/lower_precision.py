@@ -1,4 +1,4 @@
-"""Remedies that round: products, weights or optimizer states in fewer bits."""
+"""Remedies that lower the precision of products, weights or optimizer states."""
 
 from __future__ import annotations
 

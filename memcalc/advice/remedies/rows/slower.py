@@ -1,4 +1,4 @@
-"""Remedies with the same result, that make a step slower."""
+"""Remedies with the same result and a slower step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan in the words of the program that will train it, to be copied.
+"""A plan as settings of the program that will train it, to copy.
 
 What that program has no word for is a comment, so that nothing of the plan is dropped unsaid.
 """

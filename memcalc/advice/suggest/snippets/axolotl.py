@@ -22,7 +22,7 @@ LIGER = [
         for name in ("rope", "rms_norm", "glu_activation", "fused_linear_cross_entropy")
     ),
 ]
-"""What Liger replaces where nobody says more, by the names of axolotl's plugin (its docs)."""
+"""What Liger replaces by default, by the names of axolotl's plugin (its docs)."""
 
 
 def lines(plan: Plan) -> Lines:

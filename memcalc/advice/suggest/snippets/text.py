@@ -1,4 +1,4 @@
-"""What several programs say alike: classes of Python, and comments on what is set elsewhere."""
+"""Text shared by snippets: Python classes, and comments on what is set elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``transformers.TrainingArguments``, and what stands beside them in a script."""
+"""``transformers.TrainingArguments`` and the code beside them."""
 
 from __future__ import annotations
 
