@@ -84,19 +84,26 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
     return UsageError(f"Unknown {kind} {name!r}: {offer}{hint}")
 
 
-def meant(name: str, known: Iterable[str]) -> list[str]:
+def meant(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:
     """Names that have all words and numbers of this one, whatever stands between; nearest first.
 
     ``adam8`` has those of ``adam8bit``, ``mistral 7b`` those of ``Mistral-7B-v0.1``.
+
+    Args:
+        name: what was typed.
+        known: all names there are.
+        whole: words must be whole and one behind the other; else they may be beginnings.
     """
     typed = _words(name)
     by_name = {one: _words(one if "/" in name else one.rpartition("/")[2]) for one in known}
-    found = [
-        one
-        for one, words in by_name.items()
-        if typed and all(any(word.startswith(part) for word in words) for part in typed)
-    ]
+    found = [one for one, words in by_name.items() if typed and _has(words, typed, whole)]
     return sorted(found, key=lambda one: (len(set(by_name[one]) - set(typed)), len(one)))
+
+
+def _has(words: list[str], typed: list[str], whole: bool) -> bool:
+    if whole:
+        return any(words[at : at + len(typed)] == typed for at in range(len(words)))
+    return all(any(word.startswith(part) for word in words) for part in typed)
 
 
 def _words(name: str) -> list[str]:

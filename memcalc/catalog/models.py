@@ -22,6 +22,8 @@ from memcalc.imports import is_named
 
 _LARGEST_CONFIG = 10 << 20
 _TUNED = re.compile(r"-(instruct|chat|it)(?=-|$)", re.IGNORECASE)
+TAKEN = "is taken for"
+"""In what is said of a model that was named in short."""
 _COPIES = "unsloth/"
 """The same models under one organisation, where not quantised already."""
 _OF_DIFFUSERS = re.compile(r"^(sdxl|flux|sd-?[123])|stable-diffusion|FLUX\.", re.IGNORECASE)
@@ -162,14 +164,14 @@ def _same_sizes(name: str) -> ModelSource | None:
     found = found or next((file for one in others if (file := _bundled_file(one))), None)
     if found is None and "/" not in name:
         # On the hub names have an organisation: this one is short for the model with all its words.
-        close = meant(name, bundled())
+        close = meant(name, bundled(), whole=True)
         found = bundled()[close[0]] if len(close) == 1 else None
     if found is None:
         return None
     base = _name_of(found)
     note = f"the config is that of {base}, which {name} was tuned from"
     if "/" not in name:
-        note = f"{name} is taken for {base}"
+        note = f"{name} {TAKEN} {base}"
     elif bare == wanted or alias is not None:
         note = f"the config is that of {base}, whose sizes {name} has"
     settings = {key: value for key, value in (alias or {}).items() if key != "of"}

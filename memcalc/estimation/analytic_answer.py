@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.catalog import gpus, inventory, models
+from memcalc.catalog import inventory, models
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation import validate
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.analytic import estimate as by_closed_forms
-from memcalc.estimation.validate import check
+from memcalc.estimation.validate import Checked, check
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
-from memcalc.workload import layouts, tasks
+from memcalc.workload import layouts
 
 if TYPE_CHECKING:
     from memcalc.estimation.client import Client
@@ -35,7 +34,7 @@ def answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
 
 
 def _answer(plan: Plan, inventories: Inventories) -> Prediction:
-    source = check(plan)
+    checked = check(plan)
     if layouts.spread(plan).world > 1:
         raise UsageError("--method analytic does not cover several GPUs: leave it out.")
     if plan.inference or plan.generate is not None:
@@ -46,16 +45,15 @@ def _answer(plan: Plan, inventories: Inventories) -> Prediction:
         raise UsageError("--method analytic does not cover Liger's kernels: leave it out.")
     if plan.compile:
         raise UsageError("--method analytic does not cover compiled models: leave it out.")
-    tensors = as_planned(inventories.of(plan, source), plan)
-    choice = registry.of(plan)
+    source, choice = checked.source, checked.choice
+    tensors = as_planned(inventories.of(checked), plan)
     state = registry.state_of(choice, tensors.parameters, plan)
-    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
-    answer = by_closed_forms(plan, source, tensors, state, choice, gpu)
-    notes = (*models.notes(plan.model), *validate.notes(source, plan.seq))
+    answer = by_closed_forms(plan, source, tensors, state, choice, checked.gpu)
+    notes = (*models.notes(plan.model), *checked.notes)
     return replace(
         answer,
         assumptions=(*notes, *answer.assumptions),
-        uncounted=(*validate.uncounted(source), *answer.uncounted),
+        uncounted=(*checked.uncounted, *answer.uncounted),
     )
 
 
@@ -73,13 +71,13 @@ class Inventories:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def of(self, plan: Plan, source: models.ModelSource) -> Inventory:
+    def of(self, checked: Checked) -> Inventory:
         """The inventory of a plan's model with its head.
 
         Raises:
             MemcalcError: the model cannot be built.
         """
-        head = tasks.choose(source, plan.task)
+        plan, source, head = checked.plan, checked.source, checked.head
         # Adapters are added by peft's own code, in the precision that it gives them.
         adapted = (plan.adapters, plan.precision) if plan.adapters is not None else ()
         key = (source.name, head.name, *adapted)

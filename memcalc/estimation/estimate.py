@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation import analytic_answer, validate
+from memcalc.estimation import analytic_answer
 from memcalc.estimation.question import canonical, code_in
-from memcalc.estimation.validate import check
+from memcalc.estimation.validate import Checked, check
 from memcalc.files import cache
 from memcalc.records.plan import Method, Plan
 from memcalc.records.prediction import Prediction
@@ -113,6 +112,7 @@ class Tracer:
         self.workers = workers
         self._stack = contextlib.ExitStack()
         self._pool: Pool | None = None
+        self._checked: dict[Plan, Checked | MemcalcError] = {}
 
     def __enter__(self) -> Tracer:
         return self
@@ -124,18 +124,13 @@ class Tracer:
         """Answer plans in order; a plan that fails yields its error and the rest go on."""
         known: dict[int, Answer] = {}
         names: dict[int, str] = {}
-        notes: dict[int, tuple[str, ...]] = {}
-        missed: dict[int, tuple[str, ...]] = {}
         for index, plan in enumerate(plans):
-            try:
-                source = check(plan)
-                name = self._name(plan, source)
-            except MemcalcError as error:
-                known[index] = error
+            checked = self._check(plan)
+            if isinstance(checked, MemcalcError):
+                known[index] = checked
                 continue
-            notes[index] = validate.notes(source, plan.seq)
-            missed[index] = validate.uncounted(source)
-            if name is not None and source.config is not None:
+            name = self._name(checked)
+            if name is not None:
                 names[index] = name
                 found = _from_cache(name, plan)
                 if found is not None and not (self._counted and found.flops is None):
@@ -148,7 +143,7 @@ class Tracer:
             answer = known[index] if index in known else next(traced)
             if index not in known and isinstance(answer, Prediction) and index in names:
                 cache.store(names[index], answer)
-            yield _noted(answer, notes.get(index, ()), missed.get(index, ()))
+            yield _noted(answer, self._check(plans[index]))
 
     def trace(self, plan: Plan) -> Traced | MemcalcError:
         """Trace one plan and keep its events, or find them in the cache."""
@@ -172,10 +167,10 @@ class Tracer:
         """What the cache holds of a plan, or what is wrong with it."""
         if plan.command:
             return _simulated(plan)
-        try:
-            name = self._name(plan, check(plan))
-        except MemcalcError as error:
-            return error
+        checked = self._check(plan)
+        if isinstance(checked, MemcalcError):
+            return checked
+        name = self._name(checked)
         if name is None:
             return None
         known, events = _from_cache(name, plan), cache.load_trace(name)
@@ -189,17 +184,28 @@ class Tracer:
         if isinstance(answer, MemcalcError):
             return answer
         prediction, trace = answer
-        name = self._name(plan, check(plan))
+        checked = self._check(plan)
+        name = None if isinstance(checked, MemcalcError) else self._name(checked)
         if name is not None:
             cache.store(name, prediction)
             cache.store_trace(name, trace)
         return Traced(prediction=prediction, trace=trace)
 
-    def _name(self, plan: Plan, source: models.ModelSource) -> str | None:
+    def _check(self, plan: Plan) -> Checked | MemcalcError:
+        """What a plan names, or why it is refused; found once."""
+        if plan not in self._checked:
+            try:
+                self._checked[plan] = check(plan)
+            except MemcalcError as error:
+                self._checked[plan] = error
+        return self._checked[plan]
+
+    def _name(self, checked: Checked) -> str | None:
         """Of a plan's answer in the cache; ``None``: it is not kept there."""
-        if not self._use_cache or source.config is None or code_in(plan) is not None:
+        plan, config = checked.plan, checked.source.config
+        if not self._use_cache or config is None or code_in(plan) is not None:
             return None
-        return cache.key(canonical(plan), source.config, "trace")
+        return cache.key(canonical(plan), config, "trace")
 
     def clients(self, count: int) -> list[Client]:
         """Children of this tracer, for what it does not ask itself."""
@@ -213,14 +219,14 @@ class Tracer:
         return self._pool
 
 
-def _noted(answer: Answer, notes: tuple[str, ...], missed: tuple[str, ...]) -> Answer:
+def _noted(answer: Answer, checked: Checked | MemcalcError) -> Answer:
     """The answer with what only this spelling of the question makes worth saying."""
-    if not (notes or missed) or isinstance(answer, MemcalcError):
+    if isinstance(checked, MemcalcError) or isinstance(answer, MemcalcError):
         return answer
     return replace(
         answer,
-        assumptions=(*notes, *answer.assumptions),
-        uncounted=(*missed, *answer.uncounted),
+        assumptions=(*checked.notes, *answer.assumptions),
+        uncounted=(*checked.uncounted, *answer.uncounted),
     )
 
 

@@ -1,13 +1,16 @@
-"""Checks a plan before anything heavy is imported."""
+"""Checks a plan before anything heavy is imported, and hands on what it names."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 
+import msgspec
+
 from memcalc import registry
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.catalog import gpus, inventory, models, positions, quantised
+from memcalc.catalog.gpus import Gpu
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.analytic import as_planned
 from memcalc.estimation.question import ASSUMED, version_of
@@ -15,20 +18,54 @@ from memcalc.files import compiler, extras
 from memcalc.records.compact_options import adapter
 from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.registry import Choice
 from memcalc.workload import cache_layers, layouts, liger, loops, tasks
 
 _FLASH_ATTN_SINCE = (8, 0)
 """Capability of GPUs."""
 
 
-def check(plan: Plan) -> models.ModelSource:
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan names, apart from its model."""
+
+    choice: Choice
+    gpu: Gpu | None
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan that goes together, and everything that it names."""
+
+    plan: Plan
+    source: models.ModelSource
+    head: tasks.Head
+    choice: Choice
+    gpu: Gpu | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an answer has to say of the model's config, and of its checkpoint."""
+        return self.notes_at(self.plan.seq)
+
+    def notes_at(self, seq: int | None) -> tuple[str, ...]:
+        """The same for another length of samples."""
+        config, revision = self.source.config, self.source.revision
+        said = (f"the config is revision {revision} of the hub",) if revision else ()
+        return (*said, *positions.notes(config, seq), *quantised.notes(config))
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """What the model's checkpoint may take beside what an answer counts."""
+        return quantised.uncounted(self.source.config)
+
+
+def check(plan: Plan) -> Checked:
     """Find everything a plan names, and see that it goes together.
 
     Raises:
         SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
             another setting does not allow.
     """
-    check_names(plan)
+    names = check_names(plan)
     if plan.command is not None:
         told = f"A command runs as it is: type memcalc simulate -- {plan.command}"
         raise SettingError("command", told)
@@ -52,10 +89,10 @@ def check(plan: Plan) -> models.ModelSource:
     shipped = inventory.load(source, head.name) if plan.freeze or plan.adapters else None
     if shipped is not None:
         _check_parameters(plan, shipped)
-    return source
+    return Checked(plan=plan, source=source, head=head, choice=names.choice, gpu=names.gpu)
 
 
-def check_names(plan: Plan) -> None:
+def check_names(plan: Plan) -> Names:
     """Find what a plan names without looking for its model.
 
     Raises:
@@ -67,34 +104,34 @@ def check_names(plan: Plan) -> None:
     with _blamed_on("loop"):
         loops.of(plan)
     with _blamed_on("optim"):
-        registry.check_precision(registry.of(plan), plan)
-    _check_layout(plan)
+        choice = registry.of(plan)
+        registry.check_precision(choice, plan)
+    _check_layout(plan, choice)
     with _blamed_on("cache"):
         cache_layers.check(plan.cache)
     with _blamed_on("gpu"):
-        if plan.gpu is not None:
-            gpus.find(plan.gpu)
-    _check_flash_attn(plan)
+        gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
+    _check_flash_attn(plan, gpu)
     with _blamed_on("torch"):
         version = version_of(plan.torch)
     with _blamed_on("alloc_conf"):
         parse_alloc_conf(plan.alloc_conf, torch=version)
+    return Names(choice=choice, gpu=gpu)
 
 
-def _check_flash_attn(plan: Plan) -> None:
+def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:
     """Source: ``mha_fwd`` in csrc/flash_attn/flash_api.cpp (2.8.3)."""
     if plan.attention != FLASH_ATTN:
         return
     if plan.precision in ("fp32", "tf32"):
         told = "flash-attn computes in 16 bits: add --precision amp-bf16, or bf16."
         raise SettingError("attention", told)
-    gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
     if gpu is not None and gpu.capability < _FLASH_ATTN_SINCE:
         told = f"flash-attn needs Ampere or newer, and {gpu.name} is older: leave --attention out."
         raise SettingError("attention", told)
 
 
-def _check_layout(plan: Plan) -> None:
+def _check_layout(plan: Plan, choice: Choice) -> None:
     with _blamed_on("parallel"):
         layout = layouts.of(plan)
         layouts.checked_rank(plan)
@@ -111,8 +148,8 @@ def _check_layout(plan: Plan) -> None:
         _check_wrapped(plan, layout)
     if several:
         _check_beside_training(plan, layout)
-    if several and not _divided(plan, layout):
-        raise SettingError("optim", _undivided(plan, layout))
+    if several and not _divided(choice, layout):
+        raise SettingError("optim", _undivided(plan, choice, layout))
     if layout.package and plan.target == "cpu":
         raise SettingError("target", f"--parallel {plan.parallel} needs GPUs: leave --target out.")
 
@@ -135,19 +172,17 @@ _KNOWN_BY_STATE = ("ddp", "zero1", "fsdp1")
 """Layouts that hand plain tensors to an optimizer whose own code is not run here."""
 
 
-def _divided(plan: Plan, layout: layouts.Layout) -> bool:
+def _divided(choice: Choice, layout: layouts.Layout) -> bool:
     """What a rank holds of the optimizer's state is known.
 
     DeepSpeed's stages hand over a rank's share of all parameters as flat tensors, where states of
     bitsandbytes follow from lengths alone.
     """
-    choice = registry.of(plan)
     flat = layout.package == "deepspeed" and choice.row.package == "bitsandbytes"
     return choice.traceable or flat or layout.name in _KNOWN_BY_STATE
 
 
-def _undivided(plan: Plan, layout: layouts.Layout) -> str:
-    choice = registry.of(plan)
+def _undivided(plan: Plan, choice: Choice, layout: layouts.Layout) -> str:
     if layout.package or choice.row.package != "bitsandbytes":
         reason = f"how {layout.name} divides its state is not known, as its code is not run here"
     else:
@@ -230,17 +265,6 @@ def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
     there = ASSUMED.capability if gpu is None else gpu.capability
     capability = None if plan.target == "cpu" else there
     return quantised.refusal(source.config, source.name, plan.quant, capability)
-
-
-def notes(source: models.ModelSource, seq: int | None) -> tuple[str, ...]:
-    """What an answer has to say of a model's config, and of its checkpoint."""
-    said = (f"the config is revision {source.revision} of the hub",) if source.revision else ()
-    return (*said, *positions.notes(source.config, seq), *quantised.notes(source.config))
-
-
-def uncounted(source: models.ModelSource) -> tuple[str, ...]:
-    """What a model's checkpoint may take beside what an answer counts."""
-    return quantised.uncounted(source.config)
 
 
 _WHOLE = ("ddp", "zero1")

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from memcalc.advice.explain.command_line import options
+from memcalc.catalog.models import TAKEN
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import Component
@@ -99,10 +100,17 @@ def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
     """Those that an option changes, then the others, on two lines; and how many are left out."""
     room = 2 * (_COLUMNS - 6) - len("assumed: ; 9 more (-v)")
     kept: list[str] = []
-    for text in sorted(assumed, key=lambda text: "--" not in text and ENDED not in text):
+    for text in sorted(assumed, key=_weight):
         if sum(len(one) + 2 for one in (*kept, text)) <= room:
             kept.append(text)
     return kept, len(assumed) - len(kept)
+
+
+def _weight(text: str) -> int:
+    """Lowest first: another model than the one typed, what an option changes, all else."""
+    if TAKEN in text:
+        return 0
+    return 1 if "--" in text or ENDED in text else 2
 
 
 ENDED = "the script ended"

@@ -64,8 +64,8 @@ def hub():
 def ask(tmp_path):
     def run(endpoint, name):
         code = (
-            "from memcalc.catalog import models\nfrom memcalc.estimation import validate\n"
-            f"found = models.find({name!r})\nprint(found.config, validate.notes(found, None))"
+            "from memcalc.catalog.plan import make\nfrom memcalc.estimation.validate import check\n"
+            f"found = check(make({{'model': {name!r}}}))\nprint(found.source.config, found.notes)"
         )
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
         environment.pop("HF_HUB_OFFLINE", None)

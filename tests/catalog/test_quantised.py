@@ -9,7 +9,7 @@ from memcalc.catalog import models, quantised
 from memcalc.catalog.plan import make
 from memcalc.cli.options import plans_of
 from memcalc.errors import UsageError
-from memcalc.estimation.validate import check, notes
+from memcalc.estimation.validate import check
 
 NF4 = {
     "quant_method": "bitsandbytes",
@@ -98,7 +98,7 @@ def test_a_checkpoint_in_fp8_is_turned_back_where_transformers_does_so(model):
     path = model(FP8)
     for settings in ({}, {"gpu": "A100-40GB"}, {"target": "cpu"}, {"quant": "none", "gpu": "L4"}):
         source = check(make({"model": path, **settings}))
-        (said,) = notes(source, None)
+        (said,) = source.notes
         assert "FineGrainedFP8Config(dequantize=True)" in said
     with pytest.raises(UsageError, match=r"keeps it so: .* Triton .*--quant none dequantizes it"):
         check(make({"model": path, "gpu": "L4"}))
@@ -109,13 +109,13 @@ def test_a_checkpoint_in_fp8_is_turned_back_where_transformers_does_so(model):
 def test_a_checkpoint_in_mxfp4_is_turned_back_on_every_gpu():
     for settings in ({}, {"gpu": "L4"}, {"gpu": "T4"}, {"quant": "none"}, {"inference": True}):
         source = check(make({"model": "gpt-oss-20b", **settings}))
-        assert "Mxfp4Config(dequantize=True)" in notes(source, None)[0]
+        assert "Mxfp4Config(dequantize=True)" in source.notes[0]
     with pytest.raises(UsageError, match="is in mxfp4"):
         check(make({"model": "gpt-oss-20b", "preset": "qlora"}))
 
 
 def test_nothing_is_said_of_a_checkpoint_in_16_bit():
-    assert notes(check(make({"model": "smollm2-135m", "quant": "none"})), None) == ()
+    assert check(make({"model": "smollm2-135m", "quant": "none"})).notes == ()
 
 
 def test_a_composite_models_text_part_may_name_the_method():

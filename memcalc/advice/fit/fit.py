@@ -19,7 +19,6 @@ from memcalc.catalog import gpus as catalog
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation import validate
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.pool import room
@@ -86,7 +85,7 @@ def fit(
 
 def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnswer:
     """Answer a question about a plan; see ``fit``."""
-    source = check(plan)
+    checked = check(plan)
     _refuse(plan, question)
     with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
         found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
@@ -95,10 +94,9 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
         if question.settings:
             found = with_settings(found, question.memory, tracer)
         # A client's process starts when it is first asked.
-        told = _answer(found, question, Oracle(tracer.clients(room()), source.config))
+        told = _answer(found, question, Oracle(tracer.clients(room()), checked.source.config))
     longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
-    notes = validate.notes(source, longest)
-    return replace(told, assumptions=(*told.assumptions, *notes))
+    return replace(told, assumptions=(*told.assumptions, *checked.notes_at(longest)))
 
 
 def _refuse(plan: Plan, question: Question) -> None:

@@ -115,7 +115,7 @@ class Floor:
         # Whoever traces a plan says why its model cannot be built.
         with contextlib.suppress(MemcalcError), Inventories() as inventories:
             whole = replace(plan, lora=None, quant=None)
-            self._inventory = inventories.of(whole, check(whole))
+            self._inventory = inventories.of(check(whole))
 
     def too_large(self, plan: Plan) -> int | None:
         """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""
