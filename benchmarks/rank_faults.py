@@ -268,7 +268,7 @@ FAULTS = [
     Fault("a rank raises MemoryError", "ShortInPython", "out of memory", (0, 1)),
     Fault("a rank hangs", "Hangs", "longer than 40 seconds", (0, 1), settings=SHORT),
     Fault("a rank is stopped", "Stopped", "longer than 40 seconds", (0, 1), settings=SHORT),
-    Fault("a rank talks rubbish", "Babbles", "cannot be read", (0, 1)),
+    Fault("a rank talks rubbish", "Babbles", "unreadable message", (0, 1)),
     Fault("a rank's result is cut off", "Truncated", "rank 1 of 2", (0, 1)),
     Fault("a rank is killed from outside", words="of 2", act=_signal(
         lambda pids: _ranks(pids)[-1:], signal.SIGKILL), codes=(0,)),

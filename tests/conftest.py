@@ -1,3 +1,5 @@
+"""What all tests share: warm processes that fork, one cache a test, the command line in-process."""
+
 import contextlib
 import gc
 import importlib.metadata

@@ -58,12 +58,44 @@ def table() -> tuple[Gpu, ...]:
     return shipped.read("gpus.toml", _gpus)
 
 
+class Meant(msgspec.Struct, frozen=True, kw_only=True):
+    """What a name is taken for."""
+
+    gpu: Gpu
+    count: int | None = None
+    """GPUs of a machine that is rented by this name; ``None``: it is no machine."""
+    why: str = ""
+    """In a sentence; empty: the card has that name and no other has it."""
+
+
+@functools.cache
+def meant(name: str) -> Meant:
+    """What a person means by a name: a card, the usual one of several, or those of a machine.
+
+    Case, spaces, dashes, the maker's name and a size that says nothing new make no difference.
+
+    Raises:
+        UsageError: no such GPU, or cards that have little in common; says which there are.
+    """
+    plain, size = _parts(name)
+    found = _called(plain, size)
+    if len(found) == 1:
+        return Meant(gpu=next(iter(found.values())))
+    if found:
+        least = min(found.values(), key=lambda gpu: gpu.memory)
+        return Meant(gpu=least, why=f"the smallest of {_list(found)}; name another to change that")
+    for gpu in table():
+        if gpu.boxed_as and _parts(gpu.boxed_as)[0] == plain and size in (None, gpu.sold_as):
+            return Meant(gpu=gpu, why="the form most clouds rent; name another card to change that")
+    machine = _machines().get(name.strip().lower())
+    if machine is None:
+        raise _none(name, plain)
+    return machine
+
+
 @functools.cache
 def find(name: str, total: int | None = None) -> Gpu:
     """Find a GPU by the name that a driver or a person gives it.
-
-    Case, spaces, dashes, the maker's name and a size that says nothing new make no difference.
-    Everything else does, so that no card answers for another one.
 
     Args:
         name: such as ``RTX 4090``, ``4090`` or ``NVIDIA A100-SXM4-80GB``.
@@ -72,33 +104,51 @@ def find(name: str, total: int | None = None) -> Gpu:
     Raises:
         UsageError: no such GPU, or several; says which there are.
     """
-    plain, size = _parts(name)
-    by_name = _by_name()
-    exact = by_name.get(plain, {}).get(size)
-    if exact is not None and (total is None or _is_near(exact, total)):
-        return exact
-    found = {gpu.name: gpu for gpu in by_name.get(plain, {}).values()}
-    if size is not None:
-        found = {name: gpu for name, gpu in found.items() if gpu.sold_as == size}
-    if total is not None:
-        near = {key: gpu for key, gpu in found.items() if _is_near(gpu, total)}
-        found = near or found
+    if total is None:
+        return meant(name).gpu
+    found = _called(*_parts(name), total)
     if len(found) == 1:
         return next(iter(found.values()))
-    if exact is not None:
-        return exact
     if found:
         raise UsageError(f"There are several GPUs called {name!r}: name one of {_list(found)}.")
-    raise _none(name, plain)
+    raise _none(name, _parts(name)[0])
 
 
-def in_a_box(name: str) -> str:
-    """The card that is meant where several are named: eight H100 are those of NVIDIA's HGX board.
+def rented() -> tuple[Gpu, ...]:
+    """Cards that most clouds rent, smallest first."""
+    names = shipped.read("machines.toml", lambda data: tuple(data["rented"]))
+    return tuple(sorted(map(find, names), key=lambda gpu: gpu.memory))
 
-    Any other name is returned as it is.
-    """
-    plain = _parts(name)
-    return next((g.name for g in table() if g.boxed_as and _parts(g.boxed_as) == plain), name)
+
+@functools.cache
+def _machines() -> dict[str, Meant]:
+    """What is rented by a name of its own, by that name in lower case."""
+    cards = {gpu.name: gpu for gpu in table()}
+
+    def made(data: dict[str, Any]) -> dict[str, Meant]:
+        return {
+            name.lower(): Meant(
+                gpu=cards[one["gpu"]],
+                count=one.get("count", 1),
+                why=f"says {one['source'].partition(' (')[0]}",
+            )
+            for one in data["machine"]
+            for name in one["names"]
+        }
+
+    return shipped.read("machines.toml", made)
+
+
+def _called(plain: str, size: int | None, total: int | None = None) -> dict[str, Gpu]:
+    """The cards of a name; several where only a size could tell them apart."""
+    by_size = _by_name().get(plain, {})
+    exact = by_size.get(size)
+    if exact is not None and (total is None or _is_near(exact, total)):
+        return {exact.name: exact}
+    found = {gpu.name: gpu for gpu in by_size.values() if size in (None, gpu.sold_as)}
+    if total is not None:
+        found = {key: gpu for key, gpu in found.items() if _is_near(gpu, total)} or found
+    return found if exact is None or len(found) == 1 else {exact.name: exact}
 
 
 def _none(name: str, plain: str) -> UsageError:

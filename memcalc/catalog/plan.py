@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,7 +52,7 @@ def make(settings: Mapping[str, Any]) -> Plan:
 
 
 def _several(checked: dict[str, Any]) -> dict[str, Any]:
-    """``8xh100`` says how many GPUs and which."""
+    """``8xh100`` says how many GPUs and which, and so do names of machines that are rented."""
     count, name = many(checked.get("gpu") or "")
     if count is not None:
         if checked.get("devices", count) != count:
@@ -59,8 +60,23 @@ def _several(checked: dict[str, Any]) -> dict[str, Any]:
                 "devices", f"devices = {checked['devices']} and gpu = {checked['gpu']!r} differ."
             )
         checked = {**checked, "devices": FIELDS["devices"].check(count), "gpu": name}
-    several = checked.get("devices", 1) > 1
-    return {**checked, "gpu": gpus.in_a_box(name)} if name and several else checked
+    with contextlib.suppress(UsageError):
+        # Whoever checks the plan says of a name that it is unknown.
+        taken = gpus.meant(name)
+        if taken.why:
+            there = taken.count if checked.get("target") != "cpu" else None
+            return {"devices": there or 1, **checked, "gpu": taken.gpu.name}
+    return checked
+
+
+def taken_as(settings: Mapping[str, Any]) -> str:
+    """Which GPU a name is taken for where it could be another; empty: it says so itself."""
+    name = many(str(settings.get("gpu") or ""))[1]
+    with contextlib.suppress(UsageError):
+        taken = gpus.meant(name)
+        count = f"{taken.count} x " if (taken.count or 1) > 1 else ""
+        return f"{name} is taken as {count}{taken.gpu.name}, {taken.why}" if taken.why else ""
+    return ""
 
 
 def _samples(checked: Mapping[str, Any]) -> int:

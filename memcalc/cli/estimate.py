@@ -81,6 +81,8 @@ def command(
 
 def _vary(answer: Prediction, lengths: str) -> Prediction:
     from memcalc.estimation.lengths import varied
+    from memcalc.records.trace import EQUAL_LENGTHS
 
     with progress(f"replaying batches of {lengths}"):
-        return replace(answer, varied=varied(answer.plan, lengths))
+        told = tuple(one for one in answer.assumptions if not one.startswith(EQUAL_LENGTHS))
+        return replace(answer, varied=varied(answer.plan, lengths), assumptions=told)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import complete
-from memcalc.cli.command import Command, argument, option, verb
+from memcalc.cli.command import Command, argument, option, say, verb
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
@@ -112,6 +112,9 @@ def understood(words: Sequence[str]) -> dict[str, Any]:
 def plans_of(settings: dict[str, Any]) -> list[Plan]:
     """One plan for each optimizer asked for."""
     settings = spelled_out(settings)
+    taken = plans.taken_as(settings)
+    if taken:
+        say(f"memcalc: {taken}")
     wanted = settings.get("optim")
     if wanted is None:
         return [plans.make(settings)]

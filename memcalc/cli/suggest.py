@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from memcalc.catalog import gpus
 from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import NoCache, Output, Verbose, deliver, format_option, in_full, put
 from memcalc.cli.progress import progress
-from memcalc.cli.values import PRICE, TOKENS, of
+from memcalc.cli.values import TEXT, TOKENS, of
 from memcalc.errors import UsageError
 from memcalc.files.formats import chosen
 from memcalc.records.plan import Plan
+
+if TYPE_CHECKING:
+    from memcalc.report.suggested import Work
 
 _PROGRAM = of(Literal["trainer", "accelerate", "axolotl"])
 
@@ -39,8 +43,13 @@ def command(
         float | None, option("--tokens", value=TOKENS, help="To train on: says hours.")
     ] = None,
     price: Annotated[
-        float | None,
-        option("--price", value=PRICE, help="Of an hour of the GPU: says the cost."),
+        str | None,
+        option(
+            "--price",
+            value=TEXT,
+            help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the "
+            "cost.",
+        ),
     ] = None,
     format: Annotated[str | None, format_option("suggestions")] = None,
     output: Output = None,
@@ -49,9 +58,11 @@ def command(
 ) -> None:
     """Find the best ways to train a model on a GPU, each one really estimated.
 
-    Without --gpu: the smallest card for each way. A step has --batch times --grad-accum samples;
-    what is suggested keeps their number.
+    Without --gpu: the smallest card for each way, among those that clouds rent, those that --price
+    names, or all (-v). A step has --batch times --grad-accum samples; what is suggested keeps their
+    number.
     """
+    from memcalc.advice.suggest import prices
     from memcalc.advice.suggest.suggest import suggest_plan
     from memcalc.report import suggested
 
@@ -59,11 +70,15 @@ def command(
     if price is not None and tokens is None:
         raise UsageError("A price needs a number of tokens: add --tokens 1e9.")
     name = chosen("suggestions", format, output)
+    known = prices.read(price) if price is not None else None
+    work = suggested.Work(tokens=tokens, prices=known)
     if plan.gpu is None:
-        if program is not None or tokens is not None:
-            raise UsageError("Settings and hours are those of one GPU: name it with --gpu.")
-        _cards(plan, name, output, verbose=verbose, use_cache=not no_cache)
+        if program is not None:
+            raise UsageError("Settings are those of one GPU: name it with --gpu.")
+        _cards(plan, work, name, output, verbose=verbose, use_cache=not no_cache)
         return
+    if known is not None:
+        known.of(gpus.find(plan.gpu).name)
     with progress(f"finding ways to train {plan.model}") as steps:
 
         def tell(one: Any, count: int) -> None:
@@ -78,14 +93,15 @@ def command(
         assert best is not None
         put(snippet(best.plan, program), output)
         return
-    work = suggested.Work(tokens=tokens, price=price)
     blocks = list(suggested.blocks(found, work, verbose=in_full(verbose, output, name)))
     deliver(name, output, blocks, json=lambda: suggested.as_json(found))
     if not found.fitting:
         raise typer.Exit(1)
 
 
-def _cards(plan: Plan, name: str, output: Path | None, *, verbose: bool, use_cache: bool) -> None:
+def _cards(
+    plan: Plan, work: Work, name: str, output: Path | None, *, verbose: bool, use_cache: bool
+) -> None:
     """Which card the model needs."""
     from memcalc.advice.suggest.gpus import cards
     from memcalc.report import gpus as report
@@ -96,8 +112,11 @@ def _cards(plan: Plan, name: str, output: Path | None, *, verbose: bool, use_cac
             steps.at(steps.done + 1, count)
             steps.row(report.words(one))
 
-        found = cards(plan, use_cache=use_cache, seen=tell)
-    blocks = list(report.blocks(found, verbose=in_full(verbose, output, name)))
+        among = gpus.table() if verbose else None
+        if work.prices is not None and work.prices.by_gpu:
+            among = tuple(gpus.find(gpu) for gpu in work.prices.by_gpu)
+        found = cards(plan, among=among, use_cache=use_cache, seen=tell)
+    blocks = list(report.blocks(found, work, verbose=in_full(verbose, output, name)))
     deliver(name, output, blocks, json=lambda: report.as_json(found))
     if not found.fitting:
         raise typer.Exit(1)

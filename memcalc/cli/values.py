@@ -46,7 +46,6 @@ def _size(name: str, text: str) -> int:
 TEXT = Value("TEXT", lambda _, text: text)
 SIZE = Value("SIZE", _size)
 TOKENS = of(Annotated[float, Meta(gt=0, le=1e18)])
-PRICE = of(Annotated[float, Meta(ge=0, le=1e9)])
 SECONDS = of(Annotated[float, Meta(gt=0, le=1e9)])
 METHOD = of(Method)
 DEVICE = of(FIELDS["target"].type)

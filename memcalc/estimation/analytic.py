@@ -30,9 +30,10 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
-from memcalc.workload import loops, tasks
+from memcalc.workload import layouts, loops, tasks
 
-_COMPUTE_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "bf16": 2, "fp16": 2}
+_DIVIDED = ("fsdp1", "fsdp2", "hsdp", "zero3")
+"""Layouts that divide weights, gradients and state alike."""
 _LIST_TEMPORARIES = {"adadelta": 1, "adagrad": 2}
 """Whole lists of temporaries that a foreach step holds; one for the rest (torch/optim, 2.13)."""
 
@@ -183,7 +184,7 @@ def _live(plan: Plan, source: ModelSource, inventory: Inventory) -> Live:
     setting = Setting(
         batch=plan.batch,
         seq=seq,
-        element=_COMPUTE_BYTES[plan.precision],
+        element=2 if "16" in plan.precision else 4,
         stored_scores=plan.attention in ("eager", "math"),
         checkpointing=plan.checkpointing,
         logits=tasks.find(inventory.task).vocabulary,
@@ -241,7 +242,8 @@ def least(plan: Plan, inventory: Inventory) -> int:
     """Bytes that a step holds together when backward ends, whatever else it holds.
 
     Weights and optimizer state, and all gradients unless each is used inside backward. Beside
-    adapters only the weights that they adapt count; nothing where they are divided over GPUs.
+    adapters only the weights that they adapt count. Over GPUs it is the mean of what they divide,
+    which the fullest holds at least; nothing where shards wait in host memory.
 
     Args:
         plan: what is trained.
@@ -250,17 +252,21 @@ def least(plan: Plan, inventory: Inventory) -> int:
     Raises:
         MemcalcError: the optimizer has no closed form, or nothing is left to train.
     """
-    if not is_whole(plan) or plan.scheme is not None:
+    spread = layouts.spread(plan)
+    divided = spread.layout in _DIVIDED and "offload" not in dict(plan.parallel_args)
+    if plan.scheme is not None or not (is_whole(plan) or divided):
         return 0
-    planned = as_planned(inventory, plan)
+    shards = spread.shards if divided else 1
+    # Adapters leave the weights around them in the plan's precision.
+    planned = as_planned(inventory, replace(plan, lora=None))
     weights = sum(parameter.bytes for parameter in planned.parameters)
     if plan.adapters is not None:
-        return weights
+        return weights // shards
     choice = registry.of(plan)
     state = registry.state_of(choice, planned.parameters, plan).total(Place.DEVICE)
     at_once = plan.optim_in_backward or choice.row.in_backward
     gradients = 0 if at_once else sum(parameter.bytes for parameter in planned.trainable)
-    return weights + gradients + state
+    return (weights + gradients + state) // shards
 
 
 def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
@@ -271,7 +277,8 @@ def as_planned(inventory: Inventory, plan: Plan) -> Inventory:
     Raises:
         UsageError: a pattern matches no parameter, or nothing is left to train.
     """
-    whole = {"bf16": "bfloat16", "fp16": "float16"}.get(plan.precision, "float32")
+    half = "float16" if plan.precision == "fp16" else "bfloat16"
+    whole = half if plan.half_weights else "float32"
     dtype = whole if plan.adapters is None else None
     for pattern in plan.freeze:
         if not any(fnmatch.fnmatch(p.name, pattern) for p in inventory.parameters):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
     """Answer each plan, or say why it cannot be."""
-    with _Inventories() as inventories:
+    with Inventories() as inventories:
         for plan in plans:
             try:
                 yield _answer(plan, inventories)
@@ -33,7 +33,7 @@ def answers(plans: Sequence[Plan]) -> Iterator[Prediction | MemcalcError]:
                 yield error
 
 
-def _answer(plan: Plan, inventories: _Inventories) -> Prediction:
+def _answer(plan: Plan, inventories: Inventories) -> Prediction:
     checked = check(plan)
     if layouts.spread(plan).world > 1:
         raise UsageError("--method analytic does not cover several GPUs: leave it out.")
@@ -57,7 +57,7 @@ def _answer(plan: Plan, inventories: _Inventories) -> Prediction:
     )
 
 
-class _Inventories:
+class Inventories:
     """The tensors of models; those that are not shipped are built once, in a child process."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class _Inventories:
         self._client: Client | None = None
         self._known: dict[tuple[str, ...], Inventory] = {}
 
-    def __enter__(self) -> _Inventories:
+    def __enter__(self) -> Inventories:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -95,7 +95,7 @@ def resolve(plan: Plan, gpu: Gpu | None) -> tuple[Target, tuple[str, ...]]:
     if gpu is None:
         return target, ("an NVIDIA A100 (name yours with --gpu)",)
     target = replace(target, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
-    if plan.precision in ("bf16", "amp-bf16") and not target.architecture.bf16:
+    if "bf16" in plan.precision and not target.architecture.bf16:
         notes = (*notes, "this GPU has no bf16 arithmetic; PyTorch emulates it, slowly")
     if plan.precision == "tf32" and not target.architecture.tf32:
         notes = (*notes, "this GPU has no TF32: its products run in fp32")

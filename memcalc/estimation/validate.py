@@ -218,7 +218,9 @@ def _check_wrapped(plan: Plan, layout: layouts.Layout) -> None:
         raise SettingError(
             "parallel_args", "The Trainer hands no gradient_as_bucket_view on: leave it out."
         )
-    half = {"amp-bf16": "bfloat16", "amp-fp16": "float16"}.get(plan.precision)
+    half = {"amp-bf16": "bfloat16", "bf16+amp": "bfloat16", "amp-fp16": "float16"}.get(
+        plan.precision
+    )
     for name in ("param_dtype", "reduce_dtype"):
         if given.get(name, half) != half:
             raise SettingError(

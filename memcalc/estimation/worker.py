@@ -319,6 +319,12 @@ def _served_model(program: Program) -> Model:
         UsageError: they are not known for it.
     """
     inputs = program.inputs
+    if inputs is not None and inputs.text_only:
+        raise UsageError(
+            f"{type(program.model).__name__} takes more than text, and engines profile that as "
+            "well, which is not answered so far. Leave --engine out, or write its text_config to a "
+            "config.json of its own for the language model alone."
+        )
     return Model(
         name=type(program.model).__name__,
         positions=inputs.lengths.named if inputs is not None else None,

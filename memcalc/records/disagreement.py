@@ -78,7 +78,7 @@ def _without_training(plan: Plan) -> str | None:
         return f"{asked} trains nothing: leave out {named}, or {asked}."
     if plan.compile:
         return f"compile is answered for training so far: leave out compile, or {asked}."
-    if plan.devices > 1 or plan.parallel is not None:
+    if plan.parallel is not None or (plan.devices > 1 and plan.engine != "vllm"):
         return f"{asked} works on one GPU only: leave out devices and parallel."
     if plan.generate is not None and plan.inputs:
         return "generate makes its prompts itself: leave out input."
@@ -90,8 +90,9 @@ def _about_engines(plan: Plan) -> str | None:
         return _ARGS_ALONE if plan.engine_args else None
     if plan.gpu is None:
         return "an engine reserves a share of a GPU: name it, such as --gpu a100-80gb."
-    if plan.precision.startswith("amp-"):
-        return f"engines have no {plan.precision}: type --precision {plan.precision[4:]}."
+    if "amp" in plan.precision:
+        half = "fp16" if "fp16" in plan.precision else "bf16"
+        return f"engines have no {plan.precision}: type --precision {half}."
     if plan.scheme is not None:
         return "engines with quantized weights are not supported yet: leave quant out."
     if plan.cache != "dynamic" or plan.beams > 1:

@@ -87,8 +87,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     """A plan that was made has the settings in place of their name."""
     precision: Annotated[
-        Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16", "fp16"],
-        about("Training", "What weights are kept and computed in."),
+        Literal["fp32", "tf32", "amp-fp16", "amp-bf16", "bf16+amp", "bf16", "fp16"],
+        about(
+            "Training",
+            "What weights are kept and computed in. amp-bf16 keeps fp32 weights under autocast, as "
+            "the Trainer's bf16=True does; bf16+amp keeps bf16 weights under it, as axolotl and "
+            "most recipes load them; bf16 has no autocast.",
+        ),
     ] = "fp32"
     batch: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 20)], about("Training", "Samples in one micro-batch.")
@@ -389,6 +394,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def program(self) -> "Plan":
         """What plans have in common that run the same model and loop on other sizes and GPUs."""
         return replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
+
+    @property
+    def half_weights(self) -> bool:
+        """Weights are kept in 16 bits."""
+        return not self.precision.startswith("amp-") and "16" in self.precision
 
     @property
     def infers(self) -> bool:

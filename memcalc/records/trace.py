@@ -55,6 +55,8 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
 
 SENT_SOURCE = "NVIDIA/nccl-tests, doc/PERFORMANCE.md"
 """Of how much a collective sends."""
+EQUAL_LENGTHS = "batches of equal length"
+"""How what is assumed of lengths begins."""
 UNCOUNTED_FLOPS = "floating-point operations are not known"
 """How the assumption begins that says which operators PyTorch cannot count."""
 

@@ -94,7 +94,7 @@ def check_precision(choice: Choice, plan: Plan) -> None:
         UsageError: it trains those of another one alone.
     """
     wanted = choice.row.precision
-    if wanted is not None and plan.precision != wanted:
+    if wanted is not None and plan.precision.removesuffix("+amp") != wanted:
         raise UsageError(
             f"{choice.name} trains {wanted} weights, not those of {plan.precision}: add "
             f"--precision {wanted}, or name another optimizer."

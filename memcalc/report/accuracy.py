@@ -9,7 +9,7 @@ from memcalc.accuracy.compare import compare, peak
 from memcalc.files.results import Run
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report.blocks import Block, Line, Table
-from memcalc.report.measured import name
+from memcalc.report.measured import name, percent
 
 _EXACT = ("weights", "gradients", "optimizer state", "optimizer state (device)")
 
@@ -55,7 +55,7 @@ def _peaks(runs: Sequence[Run]) -> Table:
                 # Signed, so that one sees on which side it lies.
                 worst = max(errors, key=abs)
                 median = statistics.median(map(abs, errors))
-                rows.append((group, rung, str(len(errors)), f"{median:.3%}", f"{worst:+.3%}"))
+                rows.append((group, rung, str(len(errors)), f"{median:.3%}", percent(worst, 3)))
     head = ("of", "rung", "runs", "median", "worst")
     return Table(title="Error of the peak", head=head, rows=rows, words=(0, 1))
 
@@ -96,7 +96,13 @@ def _worst(runs: Sequence[Run], count: int = 5) -> Table:
         title="Largest errors",
         head=("run", "rung", "estimate", "measured", "error"),
         rows=[
-            (name(run.plan), rung, f"{d.predicted:,}", f"{d.measured:,}", f"{d.relative:+.3%}")
+            (
+                name(run.plan),
+                rung,
+                f"{d.predicted:,}",
+                f"{d.measured:,}",
+                percent(d.relative or 0, 3),
+            )
             for run, rung, d in found[:count]
         ],
         words=(0, 1),

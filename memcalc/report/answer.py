@@ -28,12 +28,10 @@ _NOTES = {
     Component.QUANTISATION_CONSTANTS: "quantization scales",
     Component.WORKSPACES: "kernel scratch space",
 }
-_PER_PARAMETER = (
-    Component.WEIGHTS,
-    Component.MASTER_WEIGHTS,
-    Component.GRADIENTS,
-    Component.OPTIMIZER_STATE,
-)
+_PER_PARAMETER = (Component.WEIGHTS, Component.MASTER_WEIGHTS)
+_OF_TRAINED = (Component.GRADIENTS, Component.OPTIMIZER_STATE)
+_LARGE = 1_000_000_000
+"""Parameters from which few people train all in fp32."""
 
 
 def blocks(prediction: Prediction) -> list[Block]:
@@ -43,6 +41,7 @@ def blocks(prediction: Prediction) -> list[Block]:
     above: list[Block] = [
         headline(prediction),
         *_card(prediction.fit),
+        *([Line(_UNUSUAL)] if _is_unusual(prediction) else []),
         Line(_clipped(f"  {rows.heading(prediction)}"), Kind.TEXT),
         *(Line(f"  {words}", Kind.TEXT) for words in rows.outcome_words(prediction)),
         Line(""),
@@ -57,6 +56,16 @@ LINES, _COLUMNS = 24, 80
 """Of a default terminal."""
 _LEAST = 2
 """Components that are shown in any case."""
+
+
+_UNUSUAL = "  fp32 with AdamW is unusual at this size: try --preset full, lora or qlora"
+
+
+def _is_unusual(prediction: Prediction) -> bool:
+    """A large model whose precision and optimizer are those of the defaults."""
+    plan = prediction.plan
+    whole = prediction.trainable > _LARGE and plan.precision in ("fp32", "tf32")
+    return whole and not plan.command and not plan.infers and "adam" in plan.optim
 
 
 def _height(block: Block) -> int:
@@ -252,9 +261,12 @@ def _rung(one: OnGpu, rung: str) -> int | None:
 
 
 def _note(prediction: Prediction, component: Component, size: int) -> str:
-    if component in _PER_PARAMETER and prediction.parameters:
+    if component in _OF_TRAINED and prediction.trainable:
         rule = _rule(prediction) if component is Component.OPTIMIZER_STATE else ""
-        return f"{size / prediction.parameters:.2f} B/param{rule}"
+        alone = " that trains" if prediction.trainable < prediction.parameters else ""
+        return f"{size / prediction.trainable:.2f} B/param{alone}{rule}"
+    if component in _PER_PARAMETER and prediction.parameters:
+        return f"{size / prediction.parameters:.2f} B/param"
     return _NOTES.get(component, "")
 
 

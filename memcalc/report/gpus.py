@@ -10,31 +10,35 @@ from memcalc.advice.suggest.records import Card, Cards
 from memcalc.files.artifact import document, encode
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for
+from memcalc.report.suggested import Work, floor_words
 from memcalc.units import format_bytes, unit_for
 
 
-def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
+def blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]:
     """The smallest card for each way, how much it needs there, and what to type next."""
     plan, shown = found.plan, list(_shown(found))
-    smallest = min(shown, key=lambda one: one.capacity, default=None)
+    smallest = min(shown, key=_total, default=None)
     whole = next((one for one in shown if not one.lean), None)
     if smallest is None:
-        yield Line("does not fit on any single card that memcalc knows, in any way", Kind.VERDICT)
+        yield Line("does not fit on up to 8 of these cards, in any way", Kind.VERDICT)
     else:
         yield Line(f"fits {_size(smallest)}: {_title(smallest)}", Kind.VERDICT)
-        if whole is not None and whole.capacity > smallest.capacity:
+        if whole is not None and _total(whole) > _total(smallest):
             yield Line(f"fits {_size(whole)}: {_title(whole)}", Kind.VERDICT)
     yield Line(f"  {asked_for(plan)}")
     yield Line("")
     if shown:
-        yield _table(shown, verbose=verbose)
+        yield _table(shown, work, verbose=verbose)
+    named = {one.way.key for one in shown}
     for one in found.found:
-        if one.figures is None and not one.lean:
+        if one.lean and one.way.key not in named:
             yield Line(_missed(one))
     yield Line(
-        "batch: samples x accumulation; ckpt: checkpointing; the next size down does not fit",
+        "batch: samples x accumulation; ckpt: checkpointing; the next size down does not fit"
+        + ("" if verbose else "; -v: all cards, not those that clouds rent"),
         Kind.NOTE,
     )
+    yield from work.note()
     if verbose:
         for one in shown:
             yield Line(f"source, {_title(one)}: {one.way.source}", Kind.NOTE)
@@ -43,19 +47,30 @@ def blocks(found: Cards, *, verbose: bool = True) -> Iterator[Block]:
         yield Line(f"  memcalc fit {options(plan)} --gpu 'H100 SXM' --count", Kind.COMMAND)
         return
     yield Line("next: the best ways on a card of yours, or the smallest card's in full")
-    yield Line(f"  memcalc suggest {options(plan)} --gpu '{smallest.gpu}'", Kind.COMMAND)
+    gpu = f"{_devices(smallest)}x{smallest.gpu}" if _devices(smallest) > 1 else smallest.gpu
+    yield Line(f"  memcalc suggest {options(plan)} --gpu '{gpu}'", Kind.COMMAND)
     yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
 
 
 def _shown(found: Cards) -> Iterator[Card]:
     """All that fit some card; the lean form of a way only where it needs a smaller one."""
-    as_it_is = {one.way.key: one.capacity for one in found.fitting if not one.lean}
+    as_it_is = {one.way.key: _total(one) for one in found.fitting if not one.lean}
     for one in found.fitting:
-        if not one.lean or one.capacity < as_it_is.get(one.way.key, 1 << 62):
+        if not one.lean or _total(one) < as_it_is.get(one.way.key, 1 << 62):
             yield one
 
 
-def _table(shown: list[Card], *, verbose: bool) -> Table:
+def _devices(one: Card) -> int:
+    return one.figures.plan.devices if one.figures is not None else 1
+
+
+def _total(one: Card) -> int:
+    """Bytes of all cards together."""
+    return one.capacity * _devices(one)
+
+
+def _table(shown: list[Card], work: Work, *, verbose: bool) -> Table:
+    times = work.head([one.speed for one in shown]) if work.tokens is not None else ()
     unit = unit_for(max(one.capacity for one in shown))
     rows: list[tuple[Cell, ...]] = []
     for one in shown:
@@ -65,15 +80,17 @@ def _table(shown: list[Card], *, verbose: bool) -> Table:
             (
                 f"{one.way.title}, ckpt" if one.lean else one.way.title,
                 f"{at.batch} x {at.grad_accum}",
-                one.gpu,
+                f"{_devices(one)} x {one.gpu}" if _devices(one) > 1 else one.gpu,
                 Size(needed_within(one.figures, one.capacity), unit),
                 Size(one.capacity, unit),
+                *(work.cells(one.speed, one.gpu, at.devices) if times else ()),
                 *([one.way.costs] if verbose else []),
             )
         )
+    sizes = (f"needs {unit.name}", "has", *times)
     costs = ["what it costs"] if verbose else []
-    head = ("way", "batch", "smallest card", f"needs {unit.name}", "has", *costs)
-    return Table(head=head, rows=rows, words=(0, 2, 5) if verbose else (0, 2))
+    head = ("way", "batch", "smallest card", *sizes, *costs)
+    return Table(head=head, rows=rows, words=(0, 2, len(head) - 1) if verbose else (0, 2))
 
 
 def _title(one: Card) -> str:
@@ -81,15 +98,20 @@ def _title(one: Card) -> str:
 
 
 def _size(one: Card) -> str:
-    return f"{one.sold_as} GB ({one.gpu})"
+    count = _devices(one)
+    several = f"{count} x " if count > 1 else ""
+    return f"{several}{one.sold_as} GB ({one.gpu})"
 
 
 def _missed(one: Card) -> str:
     if one.error is not None:
         return f"{one.way.title}: not estimated: {one.error}"
+    if one.floor is not None:
+        return f"{one.way.title}: {floor_words(one.floor)}"
     if one.closest is None:
         return f"{one.way.title}: fits no card"
-    return f"{one.way.title}: needs {format_bytes(needed(one.closest))}, more than any card has"
+    size = format_bytes(needed(one.closest))
+    return f"{_title(one)}: needs {size}, more than one of these cards has"
 
 
 def words(one: Card) -> str:

@@ -15,6 +15,7 @@ from memcalc.files.results import Run
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import Component
 from memcalc.report import rows
+from memcalc.report.measured import percent
 from memcalc.report.palette import STYLES
 from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import GIB, MIB, format_bytes
@@ -142,7 +143,7 @@ def accuracy(runs: Sequence[Run], rung: str = "allocated") -> Figure:
             edgecolor="black", linewidth=0.4, label="estimate" if key == "predicted" else key,
         )  # fmt: skip
     for place, (_, found) in enumerate(pairs):
-        error = f"{found.relative:+.2%}" if found.relative is not None else "n/a"
+        error = percent(found.relative) if found.relative is not None else "n/a"
         high = max(found.predicted, found.measured) / unit
         axes.annotate(error, (high, place), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(list(places), [label for label, _ in pairs])

@@ -96,7 +96,7 @@ def blocks(record: Any, *, verbose: bool, top: int) -> list[Block]:
     if isinstance(record, Suggestions):
         return list(suggested.blocks(record, suggested.Work(), verbose=verbose))
     if isinstance(record, Cards):
-        return list(gpus.blocks(record, verbose=verbose))
+        return list(gpus.blocks(record, suggested.Work(), verbose=verbose))
     if isinstance(record, Difference):
         return list(differences.blocks(record, top))
     if isinstance(record, Recorded):

@@ -15,7 +15,7 @@ def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
     yield headline(prediction, serving)
     yield Line(f"  {_heading(prediction, serving)}")
     yield Line("")
-    yield _budget(serving)
+    yield _budget(serving, prediction.plan.devices)
     yield Line("")
     yield _cache(serving)
     yield Line("")
@@ -25,10 +25,12 @@ def headline(prediction: Prediction, serving: Serving) -> Line:
     """The answer in a sentence; its sign is that of the fit."""
     fit = prediction.fit
     word = fit.verdict.value if fit is not None and fit.verdict is not None else ""
-    gpu = fit.gpu if fit is not None else ""
-    count = _range(serving, "running")
-    plural = "sequence" if count == "1" else "sequences"
-    words = f"{count} {plural} of {serving.length:,} tokens at once"
+    count = prediction.plan.devices
+    several = f"{count} x " if count > 1 else ""
+    gpu = f"{several}{fit.gpu}" if fit is not None else ""
+    found = _range(serving, "running")
+    plural = "sequence" if found == "1" else "sequences"
+    words = f"{found} {plural} of {serving.length:,} tokens at once"
     return Line(f"{word}: {TITLES[serving.engine]} on {gpu}, {words}", Kind.VERDICT)
 
 
@@ -40,11 +42,11 @@ def _heading(prediction: Prediction, serving: Serving) -> str:
     )
 
 
-def _budget(serving: Serving) -> Table:
+def _budget(serving: Serving, devices: int) -> Table:
     """From the share of the GPU to what is left for the cache."""
     body: list[tuple[Cell, ...]] = [
         (
-            "share of the GPU",
+            "share of each GPU" if devices > 1 else "share of the GPU",
             f"{serving.budget / GIB:.2f}",
             f"{serving.share:g} x {format_bytes(serving.memory)} ({serving.setting})",
         )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from memcalc.advice.explain.command_line import options
 from memcalc.advice.remedies.goals import needed, needed_within
-from memcalc.advice.remedies.records import Figures
-from memcalc.advice.suggest.records import Suggestion, Suggestions
-from memcalc.advice.suggest.speed import UTILISATION
+from memcalc.advice.suggest.prices import Prices
+from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions
+from memcalc.advice.suggest.speed import UTILISATION, offloads
 from memcalc.files.artifact import document, encode
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for, fit_words
@@ -21,8 +21,36 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens to train on and the price, where given."""
 
     tokens: float | None = None
-    price: float | None = None
-    """Of an hour."""
+    prices: Prices | None = None
+
+    def head(self, speeds: Sequence[Speed | None]) -> tuple[str, ...]:
+        """Names of the columns that ``cells`` fills; none where no speed is known."""
+        known = [speed for speed in speeds if speed is not None]
+        if not known:
+            return ()
+        if self.tokens is None:
+            return ("tokens/s" if any(speed.tokens for speed in known) else "samples/s",)
+        return ("hours", "cost") if self.prices is not None else ("hours",)
+
+    def cells(self, speed: Speed | None, gpu: str, devices: int) -> Iterator[str]:
+        """What a plan comes to on so many of a GPU."""
+        if speed is None:
+            yield from ("n/a",) * (2 if self.tokens is not None and self.prices is not None else 1)
+            return
+        low, high = (rate * (speed.tokens or 1) for rate in (speed.low, speed.high))
+        if self.tokens is None:
+            yield f"{_round(low)} to {_round(high)}"
+            return
+        hours = [self.tokens / rate / 3600 for rate in (high, low)]
+        yield " to ".join(map(_round, hours))
+        if self.prices is not None:
+            price = self.prices.of(gpu) * devices
+            yield " to ".join(_round(each * price) for each in hours)
+
+    def note(self) -> Iterator[Line]:
+        """What a cost is of."""
+        if self.prices is not None:
+            yield Line("cost: of all GPUs together, in your currency", Kind.NOTE)
 
 
 def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[Block]:
@@ -51,6 +79,7 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
     if verbose:
         yield from _sources(found)
     yield from _speed_note(found, verbose=verbose)
+    yield from work.note()
     more = "" if verbose else " (-v: costs, sources)"
     yield Line(f"next: the best way in full, or as settings of a trainer{more}")
     yield Line(f"  memcalc estimate {options(best.figures.plan)}", Kind.COMMAND)
@@ -59,7 +88,7 @@ def blocks(found: Suggestions, work: Work, *, verbose: bool = True) -> Iterator[
 
 def _table(found: Suggestions, work: Work, *, verbose: bool) -> Table:
     unit = unit_for(found.capacity)
-    timed = any(one.speed is not None for one in found.fitting)
+    times = work.head([one.speed for one in found.fitting])
     rows: list[tuple[Cell, ...]] = []
     for number, one in enumerate(found.fitting, start=1):
         figures = one.figures
@@ -71,16 +100,15 @@ def _table(found: Suggestions, work: Work, *, verbose: bool) -> Table:
                 (one.way.title, _changes(one)) if verbose else _in_a_line(one),
                 f"{at.batch} x {at.grad_accum}",
                 Size(needed_within(figures, found.capacity), unit),
-                *([_rate(one, work)] if timed else []),
+                *(work.cells(one.speed, found.gpu, at.devices) if times else ()),
                 *([one.way.costs] if verbose else []),
             )
         )
-    speed = [_rate_head(found, work)] if timed else []
     costs = ["what it costs"] if verbose else []
     return Table(
-        head=("", "way", "batch", f"needs {unit.name}", *speed, *costs),
+        head=("", "way", "batch", f"needs {unit.name}", *times, *costs),
         rows=rows,
-        words=(0, 1, *((4 + timed,) if verbose else ())),
+        words=(0, 1, *((4 + len(times),) if verbose else ())),
     )
 
 
@@ -94,27 +122,6 @@ def _in_a_line(one: Suggestion) -> str:
     """A way and its changes; micro-batches have a column of their own."""
     changes = (r.key for r in one.remedies if "grad_accum" not in dict(r.changes))
     return ", ".join([one.way.title, *changes])
-
-
-def _rate_head(found: Suggestions, work: Work) -> str:
-    if work.price is not None:
-        return "price"
-    if work.tokens is not None:
-        return "hours"
-    counted = any(one.speed is not None and one.speed.tokens for one in found.fitting)
-    return "tokens/s" if counted else "samples/s"
-
-
-def _rate(one: Suggestion, work: Work) -> str:
-    speed = one.speed
-    if speed is None:
-        return "n/a"
-    low, high = (rate * (speed.tokens or 1) for rate in (speed.low, speed.high))
-    if work.tokens is None:
-        return f"{_round(low)} to {_round(high)}"
-    hours = (work.tokens / high / 3600, work.tokens / low / 3600)
-    least, most = (each * (work.price or 1) for each in hours)
-    return f"{_round(least)} to {_round(most)}"
 
 
 def _round(value: float) -> str:
@@ -134,6 +141,8 @@ def _speed_note(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
                 ": counted operations, and the bytes that a step moves; small batches reach less, "
                 "and traffic between GPUs is not counted"
             )
+        if any(one.figures is not None and offloads(one.figures.plan) for one in found.fitting):
+            text += "; shards cross PCIe 3.0 to 5.0 x16, and the CPU's update is not counted"
         yield Line(text, Kind.NOTE)
     for reason in dict.fromkeys(one.no_speed for one in found.fitting if one.no_speed):
         yield Line(f"speed: n/a ({reason})", Kind.NOTE)
@@ -142,19 +151,22 @@ def _speed_note(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
 def _missed(one: Suggestion) -> str:
     if one.error is not None:
         return f"{one.way.title}: not estimated: {one.error}"
+    if one.floor is not None:
+        return f"{one.way.title}: {floor_words(one.floor)}"
     least = one.closest
     if least is None or least.fit is None:
         return f"{one.way.title}: does not fit"
+    plan = least.plan
+    variant = f"batch {plan.batch}{', checkpointing' if plan.checkpointing else ''}"
     if one.tight:
-        return f"{one.way.title}: {fit_words(least.fit)} ({_smallest(least)})"
-    short = needed(least) - least.fit.limit
-    return f"{one.way.title}: {format_bytes(short)} too much even with {_smallest(least)}"
+        return f"{one.way.title}: {fit_words(least.fit)} ({variant})"
+    short = format_bytes(needed(least) - least.fit.limit)
+    return f"{one.way.title}: the smallest variant tried ({variant}) needs {short} more"
 
 
-def _smallest(figures: Figures) -> str:
-    plan = figures.plan
-    extra = ", checkpointing" if plan.checkpointing else ""
-    return f"batch {plan.batch}{extra}"
+def floor_words(size: int) -> str:
+    """Why nothing had to be tried."""
+    return f"weights, gradients and optimizer state alone take {format_bytes(size)}"
 
 
 def _sources(found: Suggestions) -> Iterator[Line]:

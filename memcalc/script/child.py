@@ -260,6 +260,10 @@ _HELPS = (
         "flash-attn runs here as it does on a GPU, and it is not installed.",
     ),
     (
+        re.compile("No operator found for `memory_efficient_attention"),
+        "this xformers has no kernels for this PyTorch: install the release that is built for it.",
+    ),
+    (
         re.compile("cusparseLt"),
         "only cuSPARSELt knows the size of 2:4 sparse weights, and it needs a GPU: they are not "
         "simulated.",

@@ -22,6 +22,12 @@ def said(plan: Plan, choice: Choice, loop: Loop, *, cached: bool) -> Iterator[st
     if plan.infers:
         yield from _said_of_inference(plan)
         return
+    if plan.loop == "trainer" and plan.precision in ("fp16", "bf16"):
+        other = " (or bf16+amp for a model loaded in bf16)" if plan.precision == "bf16" else ""
+        yield (
+            f"weights in {plan.precision} without autocast; the Trainer's {plan.precision}=True is "
+            f"--precision amp-{plan.precision}{other}"
+        )
     if loop.keep_outputs(plan):
         held = "`outputs` and its KV cache" if cached else "`outputs`"
         yield f"your loop holds {held} in the next forward (else --no-keep-outputs)"
@@ -53,6 +59,11 @@ def _said_of_base(plan: Plan) -> Iterator[str]:
         )
     if plan.scheme == "int8":
         yield "no activation is an outlier (6.0 and above), which int8 products handle separately"
+        if plan.checkpointing:
+            yield (
+                "checkpointing has use_reentrant=False, under which bitsandbytes keeps the inputs "
+                "of int8 layers as long as the outputs live; with True they are not kept"
+            )
 
 
 def _said_of_inference(plan: Plan) -> Iterator[str]:

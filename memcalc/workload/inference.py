@@ -44,6 +44,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     """How many of them are generated; ``None``: all."""
     cache: str = "dynamic"
     beams: int = 1
+    sampled: bool = False
+    """Tokens are drawn, as a serving engine's sampler draws them, and not the likeliest taken."""
     between: long_decode.Between | None = None
     """Nobody looks at values: passes in the middle of a long generation grow the cache alone, and
     this is told when they begin (``True``) and end."""
@@ -92,11 +94,14 @@ def _generate(job: Inference) -> None:
     vars(model)["_has_unfinished_sequences"] = _Countdown(job.until or job.tokens)
     options: dict[str, Any] = {
         "max_new_tokens": job.tokens,
-        "do_sample": False,
+        "do_sample": job.sampled,
         "num_beams": job.beams,
         # A compiled decode, which is what a static cache is for, keeps graphs that nobody sees.
         "disable_compile": True,
     }
+    if job.sampled:
+        # From all tokens: transformers takes 50 where nobody says.
+        options["top_k"] = 0
     if config.pad_token_id is None:
         options["pad_token_id"] = 0
     starts = (config.decoder_start_token_id, config.bos_token_id)

@@ -35,6 +35,7 @@ PRECISIONS = {
     "tf32": Precision(weights=torch.float32, tf32=True),
     "amp-fp16": Precision(weights=torch.float32, autocast=torch.float16, scaled=True),
     "amp-bf16": Precision(weights=torch.float32, autocast=torch.bfloat16),
+    "bf16+amp": Precision(weights=torch.bfloat16, autocast=torch.bfloat16),
     "bf16": Precision(weights=torch.bfloat16),
     "fp16": Precision(weights=torch.float16),
 }

@@ -12,6 +12,7 @@ from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
 from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
 from memcalc.workload import (
     audio,
@@ -190,7 +191,5 @@ def _inputs(model: torch.nn.Module, task: Task, plan: Plan) -> tuple[Inputs | No
             else "no padding (packed sequences), so no attention mask"
         )
         if padding and use is Use.TRAINING and plan.target == "cuda":
-            notes.append(
-                f"batches of equal length{'' if plan.devices > 1 else ' (else --lengths)'}"
-            )
+            notes.append(f"{EQUAL_LENGTHS}{'' if plan.devices > 1 else ' (else --lengths)'}")
     return inputs, notes

@@ -149,6 +149,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             until=self.until,
             cache=plan.cache,
             beams=plan.beams,
+            sampled=plan.engine is not None,
         )
 
     @property

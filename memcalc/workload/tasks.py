@@ -8,7 +8,7 @@ architecture has for a task is in configs/architectures.json, which
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -65,6 +65,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     chosen: tuple[tuple[int, str], ...] = ()
     """Where no task is named: the head that speaks for this one, by rank; of all tasks' heads
     that an architecture has, the lowest rank decides."""
+    named: bool = False
+    """A config that names this head's class is of this task, though it has others: a head for text
+    alone leaves out what sees."""
     num_labels: int | None = None
     labels: Callable[[Shapes], dict[str, Any]] = token_labels
     """Labels of one batch, for models whose forward takes ``labels``."""
@@ -146,6 +149,17 @@ _TASKS = (
         suffix="ForImageClassification",
         chosen=((60, "image-classification"),),
         labels=class_labels,
+    ),
+    # Language models that see, trained whole on batches of text. Some have a head for text alone.
+    Task(
+        name="image-text-to-text",
+        heads="MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+        suffix="ForConditionalGeneration",
+        chosen=((95, "image-text-to-text"),),
+        named=True,
+        of_text=True,
+        packed=True,
+        vocabulary=True,
     ),
     # Language models that fill in what is masked.
     Task(
@@ -244,7 +258,7 @@ def choose(source: ModelSource, wanted: str) -> Head:
             raise UsageError(f"{source.name} makes its model with its head: leave out --task.")
         return Head(task=CALLABLE, class_name="")
     heads = architectures.heads(source.model_type)
-    task = task or _automatic(heads)
+    task = task or _named(source.config, heads) or _automatic(heads)
     if task.name not in heads:
         raise UsageError(
             f"{source.name} ({source.model_type}) has no head for {task.name}: choose one of "
@@ -255,6 +269,15 @@ def choose(source: ModelSource, wanted: str) -> Head:
         class_name=heads[task.name],
         config_class=architectures.table()[source.model_type]["config"],
     )
+
+
+def _named(config: Mapping[str, Any] | None, heads: dict[str, str]) -> Task | None:
+    """The task whose head a config names as its architecture, where that decides."""
+    wanted = (config or {}).get("architectures")
+    classes = wanted if isinstance(wanted, list) else []
+    whole = heads.get("causal-lm")
+    tasks = (find(name) for name, head in heads.items() if head in classes and head != whole)
+    return next((task for task in tasks if task.named), None)
 
 
 def _automatic(heads: dict[str, str]) -> Task:

@@ -1,3 +1,5 @@
+"""Budget files of a small run, written where a test stands."""
+
 import pytest
 
 from memcalc.budgets import collect

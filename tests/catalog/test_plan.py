@@ -1,3 +1,5 @@
+"""Settings become a plan or one sentence; sizes keep their bytes."""
+
 import json
 
 import pytest

@@ -1,3 +1,5 @@
+"""A process over the stub driver that forks for each test."""
+
 import pytest
 
 from tests.engine.stub_process import StubProcess

@@ -1,3 +1,5 @@
+"""Shared objects that memcalc writes export what they are told, and load."""
+
 import contextlib
 import ctypes
 import platform

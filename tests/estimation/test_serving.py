@@ -163,6 +163,60 @@ def test_only_estimate_answers_for_an_engine(llama):
         assert "leave out engine" in str(tracer.trace(plan))
 
 
+def served(model, **settings):
+    return estimate(model, engine="vllm", precision="bf16", seq=64, generate=64, **settings).serving
+
+
+def taken(serving, name):
+    return next(one for one in serving.taken if one.name == name)
+
+
+def test_gpus_of_tensor_parallel_divide_weights_and_cache(llama):
+    one, two = (served(llama, gpu="t4", devices=count) for count in (1, 2))
+    # Norms are whole on each.
+    share = taken(two, "weights").low / taken(one, "weights").low
+    assert 0.5 <= share < 0.51
+    assert [kind.bytes * 2 for kind in two.kinds] == [kind.bytes for kind in one.kinds]
+    assert taken(two, "buffers of NCCL").high > 0
+
+
+def test_what_the_sampler_holds_widens_what_a_pass_does(llama):
+    held = taken(served(llama, gpu="t4"), "activations")
+    assert held.low < held.high
+
+
+@pytest.mark.parametrize(("gpu", "advised"), [("t4", False), ("l4", True)])
+def test_a_share_is_advised_only_where_one_is_enough(gpu, advised):
+    with pytest.raises(UsageError) as refused:
+        served("llama-3.1-8b", gpu=gpu, engine_args={"gpu_memory_utilization": 0.6})
+    assert ("raise --engine-arg" in str(refused.value)) is advised
+
+
+def test_a_model_that_sees_is_built_whole_and_refused_for_engines(tmp_path):
+    vision = {
+        "depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 128,
+        "out_hidden_size": 64,
+    }  # fmt: skip
+    text = {**LLAMA, "model_type": "qwen2_5_vl_text"}
+    text |= {"rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}}
+    path = tmp_path / "config.json"
+    path.write_text(
+        json.dumps(
+            {
+                "model_type": "qwen2_5_vl",
+                "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+                "vision_config": vision,
+                "text_config": text,
+            }
+        )
+    )
+    found = estimate(str(path), precision="bf16", batch=1, seq=32)
+    assert found.head == "Qwen2_5_VLForConditionalGeneration"
+    assert any("text only" in note for note in found.assumptions)
+    with pytest.raises(UsageError, match="takes more than text"):
+        served(str(path), gpu="t4")
+
+
 @pytest.mark.nightly
 @FOUND
 def test_published_logs_are_met_within_four_percent(reading):

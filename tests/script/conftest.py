@@ -1,3 +1,5 @@
+"""Runs a script on a simulated GPU."""
+
 import textwrap
 
 import pytest

@@ -1,3 +1,5 @@
+"""Of a command, the program that would train is found, or the user is told what to type."""
+
 import shlex
 
 import pytest

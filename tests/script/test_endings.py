@@ -1,6 +1,13 @@
 """How scripts end: what they asked to be called then, and what they leave running."""
 
+import sys
+
 import pytest
+
+from tests.conftest import ROOT
+
+sys.path.append(str(ROOT / "benchmarks"))
+import script_faults
 
 BEGIN = """
 import atexit, os, sys, tempfile, threading, time, weakref, torch
@@ -86,3 +93,10 @@ def test_python_programs_that_a_script_starts_are_named(run, tmp_path):
     assert first == "A=1 python -m none.train --lr 3 2> /dev/null"
     assert second == "torchrun --help > /dev/null"
     assert third == "python other.py 'a b'"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [*script_faults.FAULTS, *script_faults.ENVIRONMENT])
+def test_a_script_that_goes_wrong_leaves_nothing_and_has_its_exit_code(name, capfd, monkeypatch):
+    monkeypatch.setenv("MEMCALC_WARM", "")
+    assert script_faults.main(name) == 0, capfd.readouterr().out

@@ -29,6 +29,10 @@ def test_a_saved_result_is_shown_explained_and_drawn_without_a_run(memcalc, tmp_
     explained = memcalc("explain", "saved.json", "--format", "json")
     assert explained.returncode == 0, explained.stderr
     assert json.loads(explained.stdout)["peak"]["requested"] == saved["peak"]["requested"]
+    (tried,) = json.loads(explained.stdout)["remedies"]
+    assert tried["key"] == "expandable"
+    assert tried["saved"]["allocated"] == 0
+    assert tried["saved"]["reserved"] is not None
     assert memcalc("report", "saved.json", "-o", "page.svg").returncode == 0
     assert "<svg" in (tmp_path / "page.svg").read_text()
 

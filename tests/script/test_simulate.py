@@ -1,3 +1,5 @@
+"""A script on a simulated GPU sees, and costs, what it would on a real one."""
+
 import pytest
 
 from memcalc.errors import EstimateError

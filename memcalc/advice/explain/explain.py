@@ -86,8 +86,10 @@ def explain_plan(
         found = _explained(traced, wish)
         seen(found)
         if plan.command:
-            # Remedies are settings of models; a script has its own.
-            return found
+            from memcalc.advice.explain import scripts
+
+            told = tuple(scripts.remedies(traced)) if wish.remedies else ()
+            return replace(found, options=told)
         goal = under(wish.under, found.figures) if wish.under is not None else None
         if goal is None and wish.remedies:
             goal = fitting(found.figures)

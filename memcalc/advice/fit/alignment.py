@@ -15,7 +15,6 @@ from memcalc.advice.fit.records import Limit
 from memcalc.catalog.capabilities import Architecture
 from memcalc.records.plan import Plan
 
-_ELEMENT = {"amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2, "tf32": 4}
 _GUIDE = "NVIDIA, Matrix Multiplication Background User's Guide"
 
 
@@ -28,8 +27,8 @@ class Advice(msgspec.Struct, frozen=True):
 
 def multiple(precision: str, architecture: Architecture) -> int:
     """What the tokens of a batch should be a multiple of; 1 where no Tensor Cores run."""
-    element = _ELEMENT.get(precision)
-    if element is None or (precision == "tf32" and not architecture.tf32):
+    element = 2 if "16" in precision else 4
+    if precision == "fp32" or (precision == "tf32" and not architecture.tf32):
         return 1
     return architecture.tile_bytes // element or 1
 

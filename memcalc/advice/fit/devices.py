@@ -47,7 +47,7 @@ def _too_large_whole(plan: Plan, tracer: Tracer) -> str:
     (answer,) = tracer.answers([plan])
     if isinstance(answer, MemcalcError) or answer.fit is None or plan.scheme is not None:
         return ""
-    width = 2 if plan.precision in ("bf16", "fp16") else 4
+    width = 2 if plan.half_weights else 4
     least = (answer.parameters + answer.trainable) * width
     if least <= answer.fit.limit:
         return ""

@@ -45,6 +45,8 @@ ROWS: tuple[Row, ...] = (
     slower.checkpointing,
     lower_precision.eight_bit_states,
     lower_precision.all_in_bf16,
+    lower_precision.unprepared,
+    adapters.lower_rank,
     adapters.lora,
     adapters.qlora,
 )

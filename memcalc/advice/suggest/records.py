@@ -43,6 +43,8 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     """What was added so that it fits, cheapest first."""
     closest: Figures | None = None
     """Where nothing fits: what was tried and needs least."""
+    floor: int | None = None
+    """Where nothing was tried: bytes of weights, gradients and optimizer state, too many alone."""
     error: str | None = None
     """Why there is no estimate."""
     speed: Speed | None = None
@@ -86,8 +88,12 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """On that card."""
     closest: Figures | None = None
     """Where no card does: on the largest one."""
+    floor: int | None = None
+    """Where nothing was tried: bytes of weights, gradients and optimizer state, too many alone."""
     error: str | None = None
     """Why there is no estimate."""
+    speed: Speed | None = None
+    """Of all GPUs together; ``None``: not known."""
 
 
 class Cards(Answer, msgspec.Struct, frozen=True, kw_only=True):
@@ -98,5 +104,5 @@ class Cards(Answer, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fitting(self) -> tuple[Card, ...]:
-        """Those that fit some card."""
+        """Those that fit some card, or several of one."""
         return tuple(one for one in self.found if one.figures is not None)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.goals import fitting, needed
-from memcalc.advice.remedies.records import Change, Figures, Remedy
+from memcalc.advice.remedies.records import Change, Figures, Remedy, figures
 from memcalc.advice.remedies.rows.slower import SHARDED, SHARDS
 from memcalc.advice.remedies.search import search
 from memcalc.advice.remedies.table import candidates
@@ -20,7 +21,10 @@ from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
+from memcalc.estimation.analytic_answer import Inventories
 from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.fits import device_of, hopeless
+from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict
@@ -87,26 +91,62 @@ def suggest_plan(
     tried = list(ways(plan))
     found: list[Suggestion] = []
     with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
+        floor = Floor(plan)
         # All of them first: who is asked cannot be asked something else in between.
-        bases = list(_bases(_divided(plan), tried, tracer))
+        bases = list(_bases(_divided(plan), tried, tracer, floor))
+        several = plan.devices == 1 and _misses(bases[0])
         for way, base in zip(tried, bases, strict=True):
             one = _suggestion(way, base, tracer, _undivided(plan, way))
             found.append(one)
-            seen(one, len(tried))
-        if plan.devices == 1 and found[0].closest is not None:
-            found += _over_several(plan, tried[0], tracer)
+            seen(one, len(tried) + several)
+        if plan.devices == 1 and found[0].figures is None and found[0].error is None:
+            found += _over_several(plan, tried[0], tracer, floor)
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
     ordered = sorted(found, key=lambda one: (one.figures is None, not one.tight))
     return Suggestions(plan=plan, gpu=gpu.name, capacity=gpu.memory, found=tuple(ordered))
 
 
-def _bases(plan: Plan, tried: list[Way], tracer: Tracer) -> Iterator[Traced | MemcalcError]:
+class Floor:
+    """What plans of one model hold at the least, by closed forms: it rules them out untraced."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._inventory: Inventory | None = None
+        # Whoever traces a plan says why its model cannot be built.
+        with contextlib.suppress(MemcalcError), Inventories() as inventories:
+            whole = replace(plan, lora=None, quant=None)
+            self._inventory = inventories.of(check(whole))
+
+    def too_large(self, plan: Plan) -> int | None:
+        """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""
+        size = self.of(plan)
+        if size is None or plan.gpu is None:
+            return None
+        return size if hopeless(size, device_of(gpus.find(plan.gpu), plan=plan)) else None
+
+    def of(self, plan: Plan) -> int | None:
+        """Bytes that a plan holds at the least; ``None``: not known."""
+        if self._inventory is None:
+            return None
+        try:
+            return least(plan, self._inventory)
+        except MemcalcError:
+            return None
+
+
+Base = Traced | MemcalcError | int
+"""A way traced; or why it cannot be; or the bytes that it has no room for."""
+
+
+def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterator[Base]:
     """The plan in each way, traced side by side."""
-    plans: list[Plan | MemcalcError] = []
+    plans: list[Plan | MemcalcError | int] = []
     for way in tried:
         try:
-            plans.append(changed(plan, way.changes))
+            there = changed(plan, way.changes)
+            # Over several GPUs shards may wait in host memory.
+            size = floor.too_large(there) if there.devices == 1 else None
+            plans.append(size or there)
         except UsageError as error:
             plans.append(error)
     traced = tracer.traces([one for one in plans if isinstance(one, Plan)])
@@ -114,7 +154,13 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer) -> Iterator[Traced | Me
         yield next(traced) if isinstance(one, Plan) else one
 
 
-def _over_several(plan: Plan, way: Way, tracer: Tracer) -> Iterator[Suggestion]:
+def _misses(base: Base) -> bool:
+    if isinstance(base, Traced):
+        return fitting(figures(base.prediction)) is not None
+    return isinstance(base, int)
+
+
+def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterator[Suggestion]:
     """A way that one GPU is too small for, over the fewest that it fits, with as many samples."""
     samples = plan.batch * plan.grad_accum
     for count in COUNTS:
@@ -133,19 +179,28 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer) -> Iterator[Suggestion]:
             changes=(*way.changes, *spread),
             costs=f"{count} GPUs, and traffic between them",
         )
-        (base,) = _bases(plan, [more], tracer)
-        one = _suggestion(more, base, tracer)
+        if floor.too_large(changed(plan, more.changes)) is not None:
+            continue
+        (base,) = _bases(plan, [more], tracer, floor)
+        # More GPUs are cheaper than the bus.
+        one = _suggestion(more, base, tracer, left_out=(*_LEFT_OUT, "offload"))
         if one.figures is not None:
             yield one
             return
 
 
 def _suggestion(
-    way: Way, base: Traced | MemcalcError, tracer: Tracer, undivided: Plan | None = None
+    way: Way,
+    base: Base,
+    tracer: Tracer,
+    undivided: Plan | None = None,
+    left_out: tuple[str, ...] = _LEFT_OUT,
 ) -> Suggestion:
     """What a way comes to; ``undivided`` is its plan where the layout was not said."""
     if isinstance(base, MemcalcError) and undivided is not None:
         (base,), undivided = tracer.traces([undivided]), None
+    if isinstance(base, int):
+        return Suggestion(way=way, figures=None, floor=base)
     if isinstance(base, MemcalcError):
         return Suggestion(way=way, figures=None, error=str(base))
     trials = Trials(base, tracer)
@@ -159,7 +214,7 @@ def _suggestion(
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
     if goal is None:
         return _fits(way, trials, trials.before, shards)
-    usable = [r for r in candidates(trials.plan) if _may_be_given(r)]
+    usable = [r for r in candidates(trials.plan) if _may_be_given(r, left_out)]
     found = search(trials, trials.before, usable, goal, base.trace.inventory)
     if found.best is not None and found.best.figures is not None:
         return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
@@ -213,8 +268,8 @@ def _less_divided(
     return None
 
 
-def _may_be_given(remedy: Remedy) -> bool:
-    return remedy.rank <= DEAREST and remedy.key not in _LEFT_OUT and remedy.unfit is None
+def _may_be_given(remedy: Remedy, left_out: tuple[str, ...]) -> bool:
+    return remedy.rank <= DEAREST and remedy.key not in left_out and remedy.unfit is None
 
 
 def _fits(way: Way, trials: Trials, figures: Figures, remedies: tuple[Remedy, ...]) -> Suggestion:

@@ -49,7 +49,8 @@ def settings(data: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], tup
     if data.get("gradient_checkpointing"):
         found["checkpointing"] = True
     if data.get("bf16") or data.get("bfloat16"):
-        found["precision"] = "bf16"
+        # It loads the model in bf16, and tells the Trainer bf16=True unless it is "full".
+        found["precision"] = "bf16" if data.get("bf16") == "full" else "bf16+amp"
     elif data.get("fp16") or data.get("float16"):
         found["precision"] = "fp16"
     elif data.get("tf32"):

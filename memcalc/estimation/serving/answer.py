@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import SettingError, UsageError
-from memcalc.estimation.process_share import CODE, CONTEXT, outside_span
+from memcalc.estimation.process_share import CODE, CONTEXT, NCCL, outside_span
 from memcalc.estimation.serving import arguments, probe, sglang, vllm
 from memcalc.estimation.serving.probe import Read, Size
 from memcalc.records.plan import Plan
@@ -123,25 +123,35 @@ class Engine:
         return float(self._rules.share(self._given, self._gpu, **latent))
 
     def _taken(self, read: Read, share: float) -> Sequence[Item]:
-        parts = {part.name: part for part in outside_span(self._gpu).parts}
+        several = (self._plan.devices,) if self._plan.devices > 1 else ()
+        parts = {part.name: part for part in outside_span(self._gpu, groups=several).parts}
         traced = "traced"
         found = [Item(name="weights", low=read.weights, high=read.weights, source=traced)]
         if self._rules is vllm:
-            most = read.activations
-            found.append(Item(name="activations", low=most, high=most, source=traced))
+            sampler = (
+                "traced; the high end with transformers' sampler, which holds more than vLLM's"
+            )
+            found.append(
+                Item(name="activations", low=read.model, high=read.activations, source=sampler)
+            )
             graphs = vllm.graphs(self._given)
             found += [graphs] if graphs is not None else []
         else:
             # The share is of what is free once the context is there.
             found.append(_item(parts[CONTEXT], share))
-        return [*found, _item(parts[CODE], 1)]
+        return [*found, *(_item(parts[name], 1) for name in (CODE, NCCL) if name in parts)]
 
     def _refusal(self, taken: Sequence[Item], share: float, budget: int) -> str:
         said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken)
+        raised = f"raise --engine-arg {self._rules.SETTING}, or name a larger --gpu."
+        if sum(one.low for one in taken) >= self._gpu.memory:
+            # No share is enough.
+            more = ", or more --devices" if self._rules is vllm else ""
+            raised = f"name a larger --gpu{more}."
         return (
             f"{self.title} would not start on {self._gpu.name}: its share, {share:g} x "
             f"{format_bytes(self._gpu.memory)} = {format_bytes(budget)}, leaves no cache beside "
-            f"{said}: raise --engine-arg {self._rules.SETTING}, or name a larger --gpu."
+            f"{said}: {raised}"
         )
 
     def _kinds(self, read: Read) -> tuple[Kind, ...]:
@@ -206,7 +216,7 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
         serving=serving,
         assumptions=_assumed(serving),
         uncounted=(
-            "what a sampler needs beside logits and their fp32 copy",
+            "what a sampler sorts for top-p and top-k where FlashInfer is not installed",
             "images and audio",
             "adapters",
             "drafts of speculative decoding",

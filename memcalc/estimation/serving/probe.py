@@ -41,7 +41,9 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: int
     activations: int
-    """The most that a pass holds at once beside weights and cache."""
+    """The most that a pass and its sampler hold at once beside weights and cache."""
+    model: int
+    """The most that the pass alone does."""
     kept: dict[str, int]
     """Of one token, by the module that keeps it."""
     element: int
@@ -49,8 +51,15 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def generating(plan: Plan) -> Plan:
-    """The plan without an engine, as far as its program goes."""
-    return replace(plan, engine=None, engine_args=(), inference=False, generate=_PASSES)
+    """The plan of one GPU of an engine's, as far as its program goes."""
+    return replace(
+        plan,
+        engine_args=(),
+        inference=False,
+        generate=_PASSES,
+        parallel=f"tp={plan.devices}" if plan.devices > 1 else None,
+        parallel_args=(("divide_embedding", True),) if plan.devices > 1 else (),
+    )
 
 
 def plan_of(plan: Plan, size: Size, longest: int | None) -> Plan:
@@ -74,13 +83,19 @@ def read(trace: Trace, sequences: int) -> Read:
     Raises:
         EstimateError: the model keeps nothing of a token, or something that does not grow.
     """
-    now = most = 0
+    now = most = inside = model = weights = 0
     held: dict[Phase, dict[str, int]] = {Phase.PREFILL: {}, Phase.DECODE: {}}
     element = 1
     for mark, event, storage in walk(trace):
+        if storage.component is Component.WEIGHTS and event >= 0:
+            weights += storage.bytes
         if storage.component not in _HELD:
-            now += storage.bytes if event >= 0 else -storage.bytes
-            most = max(most, now) if mark.phase is Phase.PREFILL else most
+            size = storage.bytes if event >= 0 else -storage.bytes
+            now += size
+            # What no module made is the sampler's.
+            inside += size if storage.module else 0
+            if mark.phase is Phase.PREFILL:
+                most, model = max(most, now), max(model, inside)
         elif event >= 0 and storage.phase in held and storage.dtype in _FLOATS:
             by_module = held[storage.phase]
             by_module[storage.module] = by_module.get(storage.module, 0) + storage.bytes
@@ -94,8 +109,7 @@ def read(trace: Trace, sequences: int) -> Read:
             "some of the model's layers keep a state instead of keys and values: how engines "
             "divide memory between the two is not supported yet"
         )
-    weights = sum(p.bytes for p in trace.inventory.parameters)
-    return Read(weights=weights, activations=most, kept=kept, element=element)
+    return Read(weights=weights, activations=most, model=model, kept=kept, element=element)
 
 
 def kinds(

@@ -79,6 +79,8 @@ def _plan_of(args: Any, model: Any) -> dict[str, Any]:
     config = getattr(model, "config", None)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     precision = "amp-bf16" if args.bf16 else "amp-fp16" if args.fp16 else _DTYPES.get(dtype, "fp32")
+    if args.bf16 and dtype is torch.bfloat16:
+        precision = "bf16+amp"
     return {
         "model": getattr(config, "_name_or_path", "") or type(model).__name__,
         "optim": getattr(args.optim, "value", str(args.optim)),

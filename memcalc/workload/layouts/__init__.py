@@ -143,7 +143,7 @@ _QUIET = "no_sync"
 _SWITCHES = frozenset(
     """
     broadcast_buffers find_unused_parameters forward_prefetch gradient_as_bucket_view
-    no_sync sequence_parallel static_graph use_orig_params
+    divide_embedding no_sync sequence_parallel static_graph use_orig_params
     """.split()
 )
 """Arguments that Python would take for set whatever text they were given."""

@@ -1,7 +1,8 @@
 """Products divided over GPUs by DTensor's styles, and FSDP2 over the other dimension of the mesh.
 
 q, k, v, gate and up are divided by columns, o and down by rows, the output head by columns with a
-replicated result. With ``sequence_parallel`` norms and residuals are divided along tokens as well.
+replicated result. With ``sequence_parallel`` norms and residuals are divided along tokens as well;
+with ``divide_embedding`` embeddings are by rows, as serving engines have them.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
     names = ("dp", "tp")[-len(rank.sizes) :]
     mesh = init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=names)
-    _divide(model, mesh["tp"], bool(rank.options.get("sequence_parallel", False)))
+    _divide(model, mesh["tp"], rank.options)
     if len(rank.sizes) > 1:
         fsdp2.shard(model, mesh["dp"], rank.options)
     fsdp2.materialize(model, rank)
     return model
 
 
-def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
+def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
@@ -46,6 +47,7 @@ def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
     from memcalc.workload.blocks import blocks
     from memcalc.workload.inputs import without_adapters
 
+    sequence = bool(options.get("sequence_parallel", False))
     model = without_adapters(model)
     layers = blocks(model)
     for name in (*_BY_COLUMNS, *_BY_ROWS):
@@ -63,7 +65,7 @@ def _divide(model: torch.nn.Module, mesh: Any, sequence: bool) -> None:
     if sequence:
         inner |= _along_tokens()
         root |= _around_tokens()
-    elif _tied(model):
+    elif _tied(model) or options.get("divide_embedding"):
         # One tensor cannot be a part in the head and whole in the embedding.
         root |= _embedding()
     for layer in layers:
@@ -215,7 +217,7 @@ LAYOUT = Layout(
     name="tp",
     summary="products of each layer divided, such as tp=2 or tp=2,fsdp2=4",
     place=place,
-    options=(*fsdp2.LAYOUT.options, "sequence_parallel"),
+    options=(*fsdp2.LAYOUT.options, "sequence_parallel", "divide_embedding"),
     groups=groups,
     quiet=quiet,
     clip=clip,

@@ -290,6 +290,28 @@ def test_what_is_ruled_out_by_is_below_every_real_peak(explained, traced):
         assert least(plan, traced.trace.inventory) <= option.trial.figures.peak.requested
 
 
+def test_weights_around_adapters_count_in_the_plans_precision_and_shards_by_their_number(traced):
+    inventory, model = traced.trace.inventory, traced.prediction.plan.model
+    adapted = make({"model": model, "lora": "r=4", "precision": "bf16"})
+    assert least(adapted, inventory) == 2 * inventory.numel
+    whole, spread = (
+        least(make({"model": model, "devices": 4, "parallel": name}), inventory)
+        for name in ("ddp", "fsdp2")
+    )
+    assert spread == whole // 4
+    waiting = {"devices": 4, "parallel": "fsdp2", "parallel_args": {"offload": "cpu"}}
+    assert least(make({"model": model, **waiting}), inventory) == 0
+
+
+def test_a_quantised_base_may_stay_unprepared_and_adapters_be_smaller(small_model):
+    plan = make({"model": small_model, "quant": "nf4", "lora": "r=16,target=all-linear"})
+    changes = {remedy.key: dict(remedy.changes) for remedy in candidates(plan)}
+    assert changes["no kbit prepare"] == {"kbit_prepare": False}
+    assert changes["lower rank"] == {"lora": "r=8,target=all-linear"}
+    done = make({"model": small_model, "quant": "nf4", "lora": "r=1", "kbit_prepare": False})
+    assert not {"no kbit prepare", "lower rank"} & {remedy.key for remedy in candidates(done)}
+
+
 def test_stages_grow_by_cost_and_replace_what_changes_the_same():
     grown = [tuple(remedy.key for remedy in stage) for stage in stages(REMEDIES)]
     assert grown == [

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.advice.remedies import sources
 from memcalc.advice.remedies.records import Remedy
 from memcalc.advice.remedies.rows.lower_precision import in_4_bit, not_in_4_bit, typed
-from memcalc.records.compact_options import USUAL_LORA
+from memcalc.records.compact_options import USUAL_LORA, adapter
 from memcalc.records.plan import Plan
 from memcalc.workload.tasks import Task
 
@@ -23,6 +23,25 @@ def lora(plan: Plan, task: Task) -> Iterator[Remedy]:
             cost="only adapters train",
             source=sources.LORA,
         )
+
+
+def lower_rank(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """Smaller adapters of the same layers."""
+    if plan.adapters is None:
+        return
+    rank = adapter(plan.adapters).r
+    if rank < 2:
+        return
+    parts = [part.strip() for part in plan.adapters.split(",")]
+    less = ",".join([f"r={rank // 2}", *(part for part in parts if not part.startswith("r="))])
+    yield Remedy(
+        key="lower rank",
+        title=f"half the rank (--lora {less})",
+        changes=(("lora", less),),
+        rank=7,
+        cost="adapters of half the size learn less",
+        source=sources.LORA,
+    )
 
 
 def qlora(plan: Plan, task: Task) -> Iterator[Remedy]:

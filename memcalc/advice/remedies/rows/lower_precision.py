@@ -18,6 +18,7 @@ from memcalc.workload.tasks import Task
 
 _HALF = "transformers documentation, Optimizing inference: weights in half precision"
 _PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
+_KBIT = "peft 0.17, prepare_model_for_kbit_training: casts what is not quantised to fp32"
 _SWITCHES = ("foreach", "fused", "capturable", "differentiable")
 """Arguments of torch.optim that choose how a step is run, not what it computes."""
 _ONE = Parameter(name="weight", shape=(4096, 4096), dtype="float32")
@@ -69,7 +70,7 @@ def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
     """Weights and gradients in bf16."""
-    if plan.precision in ("bf16", "fp16"):
+    if plan.half_weights:
         return
     slow = ", which this GPU computes slowly" if half_of(plan) != "bf16" else ""
     yield Remedy(
@@ -96,7 +97,7 @@ def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 def all_in_half(plan: Plan, task: Task) -> Iterator[Remedy]:
     """Where nothing trains no update is lost."""
-    if plan.precision in ("bf16", "fp16"):
+    if plan.half_weights:
         return
     half = half_of(plan)
     yield Remedy(
@@ -106,6 +107,20 @@ def all_in_half(plan: Plan, task: Task) -> Iterator[Remedy]:
         rank=1,
         cost=f"weights, results and cache in {half}",
         source=_HALF,
+    )
+
+
+def unprepared(plan: Plan, task: Task) -> Iterator[Remedy]:
+    """What is not quantised stays as it was loaded."""
+    if plan.scheme is None or plan.infers or not plan.kbit_prepare:
+        return
+    yield Remedy(
+        key="no kbit prepare",
+        title="norms, embeddings and head stay in 16 bit (--no-kbit-prepare)",
+        changes=(("kbit_prepare", False),),
+        rank=2,
+        cost="norms and logits are no longer in fp32",
+        source=_KBIT,
     )
 
 

@@ -11,7 +11,7 @@ _TYPES = {"": "'NO'", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
 
 def lines(plan: Plan) -> Lines:
     """A whole file; what belongs into the script is a comment."""
-    mixed = {"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(plan.precision, "no")
+    mixed = text.half(plan) if "amp" in plan.precision else "no"
     layout = text.layout(plan)
     kind = "DEEPSPEED" if layout in ZERO_STAGES else _TYPES.get(layout, "MULTI_GPU")
     return [

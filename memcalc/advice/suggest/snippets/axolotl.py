@@ -8,6 +8,7 @@ from memcalc.records.compact_options import adapter
 from memcalc.records.plan import ZERO_STAGES, Plan
 
 _FLAGS = {"amp-bf16": ["bf16: true"], "amp-fp16": ["fp16: true"], "bf16": ["bf16: full"]}
+_FLAGS["bf16+amp"] = _FLAGS["amp-bf16"]
 _LOADED = {
     "nf4": ["load_in_4bit: true"],
     "nf4-dq": ["load_in_4bit: true"],

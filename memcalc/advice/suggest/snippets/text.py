@@ -26,7 +26,7 @@ _OPTIMIZERS = {
 }
 """Rows of the registry by their names in transformers' ``OptimizerNames`` (training_args.py, 5.23);
 its adafactor is not torch's."""
-_HALVES = {"bf16": "bfloat16", "fp16": "float16"}
+_HALVES = {"bf16": "bfloat16", "bf16+amp": "bfloat16", "fp16": "float16"}
 
 
 def optimizer(plan: Plan) -> str | None:
@@ -78,6 +78,11 @@ def _already(plan: Plan) -> bool:
 def computed_in(plan: Plan) -> str:
     """Name of the dtype that products are in."""
     return _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
+
+
+def half(plan: Plan) -> str:
+    """The half precision of a plan that computes in one."""
+    return "fp16" if "fp16" in plan.precision else "bf16"
 
 
 def loading(plan: Plan) -> Iterator[str]:

@@ -13,7 +13,7 @@ def lines(plan: Plan) -> Lines:
     arguments = [
         f"per_device_train_batch_size={plan.batch}",
         f"gradient_accumulation_steps={plan.grad_accum}",
-        *({"amp-bf16": ["bf16=True"], "amp-fp16": ["fp16=True"]}.get(plan.precision, [])),
+        *([f"{text.half(plan)}=True"] if "amp" in plan.precision else []),
         *(["gradient_checkpointing=True"] if plan.checkpointing else []),
         *(["use_liger_kernel=True"] if plan.liger else []),
         *([f'torch_compile=True, torch_compile_mode="{plan.compile}"'] if plan.compile else []),
