@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_args
 
 import typer
 from typer.core import TyperGroup
@@ -74,6 +75,35 @@ VERBS = {
 }
 
 
+def plainly_read(params: list[Any]) -> list[Any]:
+    """Parameters of a command, which typer 0.29 and newer now reads without pydantic.
+
+    Importing that takes longer than all the rest of a command line; texts, files and what has a
+    parser of its own need nothing of it.
+    """
+    for param in params:
+        if hasattr(param, "get_runtime_param"):
+            param.get_runtime_param = _Plain(param.type_descriptor).itself
+    return params
+
+
+class _Plain:
+    """Reads one parameter, in the place of what typer would make."""
+
+    def __init__(self, described: Any) -> None:
+        kind = next(iter(get_args(described.annotation)), described.annotation)
+        self._read = described.parameter_info.parser or (Path if kind is Path else None)
+
+    def itself(self) -> _Plain:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        several = param.multiple or param.nargs == -1
+        if value is None or self._read is None:
+            return () if several and value is None else value
+        return tuple(map(self._read, value)) if several else self._read(value)
+
+
 class _Verbs(TyperGroup):
     """A group that imports a verb's module when the verb is typed, and for nothing else."""
 
@@ -81,6 +111,9 @@ class _Verbs(TyperGroup):
         super().__init__(**attributes)
         # A mistyped verb is compared with these names.
         self.commands: Any = dict.fromkeys(VERBS)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return plainly_read(super().get_params(ctx))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:

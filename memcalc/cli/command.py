@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from memcalc import untrusted_text
+from memcalc.cli.app import plainly_read
 from memcalc.cli.values import Value
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -20,6 +21,10 @@ AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 class Command(TyperCommand):
     """A command whose help has headings, and ends with examples."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters, ``--help`` among them."""
+        return plainly_read(super().get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write what is the verb's own, then the plan's options by group."""

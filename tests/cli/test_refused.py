@@ -108,7 +108,7 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("suggest gpt2 --gpu t4 --tokens nan", "a number above 0"),
         ("suggest gpt2 --gpu t4 --tokens inf", "a number above 0"),
         ("suggest gpt2 --gpu t4 --tokens 0", "a number above 0"),
-        ("suggest gpt2 --gpu t4 --tokens 1e9 --price nan", "a number from 0 on"),
+        ("suggest gpt2 --gpu t4 --tokens 1e9 --price nan", "a number from 0 to"),
         ("suggest gpt2 --gpu t4 --inference", "leave out inference"),
         ("suggest gpt2 --gpu t4 --generate 4", "leave out generate"),
         ("suggest gpt2 --inference", "leave out inference"),
