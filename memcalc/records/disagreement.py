@@ -1,7 +1,8 @@
 """Settings of a plan that cannot be combined, and which to leave out."""
 
 from memcalc.records.compact_options import NO_LORA
-from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.names import FLASH_ATTN
+from memcalc.records.plan import Plan
 
 _ARGS_ALONE = "engine_args needs engine: name vllm or sglang."
 

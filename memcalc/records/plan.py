@@ -11,39 +11,21 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from memcalc.records.compact_options import NO_LORA, USUAL_LORA, Input, Lora, Release, Text, Version
+from memcalc.records.compact_options import (
+    NO_LORA,
+    USUAL_LORA,
+    Input,
+    Lora,
+    Release,
+    Text,
+    Version,
+    about,
+)
 from memcalc.records.values import Scalar
-
-ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
-"""DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""How FSDP's first version shards, by accelerate's names and in its order."""
-WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
-
 
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
-FLASH_ATTN = "flash_attention_2"
-"""What transformers calls attention by the package flash-attn, of version 2."""
-
-
-def about(
-    group: str, words: str, *, otherwise: str = "", option: str | None = "", typed: str = ""
-) -> Meta:
-    """What a person is told of a field.
-
-    Args:
-        group: the heading that it stands under in help.
-        words: what it is, in a sentence.
-        otherwise: what holds where the setting is left out, if its default does not say.
-        option: its name on the command line, if it is not the field's own; ``None``: a verb of its
-            own takes it.
-        typed: a sentence on how it is typed there.
-    """
-    extra = {"group": group, "otherwise": otherwise, "option": option, "typed": typed}
-    return Meta(description=words, extra=extra)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

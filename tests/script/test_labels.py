@@ -2,6 +2,7 @@
 
 import pytest
 
+from memcalc.records.prediction import LONGER
 from memcalc.records.trace import Component, Phase
 
 ORDER = """
@@ -143,4 +144,29 @@ def test_batches_that_differ_in_size_are_named(lengths, said, run):
         """
     )
     uncounted = found.traced.prediction.uncounted
-    assert any("took different peaks" in one for one in uncounted) == said
+    assert any(one.startswith(LONGER) for one in uncounted) == said
+
+
+AVERAGED = """
+    import torch
+
+    model = torch.nn.Linear(256, 256).cuda()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters())
+    rows = torch.ones(64, 256, device="cuda")
+    for _ in range(3):
+        model(rows).sum().backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+        averaged(rows)
+"""
+
+
+def test_an_averaged_model_is_a_copy_also_where_it_is_called(run):
+    trace = run(AVERAGED, steps=0).traced.trace
+    found = [
+        (one.module, one.bytes) for one in trace.storages if one.component is Component.WEIGHTS
+    ]
+    assert sorted(found) == sorted(
+        (module, rounded) for module in ("", "copy of Linear.module") for rounded in (1024, 262144)
+    )

@@ -14,7 +14,7 @@ from typing import Any
 from memcalc.catalog.launch_files import deepspeed
 from memcalc.catalog.launch_files.records import Said, count, flag, mapping, table
 from memcalc.errors import UsageError
-from memcalc.records.plan import STRATEGIES, WRAPS
+from memcalc.records.names import STRATEGIES, WRAPS
 
 _OF_NO_MATTER = frozenset(
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.catalog.launch_files.records import Said, count, flag, table
 from memcalc.errors import UsageError
-from memcalc.records.plan import ZERO_STAGES
+from memcalc.records.names import ZERO_STAGES
 
 AUTO = "auto"
 """Whoever reads the file, such as the Trainer, fills it in."""

@@ -19,7 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.plan import STRATEGIES, WRAPS, Plan
+from memcalc.records.names import STRATEGIES, WRAPS
+from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
-from memcalc.records.plan import WRAPS
+from memcalc.records.names import WRAPS
 from memcalc.workload.layouts import Layout, Rank, wrapped_by
 
 if TYPE_CHECKING:

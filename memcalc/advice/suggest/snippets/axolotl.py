@@ -5,7 +5,8 @@ from __future__ import annotations
 from memcalc.advice.suggest.snippets import text
 from memcalc.advice.suggest.snippets.text import Lines
 from memcalc.records.compact_options import adapter
-from memcalc.records.plan import ZERO_STAGES, Plan
+from memcalc.records.names import ZERO_STAGES
+from memcalc.records.plan import Plan
 
 _FLAGS = {"amp-bf16": ["bf16: true"], "amp-fp16": ["fp16: true"], "bf16": ["bf16: full"]}
 _FLAGS["bf16+amp"] = _FLAGS["amp-bf16"]
