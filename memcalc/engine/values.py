@@ -98,9 +98,13 @@ class Values:
         patches.wrap(threading.Thread, "_bootstrap_inner", begin)
         patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
 
-    def _end(self) -> None:
+    def stop(self) -> None:
+        """Follow no more in this thread: Python's exit has taken the operators' code away."""
         _C._dispatch_tls_set_dispatch_key_included(_key(_VALUES), False)
         _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), False)
+
+    def _end(self) -> None:
+        self.stop()
         self._libraries.clear()
         self._say(RULE)
         if self.unknown:
