@@ -323,6 +323,27 @@ print(torch.cuda.max_memory_allocated())
     assert int(done.stdout) > 0
 
 
+KEYS = """
+    import threading
+    library, key = ctypes.CDLL(None), ctypes.c_uint()
+    for _ in range(200):
+        assert not library.pthread_key_create(ctypes.byref(key), None)
+        library.pthread_setspecific(key, ctypes.c_void_p(1))
+    layer = torch.nn.Conv2d(8, 8, 3).cuda()
+    rows = torch.ones(2, 8, 16, 16, device="cuda")
+    for _ in range(20):
+        thread = threading.Thread(target=layer, args=(rows,))
+        thread.start()
+        thread.join()
+    layer(rows).sum().backward()
+    answer = layer.weight.grad.shape == layer.weight.shape
+"""
+
+
+def test_cudnn_and_the_program_keep_their_own_values_of_threads(over_cudnn):
+    assert over_cudnn(KEYS, capability="8.0")
+
+
 def test_the_shim_has_every_function_of_the_installed_cudnn():
     names = cudnn_process.declared()
     shim = ctypes.CDLL(str(loading.shim()))

@@ -11,6 +11,7 @@
 #include "cudnn.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,6 +79,39 @@ static void copy_environment(void *library) {
   *of_library = copy;
 }
 
+/* Both C libraries number the keys of threads' own values from 0, and a thread has one table for
+   both: cuDNN would find there what somebody else put under the same number. It gets keys that the
+   first library has given away to nobody. */
+static pthread_key_t shared[512]; /* cuDNN takes more than 32 */
+static int shared_count;
+static __thread char has_tables;
+
+/* The first library frees a thread's table as the thread ends, so it must have made it. */
+static void make_tables(void) {
+  has_tables = 1;
+  for (int i = 0; i < shared_count; i++) {
+    pthread_setspecific(shared[i], &has_tables);
+    pthread_setspecific(shared[i], NULL);
+  }
+}
+
+static void share_keys(Lmid_t namespace) {
+  void *library = dlmopen(namespace, "libpthread.so.0", RTLD_LAZY);
+  if (!library) return;
+  int (*create)(pthread_key_t *, void (*)(void *)) = dlsym(library, "pthread_key_create");
+  int (*drop)(pthread_key_t) = dlsym(library, "pthread_key_delete");
+  char taken[PTHREAD_KEYS_MAX] = {0};
+  pthread_key_t key;
+  if (!create || !drop || create == pthread_key_create) return;
+  while (shared_count < (int)(sizeof shared / sizeof *shared) &&
+         !pthread_key_create(&shared[shared_count], NULL))
+    shared_count++;
+  while (!create(&key, NULL)) taken[key] = 1;
+  for (int i = 0; i < shared_count; i++)
+    if (taken[shared[i]]) drop(shared[i]);
+  make_tables();
+}
+
 static void *open_in_namespace(void) {
   char folder[PATH], here[PATH], path[2 * PATH];
   if (!folder_of_library(folder)) return refuse("no folder of cuDNN is known", NULL);
@@ -90,6 +124,7 @@ static void *open_in_namespace(void) {
     if (namespace == LM_ID_NEWLM && dlinfo(neighbour, RTLD_DI_LMID, &namespace))
       return refuse("", dlerror());
   }
+  share_keys(namespace);
   snprintf(path, sizeof path, "%s/libcudnn.so.9", folder);
   void *library = dlmopen(namespace, path, RTLD_LAZY);
   if (!library) return refuse("", dlerror());
@@ -130,6 +165,7 @@ typedef W forwarded(TAKEN);
   EXPORT W name(TAKEN) {                                               \
     static forwarded *function;                                        \
     if (!function) function = (forwarded *)memcalc_real(#name);        \
+    if (!has_tables) make_tables();                                    \
     return function ? function(PASSED) : LIBRARY_NOT_LOADED;           \
   }
 #define NOTHING(name) \
