@@ -23,7 +23,7 @@ def disagreement(plan: Plan) -> str | None:
         name = "cache" if plan.cache != "dynamic" else "beams"
         return f"{name} needs generate: say how many tokens, such as --generate 256."
     if plan.scheme is None and plan.kbit_prepare is False:
-        return "kbit_prepare needs a quantised base: add quant, or leave it out."
+        return "kbit_prepare needs a quantized base: add quant, or leave it out."
     if plan.checkpoint_every > 1 and not plan.checkpointing:
         return "checkpoint_every needs checkpointing: add --checkpointing."
     if plan.liger and plan.loss_chunks > 1:

@@ -71,7 +71,7 @@ def contents(moment: PeakContents, top: int) -> Table:
 
 
 def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
-    """What a quantised base holds, layer by layer; constants in the order of their making."""
+    """What a quantized base holds, layer by layer; constants in the order of their making."""
     if not kinds:
         return
     body: list[tuple[Cell, ...]] = [

@@ -215,7 +215,7 @@ def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, tracer
     size = sum(tensor.bytes for tensor in inventory.tensors if not tensor.buffer)
     said = " ".join(found.prediction.assumptions)
     assert f"exceeds the weights beyond {-(-size // A_TOKEN):,} tokens" in said
-    assert "linear layers are quantised" in said
+    assert "linear layers are quantized" in said
 
 
 def test_adapters_on_a_base_in_4_bit_are_attached_after_loading(llama, tracer):
