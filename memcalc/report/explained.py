@@ -35,7 +35,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         *answer.of_each_gpu(prediction),
         Line("Alive at the peak", Kind.SECTION),
         contents(explanation.peak, top),
-        Line("Peaks of the other phases", Kind.SECTION),
+        Line("Peaks of the other phases, requested", Kind.SECTION),
         *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
         *([Line(_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
         Line(""),

@@ -97,7 +97,7 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
         ({"generate": 4, "devices": 2}, "one GPU"),
         ({"generate": 4, "quant": "nf4", "kbit_prepare": False}, "leave out kbit_prepare"),
         ({"generate": 4, "quant": "nf4", "engine": "vllm", "gpu": "l40s"}, "leave quant out"),
-        ({"cache": "static"}, "needs generate"),
+        ({"cache": "static"}, "needs --generate"),
         ({"inference": True, "beams": 2}, "--generate N"),
     ],
 )

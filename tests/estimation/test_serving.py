@@ -142,7 +142,7 @@ def test_windows_latents_and_types_of_the_cache(tmp_path):
         ({"seq": 8000}, "takes sequences of 4,096 tokens"),
         ({"precision": "amp-bf16"}, "--precision bf16"),
         ({"engine": None, "engine_args": {"max_num_seqs": 4}}, "needs engine"),
-        ({"generate": None}, "needs generate"),
+        ({"generate": None}, "only serves: say how many tokens"),
         ({"beams": 2}, "no beams"),
     ],
 )
