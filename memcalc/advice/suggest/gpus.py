@@ -71,7 +71,8 @@ def cards(
         done = {one.way.key for one in found if one.gpu == sizes[0].name}
         lean = [_Search(plan, way, True, sizes, floor) for way in tried if way.key not in done]
         _answer(lean, tracer, told)
-    found.sort(key=lambda one: (tried.index(one.way), one.lean))
+    order = [way.key for way in tried]
+    found.sort(key=lambda one: (order.index(one.way.key), one.lean))
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
     return Cards(plan=plan, found=tuple(found))
@@ -123,8 +124,7 @@ class _Search:
         """The plan to trace next; or the bytes that the card has no room for."""
         there = replace(self.plan, gpu=self._sizes[self._at].name)
         try:
-            # What half precision a card computes in is part of the way.
-            way = next(one for one in ways(there) if one.key == self.way.key)
+            way = self._way_on(there)
             lean = _lean(self.plan, self._count) if self.lean else ()
             asked = changed(there, (*way.changes, *lean))
         except StopIteration:
@@ -132,6 +132,10 @@ class _Search:
         except MemcalcError as error:
             return error
         return self._floor.too_large(asked) or asked
+
+    def _way_on(self, there: Plan) -> Way:
+        """The way on the GPU of a plan: what half precision it computes in is part of it."""
+        return next(one for one in ways(there) if one.key == self.way.key)
 
     def learn(self, answer: Traced | MemcalcError | int) -> None:
         """Take the answer to the last question: it may be the last one."""
@@ -173,7 +177,7 @@ class _Search:
         gpu = self._sizes[at]
         rate = speed(known, gpu)
         self.card = Card(
-            way=self.way,
+            way=self._way_on(replace(self.plan, gpu=gpu.name)),
             lean=self.lean,
             gpu=gpu.name,
             sold_as=gpu.sold_as,
