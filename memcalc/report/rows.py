@@ -257,9 +257,7 @@ def fit_word(fit: Fit | None) -> str:
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
     found = verdict_of(fit)
-    does = fit.metric.replace("_", " ")
-    if found is FitVerdict.DOES_NOT_FIT and fit.metric == "process_used":
-        does = "needs"
+    does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)
     else:
