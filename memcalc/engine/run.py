@@ -203,10 +203,7 @@ def _load(program: Program, recorder: Recorder) -> tuple[Program, Any]:
         return program, optimizer
     if plan.infers and plan.adapters is None:
         return finished(program, program.model), None
-    with recorder.phase(Phase.PREPARE, 0), Patches() as patches:
-        if simulated:
-            # peft gives adapters values on the host, and nobody looks at them.
-            patches.set(torch.nn.init, "kaiming_uniform_", lambda tensor, *_, **__: tensor)
+    with recorder.phase(Phase.PREPARE, 0):
         program = finished(program, program.model)
         if not plan.infers:
             recorder.know(program.model)
