@@ -375,7 +375,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def program(self) -> "Plan":
         """What plans have in common that run the same model and loop on other sizes and GPUs."""
-        return replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
+        return replace(self, batch=1, seq=None, grad_accum=1, gpu=None, alloc_conf="")
 
     @property
     def half_weights(self) -> bool:
