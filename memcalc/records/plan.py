@@ -24,6 +24,8 @@ WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
+CompileMode = Literal["default", "reduce-overhead"]
+"""Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 FLASH_ATTN = "flash_attention_2"
 """What transformers calls attention by the package flash-attn, of version 2."""
@@ -123,7 +125,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     compile: Annotated[
-        Literal["default", "reduce-overhead"] | None,
+        CompileMode | None,
         about(
             "Model",
             "Compile the model by torch.compile in this mode; Inductor and Triton run for real, "
