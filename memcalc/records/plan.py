@@ -25,6 +25,8 @@ from memcalc.records.values import Scalar
 
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
+CompileMode = Literal["default", "reduce-overhead"]
+"""Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
@@ -105,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     compile: Annotated[
-        Literal["default", "reduce-overhead"] | None,
+        CompileMode | None,
         about(
             "Model",
             "Compile the model by torch.compile in this mode; Inductor and Triton run for real, "
