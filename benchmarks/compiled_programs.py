@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 GPU = "a100-40gb"
-TIMEOUT = 300
+TIMEOUT = 1200
 PACKAGES = ("torch", "triton", "transformers", "peft", "bitsandbytes", "diffusers", "timm")
 PROGRAMS: dict[str, Callable[[], None]] = {}
 

@@ -25,6 +25,8 @@ from memcalc.records.values import Scalar
 
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
+CompileMode = Literal["default", "reduce-overhead"]
+"""Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
 
 
@@ -105,7 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     compile: Annotated[
-        Literal["default", "reduce-overhead"] | None,
+        CompileMode | None,
         about(
             "Model",
             "Compile the model by torch.compile in this mode; Inductor and Triton run for real, "
@@ -142,7 +144,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         | None,
         about(
             "Model",
-            "Load the model's linear layers quantised, by bitsandbytes or torchao; nf4-dq "
+            "Load the model's linear layers quantized, by bitsandbytes or torchao; nf4-dq "
             "quantizes the scales too. none dequantizes a checkpoint that is quantized.",
             otherwise="none, or the checkpoint's own",
         ),
@@ -151,7 +153,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         about(
             "Model",
-            "With quant: cast what is not quantised to fp32 before training, as peft's "
+            "With quant: cast what is not quantized to fp32 before training, as peft's "
             "prepare_model_for_kbit_training does.",
         ),
     ] = True
@@ -356,7 +358,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def adapters(self) -> str | None:
         """What adapters train instead of the model, as ``lora`` says it; ``None``: there are none.
 
-        On a quantised model that trains there are some unless the plan says none.
+        On a quantized model that trains there are some unless the plan says none.
         """
         if self.lora is not None:
             return None if self.lora == NO_LORA else self.lora
@@ -364,7 +366,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheme(self) -> str | None:
-        """How linear layers are quantised; ``None``: they are not."""
+        """How linear layers are quantized; ``None``: they are not."""
         return None if self.quant == "none" else self.quant
 
     @property
@@ -375,7 +377,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def program(self) -> "Plan":
         """What plans have in common that run the same model and loop on other sizes and GPUs."""
-        return replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
+        return replace(self, batch=1, seq=None, grad_accum=1, gpu=None, alloc_conf="")
 
     @property
     def half_weights(self) -> bool:
@@ -389,5 +391,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gathers(self) -> bool:
-        """The cache quantises tokens together, whenever enough of them are there."""
+        """The cache quantizes tokens together, whenever enough of them are there."""
         return self.cache in ("quantized", "quantized-hqq")

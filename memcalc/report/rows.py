@@ -226,8 +226,8 @@ def verdict(prediction: Prediction) -> str | None:
     fit, grows = prediction.fit, prediction.growth
     if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
         return (
-            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but what the script holds grows "
-            "every step"
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but the script holds more "
+            "memory every step"
         )
     if fit is not None:
         return fit_words(fit)

@@ -127,7 +127,7 @@ def _nothing_left(plan: Plan) -> str:
 
 
 def finished(program: Program, loaded: torch.nn.Module) -> Program:
-    """The program over a quantised model that is on its device.
+    """The program over a quantized model that is on its device.
 
     Raises:
         UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.

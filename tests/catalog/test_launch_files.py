@@ -56,7 +56,25 @@ ANSWERED = {
     ),
     "compiled": (
         "distributed_type: 'NO'\ndynamo_config:\n  dynamo_backend: INDUCTOR\n",
-        {"unread": ("torch.compile (dynamo_backend INDUCTOR)",)},
+        {"compile": "default", "unread": ()},
+    ),
+    "compiled by CUDA graphs, and for any length": (
+        "distributed_type: 'NO'\ndynamo_config:\n  dynamo_backend: inductor\n"
+        "  dynamo_mode: reduce-overhead\n  dynamo_use_dynamic: true\n",
+        {"compile": "reduce-overhead", "unread": ("dynamo_use_dynamic",)},
+    ),
+    "compiled by kernels that are timed": (
+        "distributed_type: 'NO'\ndynamo_config:\n  dynamo_backend: INDUCTOR\n"
+        "  dynamo_mode: max-autotune\n",
+        {"compile": None, "unread": ("torch.compile (dynamo_mode max-autotune)",)},
+    ),
+    "compiled by another backend": (
+        "distributed_type: 'NO'\ndynamo_backend: AOT_EAGER\n",
+        {"compile": None, "unread": ("torch.compile (dynamo_backend AOT_EAGER)",)},
+    ),
+    "not compiled": (
+        "distributed_type: 'NO'\ndynamo_config:\n  dynamo_backend: NO\n",
+        {"compile": None, "unread": ()},
     ),
     "the first version": (
         fsdp("fsdp_sharding_strategy: SHARD_GRAD_OP", "fsdp_backward_prefetch: BACKWARD_PRE"),

@@ -97,7 +97,7 @@ def test_one_forward_pass_keeps_nothing_for_a_backward(llama, tracer):
         ({"generate": 4, "devices": 2}, "one GPU"),
         ({"generate": 4, "quant": "nf4", "kbit_prepare": False}, "leave out kbit_prepare"),
         ({"generate": 4, "quant": "nf4", "engine": "vllm", "gpu": "l40s"}, "leave quant out"),
-        ({"cache": "static"}, "needs generate"),
+        ({"cache": "static"}, "needs --generate"),
         ({"inference": True, "beams": 2}, "--generate N"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_base_in_4_bit_generates_unprepared_and_without_adapters(llama, tracer
     size = sum(tensor.bytes for tensor in inventory.tensors if not tensor.buffer)
     said = " ".join(found.prediction.assumptions)
     assert f"exceeds the weights beyond {-(-size // A_TOKEN):,} tokens" in said
-    assert "linear layers are quantised" in said
+    assert "linear layers are quantized" in said
 
 
 def test_adapters_on_a_base_in_4_bit_are_attached_after_loading(llama, tracer):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from memcalc.catalog.launch_files import deepspeed
 from memcalc.catalog.launch_files.records import Said, count, flag, mapping, table
 from memcalc.errors import UsageError
 from memcalc.records.names import STRATEGIES, WRAPS
+from memcalc.records.plan import CompileMode
 
 _OF_NO_MATTER = frozenset(
     """
@@ -35,6 +36,7 @@ _HALVES = {"bf16": "bfloat16", "fp16": "float16"}
 _WRAPPED = ("ddp", "fsdp2")
 """Layouts that accelerate's own code is run with."""
 _OF_DEEPSPEED = ("gradient_accumulation_steps", "gradient_clipping")
+_COMPILED_OTHERWISE = ("use_dynamic", "use_regional_compilation")
 _SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size")
 _NOT_ANSWERED = {
     "cp_size": "context parallelism",
@@ -76,8 +78,7 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
     """
     _check_keys(data, file)
     kind = _kind(data, file)
-    settings: dict[str, Any] = {}
-    unread = _compiled(data)
+    settings, unread = _compiled(data, kind, file)
     half = _half(data, file)
     if half is not None:
         settings["precision"] = f"amp-{half}"
@@ -149,12 +150,21 @@ def _half(data: Mapping[str, Any], file: str) -> str | None:
     return None if name == "no" else name
 
 
-def _compiled(data: Mapping[str, Any]) -> list[str]:
+def _compiled(data: Mapping[str, Any], kind: str, file: str) -> tuple[dict[str, Any], list[str]]:
+    """The mode of ``torch.compile`` as a setting, and what of it is not counted."""
     config = data.get("dynamo_config")
-    named = config.get("dynamo_backend") if isinstance(config, dict) else data.get("dynamo_backend")
-    if named and str(named).upper() != "NO":
-        return [f"torch.compile (dynamo_backend {named})"]
-    return []
+    config = config if isinstance(config, dict) else {"backend": data.get("dynamo_backend")}
+    config = {key.removeprefix("dynamo_"): value for key, value in config.items()}
+    # An unquoted NO is false in YAML.
+    backend, mode = config.get("backend") or "NO", config.get("mode") or "default"
+    if str(backend).upper() == "NO":
+        return {}, []
+    if str(backend).upper() != "INDUCTOR" or kind == "DEEPSPEED" or data.get("use_cpu"):
+        return {}, [f"torch.compile (dynamo_backend {backend})"]
+    if mode not in get_args(CompileMode):
+        return {}, [f"torch.compile (dynamo_mode {mode})"]
+    more = [key for key in _COMPILED_OTHERWISE if config.get(key) and flag(config[key], key, file)]
+    return {"compile": mode}, [f"dynamo_{key}" for key in more]
 
 
 def _deepspeed(

@@ -42,7 +42,7 @@ def lines(plan: Plan) -> Lines:
         *_adapted(plan),
         *_sharded(plan, layout),
         *([f"# axolotl train this.yaml, over {plan.devices} GPUs"] if layout else []),
-        *([f"# quantised: {plan.scheme}"] if plan.scheme and plan.scheme not in _LOADED else []),
+        *([f"# quantized: {plan.scheme}"] if plan.scheme and plan.scheme not in _LOADED else []),
         *([text.other_layout(plan)] if layout not in ("", "ddp", "fsdp2", *ZERO_STAGES) else []),
         *text.elsewhere(plan, has_optimizer=bool(named)),
     ]
