@@ -3,7 +3,7 @@
 Run it with a Python whose torch is a CUDA build, on a machine with a GPU or over the stub driver.
 memcalc is not used: the models are transformers' own, and so is ``generate``, which is ended by
 count; runs named ``greedy`` decode in a loop written out here, those named ``forward`` are one
-pass. Which runs: those of an earlier recording. Quantised models are written to files and read from
+pass. Which runs: those of an earlier recording. Quantized models are written to files and read from
 there. Runs of caches need optimum-quanto and hqq.
 
     python benchmarks/record_decode.py evidence/standin/decode-torch2.13-cc90.json NEW.json

@@ -77,11 +77,13 @@ def unknown(kind: str, name: str, known: Iterable[str], *, hint: str) -> UsageEr
     names = list(known)
     close = meant(name, names)
     if not close:
-        by_key = {key.lower(): key for key in names}
+        whole = "/" in name
+        by_key = {(key if whole else key.rpartition("/")[2]).lower(): key for key in names}
         found = difflib.get_close_matches(name.lower(), by_key, n=3, cutoff=0.5)
         close = [by_key[key] for key in found]
-    offer = f"did you mean {' or '.join(close[:3])}? " if close else ""
-    return UsageError(f"Unknown {kind} {name!r}: {offer}{hint}")
+    if close:
+        hint = f"did you mean {' or '.join(close[:3])}? {hint[:1].upper()}{hint[1:]}"
+    return UsageError(f"Unknown {kind} {name!r}: {hint}")
 
 
 def meant(name: str, known: Iterable[str], *, whole: bool = False) -> list[str]:

@@ -28,7 +28,7 @@ def readings(measurements: Iterable[Measurement], source: str) -> Iterator[Readi
         source: the file they are from.
 
     Raises:
-        UsageError: a GPU is not in the catalogue.
+        UsageError: a GPU is not in the catalog.
     """
     for measured in measurements:
         gpu = measured.gpu

@@ -2,7 +2,7 @@
 
     python scripts/make_inventories.py [MODEL ...]
 
-Repeated layers are folded: neighbouring groups of tensors that differ only in one number of
+Repeated layers are folded: neighboring groups of tensors that differ only in one number of
 their names are written once, with the range of the number.
 """
 

@@ -106,7 +106,9 @@ def test_json_reads_back_as_it_was_and_steers_nothing(text):
         shown = untrusted_text.json(
             json.dumps({"a": text, text: [text]}, indent=1, ensure_ascii=ascii_only)
         )
-        assert json.loads(shown) == {"a": text, text: [text]}
+        # Half of a surrogate pair is no text in UTF-8: it stands there as it is escaped.
+        read = text.encode("utf-8", "backslashreplace").decode()
+        assert json.loads(shown) == {"a": read, read: [read]}
         assert not steers(shown)
 
 

@@ -1,4 +1,4 @@
-"""Masked language modelling by accelerate: accumulation, gathered metrics, a saved state."""
+"""Masked language modeling by accelerate: accumulation, gathered metrics, a saved state."""
 
 import torch
 from accelerate import Accelerator

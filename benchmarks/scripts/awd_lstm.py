@@ -1,4 +1,4 @@
-"""Language modelling by an LSTM: truncated backpropagation, detached state, weight tying, ASGD."""
+"""Language modeling by an LSTM: truncated backpropagation, detached state, weight tying, ASGD."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A graph convolution with a sparse adjacency: made on the host, normalised, moved."""
+"""A graph convolution with a sparse adjacency: made on the host, normalized, moved."""
 
 import torch
 import torch.nn as nn

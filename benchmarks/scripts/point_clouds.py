@@ -1,4 +1,4 @@
-"""Point clouds: nearest neighbours by cdist and topk, edge convolutions, max over neighbours."""
+"""Point clouds: nearest neighbors by cdist and topk, edge convolutions, max over neighbors."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""wav2vec2 pretraining: masked spans, sampled negatives, a quantiser with a temperature."""
+"""wav2vec2 pretraining: masked spans, sampled negatives, a quantizer with a temperature."""
 
 import numpy as np
 import torch

@@ -59,7 +59,7 @@ Pair = tuple[str, int | None, int | None]
 
 
 def _weights(prediction: Prediction) -> int | None:
-    """Of all parameters, where the peak finds them loaded; a quantised one's constants are none."""
+    """Of all parameters, where the peak finds them loaded; a quantized one's constants are none."""
     if prediction.peak.phase in (Phase.LOAD, Phase.PREPARE) and prediction.plan.scheme is not None:
         return None
     held = prediction.components

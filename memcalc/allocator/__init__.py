@@ -1,4 +1,4 @@
-"""PyTorch's CUDA caching allocator, modelled to the byte, without PyTorch.
+"""PyTorch's CUDA caching allocator, modeled to the byte, without PyTorch.
 
 ``settings`` reads ``PYTORCH_ALLOC_CONF``, ``replay`` turns storages into what is reserved,
 ``snapshot_writer`` and ``snapshot_reader`` speak the format of PyTorch's memory viewer, and

@@ -20,7 +20,7 @@ class ExpandableSegment:
 
 
 class Block:
-    """A piece of a segment; neighbours in the same segment are linked by address."""
+    """A piece of a segment; neighbors in the same segment are linked by address."""
 
     __slots__ = (
         "address",
@@ -63,7 +63,7 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def splice(self, before: Block | None, after: Block | None) -> None:
-        """Link it in between two neighbours."""
+        """Link it in between two neighbors."""
         self.prev = before
         self.next = after
         if before is not None:

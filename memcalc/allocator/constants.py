@@ -31,7 +31,7 @@ SEGMENT_ROUNDING: Final = 2 * MIB
 DEVICE_PAGE: Final = 2 * MIB
 """Physical memory behind ``cudaMalloc`` and ``cuMemCreate`` comes in pages of this size.
 
-Source: ``cuMemGetAllocationGranularity`` on data-centre GPUs since Volta.
+Source: ``cuMemGetAllocationGranularity`` on data-center GPUs since Volta.
 """
 
 UNLIMITED: Final = (1 << 64) - 1

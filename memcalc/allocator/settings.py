@@ -244,7 +244,7 @@ def _expandable(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
 
 def _backend(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
     if value != "native":
-        raise UsageError(f"backend:{value} is not modelled: write backend:native, or leave it out.")
+        raise UsageError(f"backend:{value} is not modeled: write backend:native, or leave it out.")
     return settings
 
 

@@ -107,7 +107,7 @@ class AllocatorState:
                     self._complete(block)
 
     def merge(self, block: Block, neighbour: Block | None) -> int:
-        """Let a block swallow a neighbour that is free and mapped alike; return its size, or 0."""
+        """Let a block swallow a neighbor that is free and mapped alike; return its size, or 0."""
         if neighbour is None or neighbour.busy or neighbour.mapped is not block.mapped:
             return 0
         block.pool.remove(neighbour)
@@ -148,7 +148,7 @@ class AllocatorState:
         return block
 
     def put_back(self, block: Block) -> None:
-        """Merge a freed block with its free neighbours and put it in the pool."""
+        """Merge a freed block with its free neighbors and put it in the pool."""
         pool = block.pool
         block.busy = False
         before, after = block.prev, block.next

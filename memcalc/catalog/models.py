@@ -25,12 +25,12 @@ _TUNED = re.compile(r"-(instruct|chat|it)(?=-|$)", re.IGNORECASE)
 TAKEN = "is taken for"
 """In what is said of a model that was named in short."""
 _COPIES = "unsloth/"
-"""The same models under one organisation, where not quantised already."""
+"""The same models under one organization, where not quantized already."""
 _OF_DIFFUSERS = re.compile(r"^(sdxl|flux|sd-?[123])|stable-diffusion|FLUX\.", re.IGNORECASE)
 _FORMER_ORGS = frozenset(
     "google-t5 google-bert facebookai distilbert albert openai-community".split()
 )
-"""Their models had no organisation before they were moved there: bert-base-cased, gpt2."""
+"""Their models had no organization before they were moved there: bert-base-cased, gpt2."""
 
 
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +163,7 @@ def _same_sizes(name: str) -> ModelSource | None:
     others = (bare, f"{bare}-pt") if bare != name.lower() else (f"{bare}-pt",)
     found = found or next((file for one in others if (file := _bundled_file(one))), None)
     if found is None and "/" not in name:
-        # On the hub names have an organisation: this one is short for the model with all its words.
+        # On the hub names have an organization: this one is short for the model with all its words.
         close = meant(name, bundled(), whole=True)
         found = bundled()[close[0]] if len(close) == 1 else None
     if found is None:

@@ -12,7 +12,8 @@ from memcalc.errors import SettingError, UsageError, unknown
 from memcalc.records.compact_options import input_of
 from memcalc.records.disagreement import disagreement
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import ZERO_STAGES, Plan
+from memcalc.records.names import ZERO_STAGES
+from memcalc.records.plan import Plan
 
 TRAINER_OPTIM = "adamw_torch_fused"
 """``TrainingArguments.optim`` by default (transformers 5.23, training_args.py)."""

@@ -70,7 +70,7 @@ def scheme_of(settings: Mapping[str, Any]) -> str | None:
 
 
 def scheme_in(config: Mapping[str, Any] | None) -> str | None:
-    """The same of a model's config; ``None`` also where it is not quantised."""
+    """The same of a model's config; ``None`` also where it is not quantized."""
     settings = _settings(config or {})
     return scheme_of(settings) if settings is not None else None
 
@@ -120,7 +120,7 @@ def torchao_refusal(scheme: str, *, trains: bool, several: bool) -> str | None:
 def refusal(
     config: Mapping[str, Any], name: str, quant: str | None, capability: tuple[int, int] | None
 ) -> str | None:
-    """Why a model cannot be answered as its checkpoint is; ``None``: it is not quantised, or can.
+    """Why a model cannot be answered as its checkpoint is; ``None``: it is not quantized, or can.
 
     Args:
         config: of the model.
@@ -139,7 +139,7 @@ def refusal(
     said = f"The checkpoint of {name} is in {method}"
     if method in _DEQUANTISED and quant not in (None, NONE):
         return (
-            f"{said}, and transformers does not quantise it a second time: leave --quant "
+            f"{said}, and transformers does not quantize it a second time: leave --quant "
             f"{quant} out, or {_AS_BF16.removeprefix('for a run on turned-back weights, ')}."
         )
     if method not in _DEQUANTISED:
@@ -159,7 +159,7 @@ def refusal(
 
 
 def notes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """What an answer about a checkpoint that is quantised already has to say."""
+    """What an answer about a checkpoint that is quantized already has to say."""
     settings, known = _settings(config or {}), scheme_in(config)
     if known in TORCHAO:
         return (f"the checkpoint is in {known} already, and is loaded here as one that is not yet",)

@@ -21,18 +21,19 @@ _app = typer.Typer(
 
 @_app.command(cls=Command)
 def models() -> None:
-    """The bundled models, their parameters, and the head each is trained with by default."""
+    """The bundled models, their parameters, and the task each is trained for by default."""
     from memcalc.catalog import inventory
     from memcalc.catalog import models as catalog
     from memcalc.units import format_count
     from memcalc.workload import tasks
 
+    _row(f"{'model':44} {'params':>7}  trained for")
     for name in catalog.bundled():
         source = catalog.find(name)
         head = tasks.choose(source, "auto")
         known = inventory.load(source, head.name)
         size = format_count(known.numel) if known is not None else ""
-        _row(f"{name:44} {size:>7} {source.model_type:14} {head.name:24} {head.class_name}")
+        _row(f"{name:44} {size:>7}  {head.name}")
 
 
 @_app.command(cls=Command)

@@ -118,7 +118,8 @@ def _estimate(writer: ResultsWriter, watcher: Watcher, plans: list[Plan] | None)
 
 
 def _report(runs: list[Run]) -> None:
-    if runs:
+    # Why each run failed was said when it did.
+    if any(run.measurement is not None for run in runs):
         from memcalc.report import measured
 
         deliver("table", None, measured.blocks(runs))

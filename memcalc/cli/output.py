@@ -44,7 +44,7 @@ def put(text: str, output: Path | None = None) -> None:
 
 
 def colored(output: Path | None) -> bool:
-    """Whether what is written here may have colours."""
+    """Whether what is written here may have colors."""
     if output is not None or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return sys.stdout.isatty()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -89,6 +91,8 @@ def command(
         torch=torch,
         alloc_conf=alloc_conf,
     )
+    if gpu is None:
+        _say_where_gpu_belongs(command)
     if torch is not None and python is None:
         # What the program prints must not meet a line that moves.
         with progress(f"preparing PyTorch {torch}"):
@@ -113,6 +117,24 @@ def command(
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)
+
+
+def _say_where_gpu_belongs(command: list[str]) -> None:
+    """Of a GPU that is named after the script: the script gets it, and nothing is judged."""
+    from memcalc.catalog import gpus
+
+    for at, (flag, name) in enumerate(pairwise(command)):
+        if flag != "--gpu":
+            continue
+        try:
+            gpus.find(name)
+        except UsageError:  # The number of a GPU, or a name that only the script knows.
+            continue
+        script = shlex.join([*command[:at], *command[at + 2 :]])
+        say(
+            f"memcalc: --gpu {name} stands after the script, so the script got it. For a verdict, "
+            f"type memcalc simulate --gpu {name} -- {script}"
+        )
 
 
 def _elsewhere(ending: Ending) -> str:

@@ -1,6 +1,7 @@
-"""Floating-point operations of a step: PyTorch's own count, as one more step runs under it.
+"""Floating-point operations of a step: by PyTorch's own counts, as one more step runs under them.
 
-Source: ``torch/utils/flop_counter.py``. Only products, convolutions and attention count; a
+Source: ``torch/utils/flop_counter.py``; its own mode asks each operator for its parts, and follows
+modules, which takes longer than the step. Only products, convolutions and attention count; a
 multiplication and an addition are two.
 """
 
@@ -10,7 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import (
+    flop_registry,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
 
 _aten = torch.ops.aten
 _FORWARD = (
@@ -20,31 +26,49 @@ _FORWARD = (
 )
 
 
-def of_step(step: Callable[[], None]) -> int | str:
+class Counter(TorchDispatchMode):
+    """Adds up the operations of all that runs under it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+        self._counts = {**flop_registry, **_mapping()}
+        self._whole = {torch.ops.prim.device.default}
+        """Operators that are not made of others."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        count = self._counts.get(func._overloadpacket)
+        if count is None and func not in self._whole:
+            with self:
+                made = func.decompose(*args, **named)
+            if made is not NotImplemented:
+                return made
+            self._whole.add(func)
+        made = func(*args, **named)
+        if count is not None:
+            self.total += int(count(*args, **named, out_val=made))
+        return made
+
+
+def of_step(step: Callable[[Counter], int]) -> int | str:
     """How many operations a step makes; why that is not known, where PyTorch cannot count them."""
-    counter: Any = FlopCounterMode(display=False, custom_mapping=_mapping())
+    counter = Counter()
     try:
         with counter:
-            step()
+            return step(counter)
     except Exception as error:
         # What cannot be counted ends no estimate.
         return f"PyTorch cannot count them ({type(error).__name__})"
-    return int(counter.get_total_flops())
 
 
-def _raw(count: Callable[..., int]) -> Callable[..., int]:
-    """A count that is given tensors, not shapes."""
-    count._get_raw = True  # type: ignore[attr-defined]
-    return count
-
-
-@_raw
 def _attention(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Keys and values of grouped heads are those of several heads of the queries."""
     return int(sdpa_flop_count(q.shape, _spread(k, q), _spread(v, q)))
 
 
-@_raw
 def _attention_backward(grad: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return int(sdpa_backward_flop_count(grad.shape, q.shape, _spread(k, q), _spread(v, q)))
 
@@ -55,33 +79,28 @@ def _spread(tensor: torch.Tensor, q: torch.Tensor) -> tuple[int, ...]:
     return batch, q.shape[1], length, size
 
 
-@_raw
 def _recurrent(data: Any, params: Sequence[Any], *_: Any, **__: Any) -> int:
     """Every weight of a matrix is used once in a step of a sequence."""
     rows = data.numel() // data.shape[-1]
     return 2 * int(rows) * sum(int(p.numel()) for p in params if p.dim() == 2)
 
 
-@_raw
 def _recurrent_backward(data: Any, params: Any, *args: Any, **__: Any) -> int:
     """Gradients of inputs, and of weights where they are wanted."""
     forward = _recurrent(data, params)
     return 2 * forward if args[-1][3] else forward
 
 
-@_raw
 def _four_bit(left: Any, packed: Any, shape: Any, *_: Any, **__: Any) -> int:
     """Shapes: ``left`` [..., K], ``shape`` of the weights as they were, [N, K]."""
     return 2 * int(left.numel()) * int(shape[0])
 
 
-@_raw
 def _eight_bit(left: Any, right: Any, *_: Any, **__: Any) -> int:
     """Shapes: [..., K] and [N, K]."""
     return 2 * int(left.numel()) * int(right.shape[0])
 
 
-@_raw
 def _grouped(left: Any, right: Any, *_: Any, out_val: Any, **__: Any) -> int:
     """Every row of ``left`` belongs to one group."""
     if left.dim() == 2 and right.dim() == 2:

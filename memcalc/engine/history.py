@@ -84,9 +84,10 @@ class Timeline:
                 self._dies(entry, following)
         while told:
             self._tell(told.pop())
-        for event in self.events[slice(*recorder.cublas)]:
-            if event < 0:
-                self.blocks[~event].component = Component.WORKSPACES
+        for begin, end in recorder.cublas:
+            for event in self.events[begin:end]:
+                if event < 0:
+                    self.blocks[~event].component = Component.WORKSPACES
         if recorder.profiler is not None:
             self._name_operators()
         self._settle_guesses()
@@ -167,9 +168,11 @@ class Timeline:
             return
         component, which = what
         if isinstance(which, int):
-            for number in self._live.values():
+            for number in reversed(self._live.values()):
                 block = self.blocks[number]
-                if block.born >= which and block.guess is None and not self._sent(block):
+                if block.born < which:
+                    break
+                if block.guess is None and not self._sent(block):
                     block.guess = component
             return
         for address in which:
@@ -190,7 +193,7 @@ class Timeline:
             interval.begin, interval.end = moved(interval.begin), moved(interval.end)
         recorder.marks = [(moved(moment), path) for moment, path in recorder.marks]
         recorder.profiled = moved(recorder.profiled[0]), moved(recorder.profiled[1])
-        recorder.cublas = moved(recorder.cublas[0]), moved(recorder.cublas[1])
+        recorder.cublas = [(moved(begin), moved(end)) for begin, end in recorder.cublas]
         told[:] = [(moved(moment), order, what) for moment, order, what in told]
 
     def _sent(self, block: _Block) -> bool:

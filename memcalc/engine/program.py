@@ -67,7 +67,7 @@ def _empty(name: str, like: torch.Tensor) -> torch.Tensor:
 def place(program: Program, device: str, *, simulated: bool = False) -> Program:
     """Put the model on this process's device, under the plan's layout.
 
-    A quantised model is not under it yet: it is finished first (``wrap``).
+    A quantized model is not under it yet: it is finished first (``wrap``).
 
     Args:
         program: its model has no memory yet.

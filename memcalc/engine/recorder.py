@@ -80,8 +80,8 @@ class Notes:
         """At this moment, something was copied from the host to this address."""
         self.profiled: tuple[int, int] = (0, 0)
         """Between which moments the profiler ran."""
-        self.cublas: tuple[int, int] = (0, 0)
-        """Between these moments nothing but workspaces of cuBLAS died."""
+        self.cublas: list[tuple[int, int]] = []
+        """Between each two of these moments nothing but workspaces of cuBLAS died."""
         self.profiler: Any = None
         self.wrapped = False
         """The model is inside a wrapper over several GPUs, which allocates by itself."""
@@ -303,7 +303,7 @@ class Recorder(Notes):
         self._unfollow()
         begin = self.now()
         internals.free_cublas_workspaces()
-        self.cublas = begin, self.now()
+        self.cublas.append((begin, self.now()))
 
 
 class _Modules:

@@ -66,7 +66,7 @@ def trace(
     traced = compiling.said_of(_read(program, recorder, steps))
     if plan.infers or not counted:
         return traced
-    operations = flops.of_step(lambda: _one_more_step(program, optimizer))
+    operations = flops.of_step(lambda counter: _one_more_step(program, optimizer, counter))
     if isinstance(operations, int):
         return replace(traced, flops=operations)
     return replace(traced, assumptions=(*traced.assumptions, f"{UNCOUNTED_FLOPS}: {operations}"))
@@ -92,12 +92,14 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
         hook.remove()
 
 
-def _one_more_step(program: Program, optimizer: Any) -> None:
-    """The loop's step once more, unobserved."""
+def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
+    """Operations of the loop's step: its micro-batches are alike, so that one of them is run."""
     job = programs.job(program, optimizer, program.plan.target)
-    job = replace(job, restore=None, eval_batches=0, compile=None)
+    job = replace(job, restore=None, eval_batches=0, compile=None, grad_accum=1)
+    watch = _OfEachBatch(counter)
     with layerdrop.off(program.model):
-        loops.of(program.plan).run(job, _Nobody(), 1)
+        loops.of(program.plan).run(job, watch, 1)
+    return counter.total + watch.found * (program.plan.grad_accum - 1)
 
 
 class _Compiled(Patches):
@@ -114,11 +116,19 @@ class _Compiled(Patches):
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
 
 
-class _Nobody:
-    """Watches nothing."""
+class _OfEachBatch:
+    """Adds up the operations of forward and backward."""
 
-    def phase(self, phase: Phase, step: int) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def __init__(self, counter: flops.Counter) -> None:
+        self._counter = counter
+        self.found = 0
+
+    @contextlib.contextmanager
+    def phase(self, phase: Phase, step: int) -> Iterator[None]:
+        before = self._counter.total
+        yield
+        if phase in (Phase.FORWARD, Phase.BACKWARD):
+            self.found += self._counter.total - before
 
 
 def _recorder(plan: Plan, watched: Iterable[int], detailed: bool) -> Recorder:

@@ -103,9 +103,13 @@ class Values:
     def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
         return original(args, kwargs, keys - self._keys)
 
-    def _end(self) -> None:
+    def stop(self) -> None:
+        """Follow no more in this thread: Python's exit has taken the operators' code away."""
         _C._dispatch_tls_set_dispatch_key_included(_key(_VALUES), False)
         _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), False)
+
+    def _end(self) -> None:
+        self.stop()
         self._libraries.clear()
         self._say(RULE)
         if self.unknown:

@@ -39,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def canonical(plan: Plan) -> Plan:
-    """The plan with its names as the catalogue spells them: other spellings ask the same.
+    """The plan with its names as the catalog spells them: other spellings ask the same.
 
     Raises:
         UsageError: it names something unknown.

@@ -17,7 +17,8 @@ from memcalc.estimation.question import ASSUMED, version_of
 from memcalc.files import compiler, extras
 from memcalc.records.compact_options import adapter
 from memcalc.records.model import Inventory
-from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.names import FLASH_ATTN
+from memcalc.records.plan import Plan
 from memcalc.registry import Choice
 from memcalc.workload import cache_layers, layouts, liger, loops, tasks
 
@@ -237,7 +238,7 @@ def _check_quant(plan: Plan, source: models.ModelSource) -> None:
     if plan.scheme is None and "load" in dict(plan.parallel_args):
         raise SettingError(
             "parallel_args",
-            "load=cpu is of quantised bases, which are loaded before they are divided; others "
+            "load=cpu is of quantized bases, which are loaded before they are divided; others "
             "never lie whole on a GPU: leave it out, or add quant.",
         )
     already = checkpoint_refusal(plan, source)
@@ -258,7 +259,7 @@ def _check_liger(source: models.ModelSource) -> None:
 
 
 def checkpoint_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Why a checkpoint that is quantised already cannot be answered so; ``None``: it can."""
+    """Why a checkpoint that is quantized already cannot be answered so; ``None``: it can."""
     if source.config is None:
         return None
     gpu = gpus.find(plan.gpu) if plan.gpu is not None else None
@@ -276,7 +277,7 @@ def _unspread(plan: Plan) -> str | None:
     layout = layouts.spread(plan).layout
     if layout in (*_WHOLE, *layouts.SHARDED) and (layout in _WHOLE or plan.scheme != "int8"):
         return None
-    engine = "DeepSpeed's engine is not simulated over a quantised base"
+    engine = "DeepSpeed's engine is not simulated over a quantized base"
     reasons = {
         "tp": "transformers spreads no layers of bitsandbytes over tensor-parallel ranks",
         "zero2": engine,
@@ -292,7 +293,7 @@ def _unspread(plan: Plan) -> str | None:
 
 
 def quant_refusal(plan: Plan, source: models.ModelSource) -> str | None:
-    """Why a plan's base cannot be loaded quantised; ``None``: as far as is known it can."""
+    """Why a plan's base cannot be loaded quantized; ``None``: as far as is known it can."""
     if source.factory is not None:
         return f"it is for models that transformers loads, and {source.name} is a callable"
     several = layouts.spread(plan).world > 1

@@ -25,6 +25,7 @@ from memcalc.engine import program as programs
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.cudnn import loading
 from memcalc.engine.cudnn.library import Missing
+from memcalc.engine.packages import bitsandbytes
 from memcalc.errors import UsageError
 from memcalc.estimation.client import Judged, Reached
 from memcalc.estimation.fits import Device
@@ -47,6 +48,8 @@ from memcalc.workload.model import in_its_words
 from memcalc.workload.program import Program
 
 NAME = "simulated run"
+_PROGRAMS = 4
+"""So many are kept."""
 _OUT_OF_MEMORY = "OutOfMemoryError"
 """PyTorch's own, by its name."""
 _OF_CUDNN = ("convolution", "_convolution", "_thnn", "lstm", "gru", "rnn")
@@ -67,13 +70,13 @@ def warm(architecture: str) -> None:
 
 
 class Worker:
-    """Answers requests, and keeps the last program for the next one that differs in size only."""
+    """Answers requests, and keeps the last programs for those that differ in size only."""
 
     def __init__(self, breadcrumbs: Breadcrumbs | None = None) -> None:
         internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
         self._counted = False
-        self._program: tuple[Plan, Program] | None = None
+        self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to one request.
@@ -257,13 +260,17 @@ class Worker:
 
     def _prepared(self, question: Asked) -> Program:
         """The plan's program, without memory for its weights."""
-        plan, known = question.plan, self._program
-        if known is None or known[0] != plan.program or known[1].inputs is None:
+        plan, key = question.plan, question.plan.program
+        known = self._programs.pop(key, None)
+        if known is None or known.inputs is None:
             with simulated_gpu.asked_without_cuda(question.target):
-                self._program = known = (plan.program, programs.build(plan, real_weights=False))
-        if known[1].inputs is None:
-            return known[1]
-        return replace(known[1].resized(plan.batch, plan.seq), plan=plan)
+                bitsandbytes.load(plan)
+                known = programs.build(plan, real_weights=False)
+        # The last ones asked about: the models of two ways to train are asked about in turns.
+        self._programs = {**dict(list(self._programs.items())[1 - _PROGRAMS :]), key: known}
+        if known.inputs is None:
+            return known
+        return replace(known.resized(plan.batch, plan.seq), plan=plan)
 
 
 def _convolves(traced: Trace) -> bool:

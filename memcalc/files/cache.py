@@ -71,7 +71,7 @@ def key(plan: Plan, config: dict[str, Any], kind: str) -> str:
     """A name for the answer: plan, model config, versions of all code that answers.
 
     Args:
-        plan: every name in it as the catalogue spells it.
+        plan: every name in it as the catalog spells it.
         config: of the model.
         kind: what is kept.
     """

@@ -13,7 +13,7 @@ class Format(NamedTuple):
     """One format."""
 
     extension: str
-    """Empty: no file is recognised by it."""
+    """Empty: no file is recognized by it."""
     kinds: frozenset[str]
     """What can be written in it."""
 

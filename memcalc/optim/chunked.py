@@ -1,4 +1,4 @@
-"""The updates as vectorised torch code over chunks that stay in cache: the CPU's fast path.
+"""The updates as vectorized torch code over chunks that stay in cache: the CPU's fast path.
 
 All scratch is for one chunk, and reused: the step's extra memory does
 not grow with the model.  The arithmetic is the reference's, operation for operation.

@@ -77,7 +77,7 @@ def _advance(value, g, m, v, sign, l2, beta1, rest1, beta2, rest2, shrink, corre
 
 @triton.jit
 def _nearest_code(x, qmap, SIGNED: tl.constexpr):
-    """Guess the code by the map's formula, right to one place, then compare three neighbours."""
+    """Guess the code by the map's formula, right to one place, then compare three neighbors."""
     a = tl.minimum(tl.abs(x), 1.0)
     decade = tl.floor(tl.log2(tl.maximum(a, 1e-7)) / _LOG2_10) + 7.0
     decade = tl.minimum(tl.maximum(decade, 0.0), 6.0)

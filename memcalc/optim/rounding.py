@@ -14,7 +14,7 @@ TheIronBorn (public domain); of the combination: splitmix64 (Steele et al. 2014)
 import torch
 from torch import Tensor
 
-WEYL = 0x9E3779B9  # 2^32 divided by the golden ratio: spreads neighbouring indices
+WEYL = 0x9E3779B9  # 2^32 divided by the golden ratio: spreads neighboring indices
 MIX1 = 0x21F0AAAD
 MIX2 = 0x735A2D97
 MIX3 = 0x85EBCA6B

@@ -1,7 +1,8 @@
 """Settings of a plan that cannot be combined, and which to leave out."""
 
 from memcalc.records.compact_options import NO_LORA
-from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.names import FLASH_ATTN
+from memcalc.records.plan import Plan
 
 _ARGS_ALONE = "engine_args needs engine: name vllm or sglang."
 
@@ -14,16 +15,16 @@ def disagreement(plan: Plan) -> str | None:
     if plan.infers:
         return _without_training(plan)
     if plan.engine is not None:
-        return "engine needs generate: say how many tokens, such as --generate 256."
+        return f"{plan.engine} only serves: say how many tokens, such as --generate 256."
     if plan.engine_args:
         return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:
         return f"on a base in {plan.scheme} only adapters train: leave out lora none, or quant."
     if plan.cache != "dynamic" or plan.beams > 1:
         name = "cache" if plan.cache != "dynamic" else "beams"
-        return f"{name} needs generate: say how many tokens, such as --generate 256."
+        return f"{name} needs --generate: say how many tokens, such as --generate 256."
     if plan.scheme is None and plan.kbit_prepare is False:
-        return "kbit_prepare needs a quantised base: add quant, or leave it out."
+        return "kbit_prepare needs a quantized base: add quant, or leave it out."
     if plan.checkpoint_every > 1 and not plan.checkpointing:
         return "checkpoint_every needs checkpointing: add --checkpointing."
     if plan.liger and plan.loss_chunks > 1:

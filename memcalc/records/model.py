@@ -36,13 +36,13 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """Class name of the module that owns it, such as ``Embedding``."""
     buffer: bool = False
     original: tuple[int, ...] | None = None
-    """Shape before it was quantised and packed; ``None``: it is not quantised."""
+    """Shape before it was quantized and packed; ``None``: it is not quantized."""
     constant: bool = False
-    """No weight, but what turns a quantised one back: its name begins with the weight's."""
+    """No weight, but what turns a quantized one back: its name begins with the weight's."""
 
     @property
     def numel(self) -> int:
-        """Number of elements, of a quantised weight before it was packed."""
+        """Number of elements, of a quantized weight before it was packed."""
         return prod(self.shape if self.original is None else self.original)
 
     @property
@@ -64,7 +64,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Without the buffers, and the constants of quantised weights."""
+        """Without the buffers, and the constants of quantized weights."""
         return tuple(one for one in self.tensors if not one.buffer and not one.constant)
 
     @property

@@ -11,41 +11,23 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from memcalc.records.compact_options import NO_LORA, USUAL_LORA, Input, Lora, Release, Text, Version
+from memcalc.records.compact_options import (
+    NO_LORA,
+    USUAL_LORA,
+    Input,
+    Lora,
+    Release,
+    Text,
+    Version,
+    about,
+)
 from memcalc.records.values import Scalar
-
-ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
-"""DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
-STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""How FSDP's first version shards, by accelerate's names and in its order."""
-WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
-"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
-
 
 Method = Literal["trace", "analytic"]
 """How a plan is answered: its code runs on a simulated GPU, or closed forms stand for it."""
 CompileMode = Literal["default", "reduce-overhead"]
 """Modes of ``torch.compile`` that are answered; the others choose kernels by timing them."""
 Count = Annotated[int, Meta(ge=1, le=1 << 16)]
-FLASH_ATTN = "flash_attention_2"
-"""What transformers calls attention by the package flash-attn, of version 2."""
-
-
-def about(
-    group: str, words: str, *, otherwise: str = "", option: str | None = "", typed: str = ""
-) -> Meta:
-    """What a person is told of a field.
-
-    Args:
-        group: the heading that it stands under in help.
-        words: what it is, in a sentence.
-        otherwise: what holds where the setting is left out, if its default does not say.
-        option: its name on the command line, if it is not the field's own; ``None``: a verb of its
-            own takes it.
-        typed: a sentence on how it is typed there.
-    """
-    extra = {"group": group, "otherwise": otherwise, "option": option, "typed": typed}
-    return Meta(description=words, extra=extra)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +144,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         | None,
         about(
             "Model",
-            "Load the model's linear layers quantised, by bitsandbytes or torchao; nf4-dq "
+            "Load the model's linear layers quantized, by bitsandbytes or torchao; nf4-dq "
             "quantizes the scales too. none dequantizes a checkpoint that is quantized.",
             otherwise="none, or the checkpoint's own",
         ),
@@ -171,7 +153,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         about(
             "Model",
-            "With quant: cast what is not quantised to fp32 before training, as peft's "
+            "With quant: cast what is not quantized to fp32 before training, as peft's "
             "prepare_model_for_kbit_training does.",
         ),
     ] = True
@@ -376,7 +358,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def adapters(self) -> str | None:
         """What adapters train instead of the model, as ``lora`` says it; ``None``: there are none.
 
-        On a quantised model that trains there are some unless the plan says none.
+        On a quantized model that trains there are some unless the plan says none.
         """
         if self.lora is not None:
             return None if self.lora == NO_LORA else self.lora
@@ -384,7 +366,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheme(self) -> str | None:
-        """How linear layers are quantised; ``None``: they are not."""
+        """How linear layers are quantized; ``None``: they are not."""
         return None if self.quant == "none" else self.quant
 
     @property
@@ -395,7 +377,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def program(self) -> "Plan":
         """What plans have in common that run the same model and loop on other sizes and GPUs."""
-        return replace(self, batch=1, seq=None, gpu=None, alloc_conf="")
+        return replace(self, batch=1, seq=None, grad_accum=1, gpu=None, alloc_conf="")
 
     @property
     def half_weights(self) -> bool:
@@ -409,5 +391,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gathers(self) -> bool:
-        """The cache quantises tokens together, whenever enough of them are there."""
+        """The cache quantizes tokens together, whenever enough of them are there."""
         return self.cache in ("quantized", "quantized-hqq")

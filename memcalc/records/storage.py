@@ -13,7 +13,7 @@ class Component(StrEnum):
     WEIGHTS = "weights"
     QUANTISED_WEIGHTS = "quantised_weights"
     QUANTISATION_CONSTANTS = "quantisation_constants"
-    """What turns quantised weights back: the largest value of each block, tables of codes."""
+    """What turns quantized weights back: the largest value of each block, tables of codes."""
     MASTER_WEIGHTS = "master_weights"
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer_state"
@@ -40,7 +40,7 @@ class Phase(StrEnum):
 
     LOAD = "load"
     PREPARE = "prepare"
-    """What is done to a quantised model before it trains: weights cast, adapters attached."""
+    """What is done to a quantized model before it trains: weights cast, adapters attached."""
     RESUME = "resume"
     """Loading the optimizer's state of a checkpoint, before the first forward."""
     FORWARD = "forward"

@@ -65,8 +65,8 @@ def _torchao(bits: int, block: int) -> object:
 
 
 def _no_amsgrad(args: Args) -> str | None:
-    """Its step stops at a maximum of quantised tensors: seen with 0.18, compiled and eager."""
-    return "torchao 0.18 cannot run amsgrad on quantised states" if args["amsgrad"] else None
+    """Its step stops at a maximum of quantized tensors: seen with 0.18, compiled and eager."""
+    return "torchao 0.18 cannot run amsgrad on quantized states" if args["amsgrad"] else None
 
 
 def _anyprecision(parameter: Parameter, args: Args) -> list[Piece]:

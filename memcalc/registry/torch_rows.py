@@ -208,7 +208,7 @@ ROWS = (
     _row(
         "Muon",
         _muon,
-        "momentum, orthogonalised; matrices only",
+        "momentum, orthogonalized; matrices only",
         4,
         takes=("momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn"),
     ),

@@ -107,7 +107,7 @@ def terminal(
     Args:
         blocks: the report.
         width: columns; no line is longer.
-        color: with escapes for colours.
+        color: with escapes for colors.
         plain: with signs of ASCII alone.
     """
     out = io.StringIO()

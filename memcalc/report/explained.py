@@ -35,7 +35,7 @@ def blocks(explanation: Explanation, top: int, *, verbose: bool = True) -> list[
         *answer.of_each_gpu(prediction),
         Line("Alive at the peak", Kind.SECTION),
         contents(explanation.peak, top),
-        Line("Peaks of the other phases", Kind.SECTION),
+        Line("Peaks of the other phases, requested", Kind.SECTION),
         *(Line(_moment(moment), Kind.ITEM) for moment in explanation.others),
         *([Line(_moment(end, "at end"), Kind.ITEM)] if (end := explanation.end) else []),
         Line(""),
@@ -71,7 +71,7 @@ def contents(moment: PeakContents, top: int) -> Table:
 
 
 def _layers(kinds: Sequence[LayerKind]) -> Iterator[Block]:
-    """What a quantised base holds, layer by layer; constants in the order of their making."""
+    """What a quantized base holds, layer by layer; constants in the order of their making."""
     if not kinds:
         return
     body: list[tuple[Cell, ...]] = [

@@ -31,9 +31,12 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         verbose: every GPU; ``False``: those around the smallest that fits.
     """
     seq = answer.here.seq if answer.here is not None else answer.plan.seq
+    asked = f"{answer.plan.model}: {described(answer.plan, seq)}"
+    found = sentences(answer)
+    kind = Kind.VERDICT if answer.here is not None else Kind.HEADING
     return [
-        Line(f"{answer.plan.model}: {described(answer.plan, seq)}", Kind.HEADING),
-        *map(Line, sentences(answer)),
+        *([Line(found[0], kind), Line(f"  {asked}")] if found else [Line(asked, Kind.HEADING)]),
+        *map(Line, found[1:]),
         *tables(answer, verbose=verbose),
         *_search(answer),
         *(Line(note, Kind.NOTE) for note in notes(answer)),
@@ -100,7 +103,7 @@ def _beyond(limit: Limit) -> str:
         above, perhaps = limit.value(limit.above), limit.value(limit.perhaps)
         said = f"{above} {_does(limit.above)}"
         if perhaps is not None and perhaps != above:
-            said += f", up to {perhaps} is tight"
+            said = f"{above} to {perhaps} are tight"
     if limit.gap is not None:
         said += f"; not all smaller sizes fit: {limit.value(limit.gap)} {_does(limit.gap)}"
     return said

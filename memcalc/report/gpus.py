@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from memcalc.advice.explain.command_line import options
@@ -48,7 +49,7 @@ def blocks(found: Cards, work: Work, *, verbose: bool = True) -> Iterator[Block]
         return
     yield Line("next: the best ways on a card of yours, or the smallest card's in full")
     gpu = f"{_devices(smallest)}x{smallest.gpu}" if _devices(smallest) > 1 else smallest.gpu
-    yield Line(f"  memcalc suggest {options(plan)} --gpu '{gpu}'", Kind.COMMAND)
+    yield Line(f"  memcalc suggest {options(plan)} --gpu {shlex.quote(gpu)}", Kind.COMMAND)
     yield Line(f"  memcalc estimate {options(smallest.figures.plan)}", Kind.COMMAND)
 
 

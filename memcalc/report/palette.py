@@ -1,7 +1,7 @@
-"""A colour and a hatch for each component, also for readers without colour vision.
+"""A color and a hatch for each component, also for readers without color vision.
 
 Source: Okabe and Ito 2008, "Color Universal Design", https://jfly.uni-koeln.de/color/ (eight
-colours); grey, and five of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the
+colors); gray, and five of Tol's muted scheme (sronpersonalpages.nl/~pault), are added for the
 others.
 """
 

@@ -1,4 +1,4 @@
-"""Pictures of memory, drawn by matplotlib, readable in grey and without colour vision."""
+"""Pictures of memory, drawn by matplotlib, readable in gray and without color vision."""
 
 from __future__ import annotations
 

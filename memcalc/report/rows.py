@@ -226,8 +226,8 @@ def verdict(prediction: Prediction) -> str | None:
     fit, grows = prediction.fit, prediction.growth
     if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
         return (
-            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but what the script holds grows "
-            "every step"
+            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but the script holds more "
+            "memory every step"
         )
     if fit is not None:
         return fit_words(fit)
@@ -257,9 +257,7 @@ def fit_word(fit: Fit | None) -> str:
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
     found = verdict_of(fit)
-    does = fit.metric.replace("_", " ")
-    if found is FitVerdict.DOES_NOT_FIT and fit.metric == "process_used":
-        does = "needs"
+    does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)
     else:

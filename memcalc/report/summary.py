@@ -32,7 +32,7 @@ class Hero(msgspec.Struct, frozen=True, kw_only=True):
     """What is seen first."""
 
     kind: str
-    """``fits``, ``close``, ``over`` or ``plain``: how the verdict is coloured."""
+    """``fits``, ``close``, ``over`` or ``plain``: how the verdict is colored."""
     verdict: str
     parts: tuple[Part, ...]
     spoken: str

@@ -15,7 +15,7 @@ from memcalc.engine import source_lines
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.engine.stub import load as stub
-from memcalc.errors import EstimateError, UsageError
+from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
@@ -151,10 +151,9 @@ def estimate_module(
             f"A {type(module).__name__} is no model: give a name or a torch.nn.Module."
         )
     if strange := sorted(settings.keys() - set(_OF_MODULES)):
-        raise UsageError(
-            f"{', '.join(strange)} is not known of a module: there are optimizer, loss, inputs, "
-            f"targets, steps, {', '.join(_OF_MODULES)}."
-        )
+        known = ("optimizer", "loss", "inputs", "targets", "steps", *_OF_MODULES)
+        hint = f"choose from {', '.join(known)}."
+        raise unknown("setting of a module", strange[0], known, hint=hint)
     if inputs is None:
         raise UsageError("Give inputs: a batch as the module is called with it.")
     work = Training(module, optimizer, loss, inputs, targets, steps)

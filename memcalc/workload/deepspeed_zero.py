@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memcalc.records.plan import ZERO_STAGES
+from memcalc.records.names import ZERO_STAGES
 from memcalc.workload.job import Job
 
 _OWN = ("offload", "offload_param", "communication_data_type", "grad_accum_dtype")

@@ -225,7 +225,7 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
-        # What a package quantises holds tensors of its own.
+        # What a package quantizes holds tensors of its own.
         inner = getattr(value, "__tensor_flatten__", None)
         if inner is None:
             yield value

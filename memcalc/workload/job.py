@@ -57,7 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a loop made of the job and goes on with, should it run again."""
     simulated: bool = False
     """No data and no numbers: of an evaluation, the batches in the middle are like their
-    neighbours and only leave behind what is kept of them."""
+    neighbors and only leave behind what is kept of them."""
 
     def evaluates(self, number: int) -> bool:
         """Whether this batch of an evaluation runs through the model."""

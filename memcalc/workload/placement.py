@@ -46,7 +46,7 @@ def filler(model: torch.nn.Module, *, on_host: bool = True) -> Callable[[torch.n
     """What gives values to a model, or a part of it, that gets new memory.
 
     Parameters get random ones, of a sharded one this rank's part; buffers those that they have
-    now: positions that are read from uninitialised memory would lie outside of their table.
+    now: positions that are read from uninitialized memory would lie outside of their table.
 
     Args:
         model: has the buffers' values.

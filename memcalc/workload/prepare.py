@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.names import FLASH_ATTN
+from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
 from memcalc.workload import (
@@ -126,7 +127,7 @@ def _nothing_left(plan: Plan) -> str:
 
 
 def finished(program: Program, loaded: torch.nn.Module) -> Program:
-    """The program over a quantised model that is on its device.
+    """The program over a quantized model that is on its device.
 
     Raises:
         UsageError: it cannot be adapted or checkpointed, or a pattern matches nothing.

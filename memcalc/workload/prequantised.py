@@ -1,4 +1,4 @@
-"""Checkpoints that bitsandbytes quantised before they were saved: what their files hold.
+"""Checkpoints that bitsandbytes quantized before they were saved: what their files hold.
 
 The packages say it themselves. transformers puts bitsandbytes' layers into a model without memory,
 bitsandbytes' operators say what becomes of each weight, and its layers what is saved of them. Read
@@ -25,10 +25,10 @@ def settings(plan: Plan) -> Mapping[str, Any] | None:
 
 
 def quantise(model: torch.nn.Module, told: Mapping[str, Any], dtype: torch.dtype) -> None:
-    """Quantise a model on the meta device, as its checkpoint was.
+    """Quantize a model on the meta device, as its checkpoint was.
 
     Args:
-        model: of transformers, not quantised; it is changed.
+        model: of transformers, not quantized; it is changed.
         told: the checkpoint's settings.
         dtype: of its weights before.
     """
@@ -67,7 +67,7 @@ def _in_4_bit(package: Any, module: torch.nn.Module, dtype: torch.dtype) -> None
 
 
 def saved_in(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> torch.dtype:
-    """The type that a checkpoint's weights had before they were quantised."""
+    """The type that a checkpoint's weights had before they were quantized."""
     for part in (config or {}, (config or {}).get("text_config") or {}):
         named = part.get("dtype") or part.get("torch_dtype")
         found = getattr(torch, str(named).removeprefix("torch."), None)
@@ -77,7 +77,7 @@ def saved_in(config: Mapping[str, Any] | None, otherwise: torch.dtype) -> torch.
 
 
 def as_published(model: torch.nn.Module, plan: Plan, dtype: torch.dtype) -> torch.nn.Module:
-    """A copy of a model without memory, quantised as its checkpoint is; or the model itself.
+    """A copy of a model without memory, quantized as its checkpoint is; or the model itself.
 
     Args:
         model: on the meta device.

@@ -1,4 +1,4 @@
-"""Models whose linear layers are loaded quantised, through transformers and peft as people do it.
+"""Models whose linear layers are loaded quantized, through transformers and peft as people do it.
 
 ``from_pretrained(quantization_config=..., device_map={"": device})`` runs as it is, over a model
 that is built already and weights that are made when they are read. Read in transformers 5.23, peft
@@ -33,13 +33,13 @@ Checkpoint = Mapping[str, torch.Tensor]
 
 
 def compute_dtype(plan: Plan) -> torch.dtype:
-    """What quantised layers compute in, and what the rest is loaded in."""
+    """What quantized layers compute in, and what the rest is loaded in."""
     precision = PRECISIONS[plan.precision]
     return precision.autocast or precision.weights
 
 
 def said_of_types(plan: Plan) -> str:
-    """What quantised layers compute in and what the rest is loaded in, in words."""
+    """What quantized layers compute in and what the rest is loaded in, in words."""
     dtype = str(compute_dtype(plan)).removeprefix("torch.")
     by_checkpoint = computed_in(prequantised.settings(plan) or {"load_in_8bit": True})
     if by_checkpoint in (None, dtype):
@@ -53,17 +53,17 @@ def said_of_types(plan: Plan) -> str:
 def load(
     model: torch.nn.Module, checkpoint: Checkpoint, plan: Plan, device: str, make: Make
 ) -> torch.nn.Module:
-    """Load a model quantised onto a device.
+    """Load a model quantized onto a device.
 
     Args:
-        model: of transformers, not quantised, on the meta device; it is given memory.
+        model: of transformers, not quantized, on the meta device; it is given memory.
         checkpoint: what it is loaded from, as ``written`` says it.
-        plan: says how to quantise it, where the checkpoint is not.
+        plan: says how to quantize it, where the checkpoint is not.
         device: where to.
         make: makes what the checkpoint holds.
 
     Raises:
-        UsageError: a package is missing, or refuses the model, or finds nothing to quantise.
+        UsageError: a package is missing, or refuses the model, or finds nothing to quantize.
     """
     # They warn of every cast, and of kernels that the CPU might have or that this PyTorch lacks.
     for package in ("bitsandbytes", "torchao"):
@@ -88,7 +88,7 @@ def load(
             raise UsageError(f"--quant {plan.scheme} needs a package: {line(error)}.") from None
     if all(original(parameter) is None for parameter in loaded.parameters()):
         raise UsageError(
-            f"--quant {plan.scheme} finds no layer to quantise in {type(model).__name__}, whose "
+            f"--quant {plan.scheme} finds no layer to quantize in {type(model).__name__}, whose "
             "layers are not nn.Linear: leave --quant out."
         )
     return loaded
@@ -133,7 +133,7 @@ def packed(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def constants(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that turn a quantised weight back, by the names checkpoints give them."""
+    """The tensors that turn a quantized weight back, by the names checkpoints give them."""
     inside = _of_torchao(parameter)
     if inside:
         return dict(list(inside.items())[1:])
@@ -155,7 +155,7 @@ def constants_in(state: Any) -> dict[str, torch.Tensor]:
 
 
 def original(parameter: torch.Tensor) -> tuple[int, ...] | None:
-    """The shape of a weight before it was quantised; ``None``: it is not quantised."""
+    """The shape of a weight before it was quantized; ``None``: it is not quantized."""
     state = getattr(parameter, "quant_state", None)
     if state is not None:
         return tuple(state.shape)
@@ -170,7 +170,7 @@ def _of_torchao(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def described(inventory: Inventory) -> str:
-    """What of a model is quantised, in how many bytes, and what is not; in a sentence."""
+    """What of a model is quantized, in how many bytes, and what is not; in a sentence."""
     packed = [tensor for tensor in inventory.parameters if tensor.original is not None]
     held = sum(tensor.bytes for tensor in inventory.tensors if tensor.constant)
     held += sum(tensor.bytes for tensor in packed)
@@ -181,8 +181,8 @@ def described(inventory: Inventory) -> str:
             kept[f"{owner} in {tensor.dtype}"] = None
     each = held / max(1, sum(tensor.numel for tensor in packed))
     return (
-        f"{len(packed)} linear layers are quantised ({each:.4f} bytes per weight with scales); "
-        f"not quantised: {', '.join(kept)}"
+        f"{len(packed)} linear layers are quantized ({each:.4f} bytes per weight with scales); "
+        f"not quantized: {', '.join(kept)}"
     )
 
 
@@ -228,8 +228,8 @@ def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
     """What the plan's checkpoint holds, by its names: tied weights once, experts apart.
 
     Args:
-        model: of transformers, not quantised, on the meta device.
-        plan: names it, and so says whether its checkpoint is quantised.
+        model: of transformers, not quantized, on the meta device.
+        plan: names it, and so says whether its checkpoint is quantized.
     """
     made = prequantised.as_published(model, plan, compute_dtype(plan))
     loading = importlib.import_module("transformers.core_model_loading")

@@ -11,7 +11,8 @@ import torch
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import MeasureError
-from memcalc.records.plan import FLASH_ATTN, Plan
+from memcalc.records.names import FLASH_ATTN
+from memcalc.records.plan import Plan
 from memcalc.workload import tasks
 from memcalc.workload.model import build, configure
 from memcalc.workload.precision import PRECISIONS

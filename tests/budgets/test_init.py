@@ -89,7 +89,7 @@ def test_axolotl_loads_weights_in_bf16(tmp_path):
         "grad_accum": 4,
         "seq": 256,
         "optim": "adamw_bnb_8bit",
-        "precision": "bf16",
+        "precision": "bf16+amp",
         "attention": "flash_attention_2",
         "lora": "r=16,target=q_proj+v_proj",
         "quant": "nf4-dq",

@@ -135,6 +135,7 @@ def test_a_model_of_the_same_sizes_keeps_what_is_its_own():
         ("sdxl", "a script that trains its UNet"),
         ("mistral-7b", "did you mean mistralai/Mistral-7B-v0.1 or mistralai/Mistral-7B-v0.3"),
         ("llama3", "meta-llama/Llama-3.1-8B"),
+        ("gtp2", "did you mean openai-community/gpt2"),
     ],
 )
 def test_what_is_no_model_is_answered_by_what_was_meant(typed, said):

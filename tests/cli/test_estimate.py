@@ -126,7 +126,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(memcalc, tmp_path):
         (("no-such-model",), 2, "memcalc list models"),
         (("distilbert-base-case",), 2, "did you mean distilbert-base-cased"),
         (("gpt2", "--optim", "adamm"), 2, "did you mean adam"),
-        (("gpt2", "--precision", "fp12"), 2, "choose one of"),
+        (("gpt2", "--precision", "fp12"), 2, "Choose one of"),
         (("gpt2", "--gpu", "h1000"), 2, "memcalc list gpus"),
         (("gpt2", "--seq", "4096"), 2, "at most 1024 tokens"),
         (("gpt2", "--batch", "0"), 2, "whole number"),

@@ -15,7 +15,7 @@ NEIGHBOURS = ("cuda", "cublasLt12", "cublasLt13", "nvrtc12", "nvrtc13")
 
 
 def real(cudnn, shim):
-    """The library, where it finds the same neighbours as below PyTorch."""
+    """The library, where it finds the same neighbors as below PyTorch."""
     system = ctypes.CDLL(None)
     system.dlmopen.restype = ctypes.c_void_p
     system.dlmopen.argtypes = [ctypes.c_long, ctypes.c_char_p, ctypes.c_int]

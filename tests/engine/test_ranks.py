@@ -66,7 +66,7 @@ def test_the_card_is_the_plans_where_a_package_asks_for_it_as_it_is_imported():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"devices": 2, "parallel": "pp=2"}, "not judged"),
+        ({"devices": 2, "parallel": "pp=2"}, "not verified against PyTorch"),
         ({"devices": 3, "parallel": "tp=2"}, "their product|cannot be divided"),
         ({"devices": 2, "rank": 2}, "they count from 0"),
         ({"parallel": "tp=2"}, "no self_attn.q_proj"),

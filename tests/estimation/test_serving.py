@@ -88,7 +88,7 @@ def test_the_share_of_sglang_by_hand():
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_a_token_takes_what_the_model_keeps_of_it(llama, engine):
-    plan = {"model": llama, "engine": engine, "gpu": "T4", "generate": 8, "seq": 56, **BF16}
+    plan = {"model": llama, "engine": engine, "gpu": "A2", "generate": 8, "seq": 56, **BF16}
     found = estimate(plan.pop("model"), use_cache=False, **plan)
     serving = found.serving
     assert sum(kind.layers * kind.bytes for kind in serving.kinds) == A_TOKEN
@@ -119,7 +119,7 @@ def test_windows_latents_and_types_of_the_cache(tmp_path):
         "window": {"model_type": "mistral", "sliding_window": 64},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps({**LLAMA, **more}))
-        settings = {"engine": "vllm", "gpu": "T4", "inference": True, "seq": 128, **BF16}
+        settings = {"engine": "vllm", "gpu": "A2", "inference": True, "seq": 128, **BF16}
         settings["engine_args"] = {"kv_cache_dtype": "fp8"} if name == "window" else {}
         plans.append(make({"model": str(tmp_path / f"{name}.json"), **settings}))
     mla, window = answers(plans, use_cache=False)
@@ -138,16 +138,17 @@ def test_windows_latents_and_types_of_the_cache(tmp_path):
         ({"engine_args": {"mem_fraction": 0.5}}, "not one that memcalc reads"),
         ({"engine_args": {"gpu_memory_utilization": 1.5}}, "out of range"),
         ({"engine_args": {"max_num_seqs": "many"}}, "no whole number"),
-        ({"engine_args": {"gpu_memory_utilization": 0.01}}, "would not start on T4"),
+        ({"engine_args": {"gpu_memory_utilization": 0.01}}, "would not start on A2"),
         ({"seq": 8000}, "takes sequences of 4,096 tokens"),
         ({"precision": "amp-bf16"}, "--precision bf16"),
+        ({"gpu": "T4"}, "does not start in bf16 on T4: type --precision fp16"),
         ({"engine": None, "engine_args": {"max_num_seqs": 4}}, "needs engine"),
-        ({"generate": None}, "needs generate"),
+        ({"generate": None}, "only serves: say how many tokens"),
         ({"beams": 2}, "no beams"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_in_a_sentence(llama, settings, words):
-    plan = {"engine": "vllm", "gpu": "T4", "generate": 8, **BF16, **settings}
+    plan = {"engine": "vllm", "gpu": "A2", "generate": 8, **BF16, **settings}
     with pytest.raises(UsageError, match=words):
         estimate(llama, use_cache=False, **plan)
 
@@ -158,7 +159,7 @@ def test_layers_of_several_sizes_are_refused():
 
 
 def test_only_estimate_answers_for_an_engine(llama):
-    plan = make({"model": llama, "engine": "vllm", "gpu": "T4", "generate": 8, **BF16})
+    plan = make({"model": llama, "engine": "vllm", "gpu": "A2", "generate": 8, **BF16})
     with Tracer(use_cache=False) as tracer:
         assert "leave out engine" in str(tracer.trace(plan))
 
@@ -172,7 +173,7 @@ def taken(serving, name):
 
 
 def test_gpus_of_tensor_parallel_divide_weights_and_cache(llama):
-    one, two = (served(llama, gpu="t4", devices=count) for count in (1, 2))
+    one, two = (served(llama, gpu="a2", devices=count) for count in (1, 2))
     # Norms are whole on each.
     share = taken(two, "weights").low / taken(one, "weights").low
     assert 0.5 <= share < 0.51
@@ -181,7 +182,7 @@ def test_gpus_of_tensor_parallel_divide_weights_and_cache(llama):
 
 
 def test_what_the_sampler_holds_widens_what_a_pass_does(llama):
-    held = taken(served(llama, gpu="t4"), "activations")
+    held = taken(served(llama, gpu="a2"), "activations")
     assert held.low < held.high
 
 
@@ -214,7 +215,7 @@ def test_a_model_that_sees_is_built_whole_and_refused_for_engines(tmp_path):
     assert found.head == "Qwen2_5_VLForConditionalGeneration"
     assert any("text only" in note for note in found.assumptions)
     with pytest.raises(UsageError, match="takes more than text"):
-        served(str(path), gpu="t4")
+        served(str(path), gpu="a2")
 
 
 @pytest.mark.nightly

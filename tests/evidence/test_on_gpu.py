@@ -27,7 +27,7 @@ def test_a_part_that_fails_and_one_that_never_ends_leave_the_next_its_time(tmp_p
         "sleeps": on_gpu.Part(0.001, (python, "-c", "import time; time.sleep(99)")),
         "works": on_gpu.Part(1.0, (python, "-c", "print('done')")),
     }
-    on_gpu.record(tmp_path, chosen, minutes=1)
+    on_gpu.record(tmp_path, chosen, 1, {})
     ended = json.loads((tmp_path / "parts.json").read_text())
     assert [one["code"] for one in ended.values()] == [3, None, 0]
     assert "done" in (tmp_path / "log.txt").read_text()

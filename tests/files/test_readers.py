@@ -229,7 +229,7 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
         "DeepSpeed's file": ("d.json", json.dumps(ENGINE).encode(), _launched("deepspeed")),
         "lengths": ("l.txt", b"12\n7\n512\n100\n", _lengths),
         "answers to compare": ("d.json", two, _differ),
-        "a quantised config": ("config.json", quantised_config, _config),
+        "a quantized config": ("config.json", quantised_config, _config),
         "the positions": ("positions.json", POSITIONS.encode(), _shipped(positions.table)),
         "the NCCL parts": (
             "nccl.toml", (ROOT / "configs/nccl.toml").read_bytes(), _shipped(nccl.table)
@@ -248,7 +248,7 @@ KINDS = (
     "predictions", "an explanation", "measurements", "a snapshot", "a suite", "a plan", "budgets",
     "a baseline", "a config", "a trace", "a cached answer", "TrainingArguments", "a script",
     "accelerate's file", "axolotl's file", "what accelerate launches", "DeepSpeed's file",
-    "lengths", "answers to compare", "a quantised config", "the positions", "the NCCL parts",
+    "lengths", "answers to compare", "a quantized config", "the positions", "the NCCL parts",
     "the architectures", "the GPUs", "the contexts",
 )  # fmt: skip
 

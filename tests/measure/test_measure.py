@@ -117,7 +117,8 @@ def test_a_run_that_ends_badly_is_one_line_and_the_rest_goes_on(cold, tmp_path, 
 def test_without_a_gpu_measuring_on_cuda_says_so(memcalc):
     done = memcalc("measure", "zoo:Small", "--input", models.INPUT)
     assert done.returncode == 3
-    assert "No CUDA GPU here" in done.stderr
+    assert done.stderr.count("No CUDA GPU here") == 1
+    assert done.stdout == ""
 
 
 def test_without_a_gpu_the_first_run_of_a_suite_says_so_for_all(memcalc, tmp_path):

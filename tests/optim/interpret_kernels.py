@@ -31,7 +31,7 @@ def compare(name, sizes, dtype, *, decoupled, maximize):
 
 
 def check(name, plain, fast):
-    # Sums equal to float32 rounding seldom round to different 16-bit neighbours.
+    # Sums equal to float32 rounding seldom round to different 16-bit neighbors.
     assert (torch.cat(plain.params) != torch.cat(fast.params)).double().mean() < (
         0.01 if plain.params[0].dtype != torch.float32 else 1.0
     )

@@ -42,7 +42,7 @@ def train(make, value, grads, **settings):
 
 
 def adam_in_float64(value, grads, *, lr, betas, eps, weight_decay, decoupled=True):
-    """Loshchilov and Hutter 2019, algorithm 2, both colours; yields the parameter after a step."""
+    """Loshchilov and Hutter 2019, algorithm 2, both colors; yields the parameter after a step."""
     x = value.double().numpy().copy()
     m, v = np.zeros_like(x), np.zeros_like(x)
     beta1, beta2 = betas
@@ -60,7 +60,7 @@ def adam_in_float64(value, grads, *, lr, betas, eps, weight_decay, decoupled=Tru
 
 
 def unit_in_last_place(values):
-    """The distance between neighbouring bf16 numbers at each value: 2 ** (exponent - 7)."""
+    """The distance between neighboring bf16 numbers at each value: 2 ** (exponent - 7)."""
     _, exponent = torch.frexp(values.float())
     return torch.ldexp(torch.ones_like(values, dtype=torch.float64), exponent - 8)
 

@@ -21,9 +21,9 @@ from memcalc.cli.command import Command
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.errors import UsageError
 from memcalc.records import fields
-from memcalc.records.compact_options import adapter, input_of
+from memcalc.records.compact_options import about, adapter, input_of
 from memcalc.records.fields import FIELDS
-from memcalc.records.plan import Plan, about
+from memcalc.records.plan import Plan
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"
 

@@ -42,6 +42,11 @@ def test_an_answer_is_seen_whole_in_a_terminal_of_24_lines(name):
     assert len(SCRIPT["golden"](name, 80).read_text().splitlines()) <= 24
 
 
+@pytest.mark.parametrize("name", ["fits", "does-not-fit", "fit", "counted", "suggestions", "cards"])
+def test_the_first_line_is_the_verdict(name):
+    assert SCRIPT["golden"](name, 80).read_text()[0] in "✓✗!"
+
+
 def test_an_answer_with_all_there_is_to_say_leaves_small_components_out_and_keeps_24_lines():
     (prediction,) = predictions(artifact.read(ANSWERS / "ranks.json"), ANSWERS)
     grows = Growth(bytes=1 << 25, line="train.py:7", steps=440)

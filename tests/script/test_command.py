@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from memcalc.cli.simulate import _say_where_gpu_belongs
 from memcalc.errors import UsageError
 from memcalc.script.command import Program
 from memcalc.script.command import parse as parse_text
@@ -181,3 +182,11 @@ def test_a_program_finds_the_variables_that_stand_before_it(here):
     (here / "train.py").write_text("import os\nassert os.environ['SAID'] == '3'\n")
     for words, code in ((["SAID=3", "python", "train.py"], 0), (["python", "train.py"], 1)):
         assert simulate(plan_of(words)).ending.code == code
+
+
+@pytest.mark.parametrize(("given", "told"), [("t4", True), ("0", False)])
+def test_a_gpu_that_is_named_after_the_script_is_told_where_it_belongs(given, told, capsys):
+    _say_where_gpu_belongs(["python", "train.py", "--gpu", given, "--lr", "1"])
+    assert (
+        "type memcalc simulate --gpu t4 -- python train.py --lr 1" in capsys.readouterr().err
+    ) == told

@@ -2,6 +2,7 @@
 
 import pytest
 
+from memcalc.records.prediction import LONGER
 from memcalc.records.trace import Component, Phase
 
 ORDER = """
@@ -143,4 +144,62 @@ def test_batches_that_differ_in_size_are_named(lengths, said, run):
         """
     )
     uncounted = found.traced.prediction.uncounted
-    assert any("took different peaks" in one for one in uncounted) == said
+    assert any(one.startswith(LONGER) for one in uncounted) == said
+
+
+AVERAGED = """
+    import torch
+
+    model = torch.nn.Linear(256, 256).cuda()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters())
+    rows = torch.ones(64, 256, device="cuda")
+    for _ in range(3):
+        model(rows).sum().backward()
+        optimizer.step()
+        averaged.update_parameters(model)
+        averaged(rows)
+"""
+
+
+def test_an_averaged_model_is_a_copy_also_where_it_is_called(run):
+    trace = run(AVERAGED, steps=0).traced.trace
+    found = [
+        (one.module, one.bytes) for one in trace.storages if one.component is Component.WEIGHTS
+    ]
+    assert sorted(found) == sorted(
+        (module, rounded) for module in ("", "copy of Linear.module") for rounded in (1024, 262144)
+    )
+
+
+LEFT = """
+    import atexit, torch
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+            mask = torch.eye(4, dtype=torch.bool).to_sparse()
+            self.register_buffer("mask", mask, persistent=False)
+
+        def forward(self, rows):
+            return self.layers(rows)
+
+    model = Model().cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(2):
+        rows = torch.ones(4096, 256, device="cuda")
+        model(rows[:64]).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(rows).argmax(1)
+    torch._C._cuda_clearCublasWorkspaces()
+"""
+
+
+def test_what_a_forward_without_backward_saves_is_activations(run):
+    components = run(LEFT, steps=0).traced.prediction.components
+    assert components[Component.ACTIVATIONS] >= 4 * 4 * 4096 * 256
+    # The program lets cuBLAS free its workspaces; the sparse buffer is read as Python ends.
+    assert components[Component.WORKSPACES] > 8 << 20
+    assert components[Component.BUFFERS] == 4 * 2 * 8 + 4

@@ -71,6 +71,7 @@ def test_the_module_that_is_asked_about_stays_as_it_is():
         ({"inputs": torch.ones(2, 4)}, UsageError, "returns no loss"),
         ({"inputs": torch.ones(2, 5), "loss": torch.sum}, EstimateError, "RuntimeError: "),
         ({"inputs": torch.ones(2, 4), "optim": "adamw"}, UsageError, "optim"),
+        ({"input": torch.ones(2, 4)}, UsageError, "did you mean inputs"),
     ],
 )
 def test_what_cannot_be_asked_of_a_module_is_told(given, error, match):

@@ -45,9 +45,9 @@ class LayerKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layers(inventory: Inventory) -> tuple[LayerKind, ...]:
-    """All kinds of layers of a quantised model, adapters apart, quantised ones first, in order.
+    """All kinds of layers of a quantized model, adapters apart, quantized ones first, in order.
 
-    Empty where nothing is quantised.
+    Empty where nothing is quantized.
     """
     if not any(tensor.original is not None for tensor in inventory.tensors):
         return ()

@@ -54,7 +54,7 @@ class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
     end: PeakContents | None = None
     """What a script that trains nothing still holds when it ends."""
     layers: tuple[LayerKind, ...] = ()
-    """Of a quantised base: what each kind of layer holds."""
+    """Of a quantized base: what each kind of layer holds."""
     options: tuple[Option, ...] = ()
     """The largest saving of reserved bytes first."""
     search: Search | None = None

@@ -65,7 +65,7 @@ def fit(
         model: as for ``estimate``.
         memory: bytes of the device, in place of the GPU's own.
         find: some of ``batch``, ``seq``, ``grid``, ``gpus``, ``settings``, ``devices``.
-        use_cache: keep and reuse what is learnt on disk.
+        use_cache: keep and reuse what is learned on disk.
         **settings: fields of ``Plan``; ``gpu`` says where to fit.
 
     Returns:

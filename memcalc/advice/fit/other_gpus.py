@@ -1,4 +1,4 @@
-"""The same plan on every GPU of the catalogue."""
+"""The same plan on every GPU of the catalog."""
 
 from __future__ import annotations
 

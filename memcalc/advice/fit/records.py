@@ -41,7 +41,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """A larger one that is tight; ``None``: none was seen."""
     gap: Probe | None = None
     """The smallest that does not fit for sure, where that is below ``best``: sizes that make
-    whole blocks of the allocator waste less than their neighbours."""
+    whole blocks of the allocator waste less than their neighbors."""
     suggested: int | None = None
     advice: str = ""
     """Why the suggestion, and its source."""
@@ -62,7 +62,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuFit(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU of the catalogue; ``fit`` is ``None`` where it could not be estimated."""
+    """One GPU of the catalog; ``fit`` is ``None`` where it could not be estimated."""
 
     name: str
     capacity: int

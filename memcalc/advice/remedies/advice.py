@@ -50,5 +50,5 @@ def advise(
     found = None
     if goal is not None:
         usable = [remedy for remedy in rows if remedy.key not in failed]
-        found = search(trials, before, usable, goal, trials.base.trace.inventory)
+        found = search(trials, before, usable, goal, trials.inventory)
     return Advice(options=options, search=found)

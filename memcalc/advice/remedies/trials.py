@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from memcalc.advice.remedies.records import Change, Option, Remedy, Trial, figures
 from memcalc.catalog import gpus
@@ -22,22 +21,27 @@ from memcalc.records.prediction import Prediction
 class Trials:
     """Tries remedies on one plan, all in the same child processes."""
 
-    def __init__(self, base: Traced, tracer: Tracer, memory: int | None = None) -> None:
+    def __init__(
+        self, base: Traced | Prediction, tracer: Tracer, memory: int | None = None
+    ) -> None:
         """Try nothing yet.
 
         Args:
-            base: the plan as it is, traced.
+            base: the plan as it is; traced, where ``memory`` is given.
             tracer: estimates, as many plans side by side as it has workers.
             memory: bytes of the device to fit, in place of the GPU's own.
         """
-        self.plan = base.prediction.plan
+        known = base if isinstance(base, Prediction) else base.prediction
+        self.plan = known.plan
+        self.inventory = base.trace.inventory if isinstance(base, Traced) else None
         self.side_by_side = tracer.workers or room()
         self._tracer = tracer
         self._memory = memory
         self._known: dict[Plan, Prediction | MemcalcError] = {}
-        self.base = self._on_device(base)
-        self._known[self.plan] = self.base.prediction
-        self.before = figures(self.base.prediction)
+        if isinstance(base, Traced):
+            known = self._on_device(base)
+        self._known[self.plan] = known
+        self.before = figures(known)
 
     def saving(self, option: Option) -> int:
         """What options are sorted by; what has no figures comes last."""
@@ -85,14 +89,14 @@ class Trials:
             yield from self._tracer.answers(plans)
             return
         for found in self._tracer.traces(plans):
-            yield found if isinstance(found, MemcalcError) else self._on_device(found).prediction
+            yield found if isinstance(found, MemcalcError) else self._on_device(found)
 
-    def _on_device(self, traced: Traced) -> Traced:
+    def _on_device(self, traced: Traced) -> Prediction:
         if self._memory is None:
-            return traced
+            return traced.prediction
         gpu = gpus.find(self.plan.gpu) if self.plan.gpu is not None else None
         device = device_of(gpu, self._memory, traced.prediction.plan)
-        return replace(traced, prediction=on_device(traced.prediction, traced.trace, device))
+        return on_device(traced.prediction, traced.trace, device)
 
     def _changed(self, remedies: Sequence[Remedy]) -> Plan | str:
         """The changed plan, or why there is none."""

@@ -2,7 +2,7 @@
 
 Cards are those that clouds rent, those that a user has prices of, or all. One stands for all of a
 size: that which offers a process least memory, among those that compute in bfloat16 where the size
-has any. A plan is traced on the card it is said to fit, and on the next smaller one, which it does
+has any. A plan is run on the card it is said to fit, and on the next smaller one, which it does
 not. Where one card is too few, 2, 4 and 8 of them share the model.
 """
 
@@ -24,7 +24,7 @@ from memcalc.catalog import gpus
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import FitVerdict, Prediction
@@ -65,13 +65,14 @@ def cards(
         found.append(card)
         seen(card, 2 * len(tried))
 
-    with Tracer(use_cache=use_cache, workers=None) as tracer:
+    with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
         _answer([_Search(plan, way, False, sizes, floor) for way in tried], tracer, told)
         # Who fits the smallest card as it is needs nothing leaner.
         done = {one.way.key for one in found if one.gpu == sizes[0].name}
         lean = [_Search(plan, way, True, sizes, floor) for way in tried if way.key not in done]
         _answer(lean, tracer, told)
-    found.sort(key=lambda one: (tried.index(one.way), one.lean))
+    order = [way.key for way in tried]
+    found.sort(key=lambda one: (order.index(one.way.key), one.lean))
     if all(one.error is not None for one in found):
         raise UsageError(found[0].error or "Nothing can be tried.")
     return Cards(plan=plan, found=tuple(found))
@@ -81,7 +82,7 @@ def _answer(searches: Sequence[_Search], tracer: Tracer, told: Callable[[Card], 
     """Take searches to their ends, a question of each side by side."""
     while open_ones := [one for one in searches if one.card is None]:
         plans = [one.question() for one in open_ones]
-        answers = tracer.traces([p for p in plans if isinstance(p, Plan)])
+        answers = tracer.answers([p for p in plans if isinstance(p, Plan)])
         for one, asked in zip(open_ones, plans, strict=True):
             one.learn(next(answers) if isinstance(asked, Plan) else asked)
             if one.card is not None:
@@ -123,8 +124,7 @@ class _Search:
         """The plan to trace next; or the bytes that the card has no room for."""
         there = replace(self.plan, gpu=self._sizes[self._at].name)
         try:
-            # What half precision a card computes in is part of the way.
-            way = next(one for one in ways(there) if one.key == self.way.key)
+            way = self._way_on(there)
             lean = _lean(self.plan, self._count) if self.lean else ()
             asked = changed(there, (*way.changes, *lean))
         except StopIteration:
@@ -133,9 +133,13 @@ class _Search:
             return error
         return self._floor.too_large(asked) or asked
 
-    def learn(self, answer: Traced | MemcalcError | int) -> None:
+    def _way_on(self, there: Plan) -> Way:
+        """The way on the GPU of a plan: what half precision it computes in is part of it."""
+        return next(one for one in ways(there) if one.key == self.way.key)
+
+    def learn(self, answer: Prediction | MemcalcError | int) -> None:
         """Take the answer to the last question: it may be the last one."""
-        self._known[self._at] = answer.prediction if isinstance(answer, Traced) else None
+        self._known[self._at] = answer if isinstance(answer, Prediction) else None
         following = self._following()
         if following is not None:
             self._at = following
@@ -146,7 +150,7 @@ class _Search:
         elif isinstance(answer, MemcalcError):
             self._miss(Card(way=self.way, lean=self.lean, error=str(answer)))
         else:
-            self._miss(Card(way=self.way, lean=self.lean, closest=figures(answer.prediction)))
+            self._miss(Card(way=self.way, lean=self.lean, closest=figures(answer)))
 
     def _following(self) -> int | None:
         """The next card to try; ``None``: nothing is left to learn."""
@@ -173,7 +177,7 @@ class _Search:
         gpu = self._sizes[at]
         rate = speed(known, gpu)
         self.card = Card(
-            way=self.way,
+            way=self._way_on(replace(self.plan, gpu=gpu.name)),
             lean=self.lean,
             gpu=gpu.name,
             sold_as=gpu.sold_as,

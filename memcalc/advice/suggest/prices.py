@@ -22,7 +22,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """The file."""
 
     def of(self, gpu: str) -> float:
-        """The price of a GPU by its name in the catalogue.
+        """The price of a GPU by its name in the catalog.
 
         Raises:
             UsageError: the file has none.

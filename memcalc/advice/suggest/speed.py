@@ -37,7 +37,7 @@ def speed(prediction: Prediction, gpu: Gpu) -> Speed | str:
     moved += prediction.gradients or 0
     sent = _over_the_bus(prediction)
     if sent is None:
-        return "how much of a quantised base crosses the bus is not counted"
+        return "how much of a quantized base crosses the bus is not counted"
     samples = plan.batch * plan.grad_accum * layouts.replicas(plan)
     low, high = (
         samples

@@ -20,7 +20,7 @@ from memcalc.records.plan import Plan
 
 _FREE: tuple[Change, ...] = (("keep_outputs", False), ("kv_cache", False))
 _PLAIN: tuple[Change, ...] = (*_FREE, ("quant", None), ("kbit_prepare", None))
-"""Whatever the plan says of its base, here it is not quantised."""
+"""Whatever the plan says of its base, here it is not quantized."""
 _WHOLE: tuple[Change, ...] = (*_PLAIN, ("lora", None))
 """And no adapters train, but the model."""
 
@@ -28,7 +28,7 @@ _WHOLE: tuple[Change, ...] = (*_PLAIN, ("lora", None))
 def ways(plan: Plan) -> Iterator[Way]:
     """What can be tried, what gives up least first.
 
-    A checkpoint that is quantised already takes adapters alone.
+    A checkpoint that is quantized already takes adapters alone.
     """
     if scheme_in(models.find(plan.model).config) is None:
         yield from _unquantised(plan)

@@ -22,12 +22,12 @@ from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.analytic import least
 from memcalc.estimation.analytic_answer import Inventories
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import device_of, hopeless
 from memcalc.estimation.validate import check
 from memcalc.records.model import Inventory
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import FitVerdict
+from memcalc.records.prediction import FitVerdict, Prediction
 
 COUNTS = (2, 4, 8)
 """GPUs of a box, where one is too few to train every weight."""
@@ -96,7 +96,7 @@ def suggest_plan(
         bases = list(_bases(_divided(plan), tried, tracer, floor))
         several = plan.devices == 1 and _misses(bases[0])
         for way, base in zip(tried, bases, strict=True):
-            one = _suggestion(way, base, tracer, _undivided(plan, way))
+            one = _suggestion(way, base, tracer, floor, _undivided(plan, way))
             found.append(one)
             seen(one, len(tried) + several)
         if plan.devices == 1 and found[0].figures is None and found[0].error is None:
@@ -111,11 +111,11 @@ class Floor:
     """What plans of one model hold at the least, by closed forms: it rules them out untraced."""
 
     def __init__(self, plan: Plan) -> None:
-        self._inventory: Inventory | None = None
+        self.inventory: Inventory | None = None
         # Whoever traces a plan says why its model cannot be built.
         with contextlib.suppress(MemcalcError), Inventories() as inventories:
             whole = replace(plan, lora=None, quant=None)
-            self._inventory = inventories.of(check(whole))
+            self.inventory = inventories.of(check(whole))
 
     def too_large(self, plan: Plan) -> int | None:
         """Bytes of weights, gradients and optimizer state that leave no room; ``None``: they do."""
@@ -126,20 +126,20 @@ class Floor:
 
     def of(self, plan: Plan) -> int | None:
         """Bytes that a plan holds at the least; ``None``: not known."""
-        if self._inventory is None:
+        if self.inventory is None:
             return None
         try:
-            return least(plan, self._inventory)
+            return least(plan, self.inventory)
         except MemcalcError:
             return None
 
 
-Base = Traced | MemcalcError | int
-"""A way traced; or why it cannot be; or the bytes that it has no room for."""
+Base = Prediction | MemcalcError | int
+"""A way estimated; or why it cannot be; or the bytes that it has no room for."""
 
 
 def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterator[Base]:
-    """The plan in each way, traced side by side."""
+    """The plan in each way, estimated side by side."""
     plans: list[Plan | MemcalcError | int] = []
     for way in tried:
         try:
@@ -149,14 +149,14 @@ def _bases(plan: Plan, tried: list[Way], tracer: Tracer, floor: Floor) -> Iterat
             plans.append(size or there)
         except UsageError as error:
             plans.append(error)
-    traced = tracer.traces([one for one in plans if isinstance(one, Plan)])
+    answers = tracer.answers([one for one in plans if isinstance(one, Plan)])
     for one in plans:
-        yield next(traced) if isinstance(one, Plan) else one
+        yield next(answers) if isinstance(one, Plan) else one
 
 
 def _misses(base: Base) -> bool:
-    if isinstance(base, Traced):
-        return fitting(figures(base.prediction)) is not None
+    if isinstance(base, Prediction):
+        return fitting(figures(base)) is not None
     return isinstance(base, int)
 
 
@@ -183,7 +183,7 @@ def _over_several(plan: Plan, way: Way, tracer: Tracer, floor: Floor) -> Iterato
             continue
         (base,) = _bases(plan, [more], tracer, floor)
         # More GPUs are cheaper than the bus.
-        one = _suggestion(more, base, tracer, left_out=(*_LEFT_OUT, "offload"))
+        one = _suggestion(more, base, tracer, floor, left_out=(*_LEFT_OUT, "offload"))
         if one.figures is not None:
             yield one
             return
@@ -193,12 +193,13 @@ def _suggestion(
     way: Way,
     base: Base,
     tracer: Tracer,
+    floor: Floor,
     undivided: Plan | None = None,
     left_out: tuple[str, ...] = _LEFT_OUT,
 ) -> Suggestion:
     """What a way comes to; ``undivided`` is its plan where the layout was not said."""
     if isinstance(base, MemcalcError) and undivided is not None:
-        (base,), undivided = tracer.traces([undivided]), None
+        (base,), undivided = tracer.answers([undivided]), None
     if isinstance(base, int):
         return Suggestion(way=way, figures=None, floor=base)
     if isinstance(base, MemcalcError):
@@ -208,14 +209,14 @@ def _suggestion(
     shards: tuple[Remedy, ...] = ()
     if undivided is not None:
         if goal is None:
-            less = _less_divided(way, undivided, trials.before, base.trace.inventory, tracer)
+            less = _less_divided(way, undivided, trials.before, floor.inventory, tracer)
             if less is not None:
                 return less
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
     if goal is None:
         return _fits(way, trials, trials.before, shards)
     usable = [r for r in candidates(trials.plan) if _may_be_given(r, left_out)]
-    found = search(trials, trials.before, usable, goal, base.trace.inventory)
+    found = search(trials, trials.before, usable, goal, floor.inventory)
     if found.best is not None and found.best.figures is not None:
         return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
     every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
@@ -246,7 +247,7 @@ def _undivided(plan: Plan, way: Way) -> Plan | None:
 
 
 def _less_divided(
-    way: Way, plan: Plan, divided: Figures, inventory: Inventory, tracer: Tracer
+    way: Way, plan: Plan, divided: Figures, inventory: Inventory | None, tracer: Tracer
 ) -> Suggestion | None:
     """The layout that divides least and fits; ``None``: only that which divides most does."""
     assert divided.fit is not None
@@ -257,9 +258,10 @@ def _less_divided(
             return None
         remedies = known.get(name, ())
         alone = (("devices", 1), ("parallel", None), *(_STATELESS if name else ()))
-        if least(changed(plan, alone), inventory) + outside > divided.fit.limit:
+        held = least(changed(plan, alone), inventory) if inventory is not None else 0
+        if held + outside > divided.fit.limit:
             continue
-        (answer,) = tracer.traces([apply(plan, remedies)])
+        (answer,) = tracer.answers([apply(plan, remedies)])
         if isinstance(answer, MemcalcError):
             continue
         there = Trials(answer, tracer)

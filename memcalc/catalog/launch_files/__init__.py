@@ -68,7 +68,7 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_checkpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """How linear layers are quantised where the model's checkpoint is: nobody has to say it."""
+    """How linear layers are quantized where the model's checkpoint is: nobody has to say it."""
     model = settings.get("model")
     if settings.get("quant") is not None or not isinstance(model, str) or not model:
         return settings

@@ -14,7 +14,8 @@ from typing import Any, get_args
 from memcalc.catalog.launch_files import deepspeed
 from memcalc.catalog.launch_files.records import Said, count, flag, mapping, table
 from memcalc.errors import UsageError
-from memcalc.records.plan import STRATEGIES, WRAPS, CompileMode
+from memcalc.records.names import STRATEGIES, WRAPS
+from memcalc.records.plan import CompileMode
 
 _OF_NO_MATTER = frozenset(
     """

@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.catalog.launch_files.records import Said, count, flag, table
 from memcalc.errors import UsageError
-from memcalc.records.plan import ZERO_STAGES
+from memcalc.records.names import ZERO_STAGES
 
 AUTO = "auto"
 """Whoever reads the file, such as the Trainer, fills it in."""
@@ -45,9 +45,9 @@ _ZERO_READ = frozenset(
     (*_NUMBERS, *_SWITCHES, *_NUMBERS_3, "stage", "cpu_offload", "cpu_offload_param")
 ) | {"offload_optimizer", "offload_param"}
 _ZERO_REFUSED = {
-    "zero_quantized_weights": "quantised weights",
-    "zero_quantized_nontrainable_weights": "quantised weights",
-    "zero_quantized_gradients": "quantised gradients",
+    "zero_quantized_weights": "quantized weights",
+    "zero_quantized_nontrainable_weights": "quantized weights",
+    "zero_quantized_gradients": "quantized gradients",
     "mics_shard_size": "shards within groups",
     "zenflow": "ZenFlow",
 }

@@ -37,6 +37,7 @@ class Counters:
         """Begin with CUDA, and answer the program's own questions."""
         patches.set(_C, "_cuda_memoryStats", self._asked)
         patches.set(_C, "_cuda_resetPeakMemoryStats", self._forgotten)
+        patches.wrap(_C, "_cuda_clearCublasWorkspaces", self._cleared)
         memory: Any = torch.cuda.memory
         patches.set(memory, "_record_memory_history", lambda *_, **__: None)
         torch.cuda._lazy_call(self._begin)
@@ -86,11 +87,9 @@ class Counters:
             return
         self._close()
         for notes in self.notes:
-            begin = notes.now()
             with torch.cuda.device(notes.device):
                 if notes.intervals[-1].end:
                     internals.free_cublas_workspaces()
-            notes.cublas = begin, notes.now()
 
     def _asked(self, device: int) -> Any:
         stats = self._stats(device)
@@ -110,6 +109,13 @@ class Counters:
                 setattr(interval, rung, max(getattr(interval, rung), peak))
             self._unread[device].clear()
         self._reset(device)
+
+    def _cleared(self, original: Any) -> None:
+        """What cuBLAS lets go of are its workspaces, also where the program asks for it."""
+        begins = self.moments()
+        original()
+        for notes, begin in zip(self.notes, begins, strict=True):
+            notes.cublas.append((begin, notes.now()))
 
     # ---- what is noted of blocks, wherever they lie
 

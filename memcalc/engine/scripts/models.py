@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,6 +20,8 @@ from memcalc.records.trace import Component
 from memcalc.workload import quantised
 from memcalc.workload.inventory import take
 
+_MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
+"""Runs while ``copy.deepcopy`` makes a module."""
 _SETTLED = 3
 """Steps after which an optimizer has made all its state."""
 
@@ -57,7 +61,8 @@ class Models:
 
     def _restored(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         self._add(module)
-        self._copied.add(id(module))
+        if _is_deepcopy():
+            self._copied.add(id(module))
         original(module, *args, **kwargs)
 
     def _add(self, module: torch.nn.Module) -> None:
@@ -153,16 +158,28 @@ class Models:
         }
         met = {id(root) for root in roots}
         others = [one for one in self._living() if id(one) not in children and id(one) not in met]
-        named = [(self.path(root) if number else "", root) for number, root in enumerate(roots)]
-        named += [(self._title(one), one) for one in others]
+        named = []
+        for number, root in enumerate(roots):
+            copied = self._copy(root) if self._trained else ""
+            named.append((copied or (self.path(root) if number else ""), root))
+        named += [(self._copy(one) or type(one).__name__, one) for one in others]
         self._name_tensors(named)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
 
-    def _title(self, module: torch.nn.Module) -> str:
-        """What a model is called that was never called itself."""
-        name = type(module).__name__
-        return f"copy of {name}" if id(module) in self._copied else name
+    def _copy(self, module: torch.nn.Module) -> str:
+        """What a copy is called, also one inside a wrapper such as ``AveragedModel``.
+
+        Empty: it is none, or it is trained.
+        """
+        if self.is_trained(module):
+            return ""
+        parts = list(module.modules())
+        copied = [one for one in parts if id(one) in self._copied]
+        own = [one for one in parts if one.__dict__.get("_parameters")]
+        if not copied or any(id(one) not in self._copied for one in own):
+            return ""
+        return f"copy of {type(copied[0]).__name__}"
 
     def _name_tensors(self, models: Iterable[tuple[str, torch.nn.Module]]) -> None:
         if not self._counters.notes:
@@ -273,6 +290,16 @@ class Models:
         names = ", ".join(self._names) or "no optimizer"
         tensors = tuple(tensor for state in self._states.values() for tensor in state)
         return OptimizerState(optimizer=names, implementation=names, tensors=tensors)
+
+
+def _is_deepcopy() -> bool:
+    """``copy.deepcopy`` has called a module's ``__setstate__``; others are loaded from files."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _MAKES_COPIES:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def held_by(optimizer: Any) -> Iterator[torch.Tensor]:

@@ -55,8 +55,8 @@ class Phases:
         """Calls of backward so far."""
         self._inside_backward = False
         """The optimizer that steps is called by a hook of backward's."""
-        self._again: list[int] = []
-        """When a forward began that checkpointing makes again."""
+        self._begun: list[int] = []
+        """When the outermost forward began."""
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
@@ -167,7 +167,7 @@ class Phases:
         self._depth += 1
         if self.watched:
             if self._depth == 1:
-                self._again = self._counters.moments()
+                self._begun = self._counters.moments()
                 # Checkpointing runs this forward again inside the backward of a module.
                 self._stack = [self._counters.at_work() if self.phase is Phase.BACKWARD else ""]
             tag(args, self._stack[-1], self._counters.mark)
@@ -192,9 +192,10 @@ class Phases:
         if self.watched and len(self._stack) > 1:
             tag(out, self._stack.pop(), self._counters.mark)
             self._counters.mark(self._stack[-1])
-            if not self._depth and self.phase is Phase.BACKWARD:
-                # Checkpointing ran this forward again: what is left was saved for backward.
-                self._counters.guess(Component.ACTIVATIONS, self._again)
+            if not self._depth and (self.phase is Phase.BACKWARD or _may_go_back(out)):
+                # What is left was saved for backward, also where checkpointing ran it again, and
+                # where no backward follows.
+                self._counters.guess(Component.ACTIVATIONS, self._begun)
         if not self._depth:
             self._stack = [""]
             if isinstance(out, dict) and "past_key_values" in out:
@@ -217,6 +218,13 @@ def _given(value: Any, depth: int = 2) -> Iterator[int]:
     elif isinstance(value, dict | list | tuple) and depth:
         for one in value.values() if isinstance(value, dict) else value:
             yield from _given(one, depth - 1)
+
+
+def _may_go_back(out: Any) -> bool:
+    """Autograd has saved what it needs for the backward of these results."""
+    if isinstance(out, dict | list | tuple):
+        return any(map(_may_go_back, out.values() if isinstance(out, dict) else out))
+    return isinstance(out, torch.Tensor) and out.requires_grad
 
 
 def _prepares(module: torch.nn.Module, args: Any) -> bool:

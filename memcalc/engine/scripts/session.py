@@ -65,6 +65,7 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.values.stop()
         self.groups.settle()
         for said in loading.assumptions():
             self.say(said)

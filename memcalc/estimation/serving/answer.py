@@ -20,6 +20,8 @@ from memcalc.records.trace import Component, Phase
 from memcalc.units import format_bytes
 
 _ENGINES: dict[str, Any] = {"vllm": vllm, "sglang": sglang}
+_BF16_SINCE = (8, 0)
+"""Compute capability; ``check_if_supports_dtype`` in vllm/platforms/cuda.py."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +47,9 @@ class Engine:
             UsageError: the model does not take sequences of the length asked for.
         """
         assert plan.engine is not None
+        if plan.engine == "vllm" and plan.precision == "bf16" and gpu.capability < _BF16_SINCE:
+            told = f"vLLM does not start in bf16 on {gpu.name}: type --precision fp16."
+            raise SettingError("precision", told)
         self._plan = plan
         self._gpu = gpu
         self._model = model

@@ -146,7 +146,7 @@ def _as_config_says(cls: Any, config: Any) -> dict[str, torch.Tensor]:
     if told is not None:
         quantise(made, told, kept if isinstance(kept, torch.dtype) else torch.float32)
     return {
-        # What says how a weight was quantised has its numbers.
+        # What says how a weight was quantized has its numbers.
         name: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
         for name, tensor in held_once(made).items()
     }

@@ -19,7 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.errors import UsageError, unknown
-from memcalc.records.plan import STRATEGIES, WRAPS, Plan
+from memcalc.records.names import STRATEGIES, WRAPS
+from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -247,7 +248,7 @@ def spread(plan: Plan) -> Spread:
     text = plan.parallel or DEFAULT
     parts = [_part(word) for word in text.split(",")]
     if [name for name, _ in parts] == ["tp", "fsdp2"]:
-        # Data-parallel ranks are the outer dimension: neighbours share a layer's products.
+        # Data-parallel ranks are the outer dimension: neighbors share a layer's products.
         return Spread(layout="tp", sizes=_sizes(plan, text, parts[::-1]))
     if len(parts) > 1:
         raise UsageError(

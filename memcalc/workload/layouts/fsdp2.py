@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import UsageError
-from memcalc.records.plan import WRAPS
+from memcalc.records.names import WRAPS
 from memcalc.workload.layouts import Layout, Rank, wrapped_by
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def is_loaded(model: torch.nn.Module) -> bool:
-    """It has memory already, as a quantised model has on each GPU, whole."""
+    """It has memory already, as a quantized model has on each GPU, whole."""
     return not any(parameter.is_meta for parameter in model.parameters())
 
 

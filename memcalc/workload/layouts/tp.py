@@ -55,8 +55,9 @@ def _divide(model: torch.nn.Module, mesh: Any, options: dict[str, Any]) -> None:
             layers[0].get_submodule(name)
         except AttributeError:
             raise UsageError(
-                f"{type(model).__name__} has no {name} in its layers: memcalc divides models whose "
-                "layers are built like Llama's. Choose --parallel fsdp2."
+                f"{type(model).__name__} has no {name} in its layers: tensor parallelism is for "
+                "models whose layers are built like Llama's. Train with --parallel fsdp2, or "
+                "serve from one GPU."
             ) from None
     _check_heads(model, mesh.size())
     inner: dict[str, Any] = {name: ColwiseParallel() for name in _BY_COLUMNS}

@@ -1,4 +1,4 @@
-"""What the layers of a quantised base hold sums to what is loaded."""
+"""What the layers of a quantized base hold sums to what is loaded."""
 
 import json
 

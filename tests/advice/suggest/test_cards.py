@@ -3,6 +3,7 @@
 import pytest
 
 import memcalc
+from memcalc.advice.remedies.rows.lower_precision import half_of
 from memcalc.advice.suggest.gpus import PIECES, _one_of_each_size, cards
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
@@ -45,6 +46,13 @@ def test_a_step_keeps_its_samples_and_the_lean_form_needs_no_larger_card(found):
         assert plan.batch * plan.grad_accum == WIDE["batch"]
         assert plan.grad_accum == (PIECES if one.lean else 1)
         assert sizes.get((one.way.key, True), 0) <= sizes[one.way.key, False]
+
+
+@pytest.mark.nightly
+def test_a_way_names_the_half_precision_that_its_card_computes_in(found):
+    assert any("T4" in one.gpu and "fp16" in one.way.title for one in found.fitting)
+    for one in found.fitting:
+        assert half_of(one.figures.plan) in one.way.title
 
 
 def test_cards_are_those_that_pytorch_has_builds_for():

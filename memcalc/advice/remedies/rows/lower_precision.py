@@ -18,7 +18,7 @@ from memcalc.workload.tasks import Task
 
 _HALF = "transformers documentation, Optimizing inference: weights in half precision"
 _PURE = "Zamirai et al. 2020, arXiv:2010.06192: nearest rounding loses small updates"
-_KBIT = "peft 0.17, prepare_model_for_kbit_training: casts what is not quantised to fp32"
+_KBIT = "peft 0.17, prepare_model_for_kbit_training: casts what is not quantized to fp32"
 _SWITCHES = ("foreach", "fused", "capturable", "differentiable")
 """Arguments of torch.optim that choose how a step is run, not what it computes."""
 _ONE = Parameter(name="weight", shape=(4096, 4096), dtype="float32")
@@ -111,7 +111,7 @@ def all_in_half(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 
 def unprepared(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """What is not quantised stays as it was loaded."""
+    """What is not quantized stays as it was loaded."""
     if plan.scheme is None or plan.infers or not plan.kbit_prepare:
         return
     yield Remedy(
@@ -152,7 +152,7 @@ def not_in_4_bit(plan: Plan) -> str | None:
     """Why a model is not loaded in 4 bit; ``None``: it can be."""
     asked, source = replace(plan, quant="nf4-dq"), models.find(plan.model)
     refused = checkpoint_refusal(asked, source) is not None
-    quantised_already = "the checkpoint is quantised already, in another way" if refused else None
+    quantised_already = "the checkpoint is quantized already, in another way" if refused else None
     return quant_refusal(asked, source) or quantised_already
 
 

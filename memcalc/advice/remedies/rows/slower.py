@@ -103,7 +103,7 @@ def sharded(plan: Plan, task: Task) -> Iterator[Remedy]:
 
 
 def on_the_host(plan: Plan, task: Task) -> Iterator[Remedy]:
-    """A quantised base that never lies whole on a GPU; and shards that wait in host memory."""
+    """A quantized base that never lies whole on a GPU; and shards that wait in host memory."""
     said = dict(plan.parallel_args)
     if layouts.spread(plan).layout not in layouts.SHARDED:
         return
@@ -113,7 +113,7 @@ def on_the_host(plan: Plan, task: Task) -> Iterator[Remedy]:
             title="the base is loaded on the host (--parallel-arg load=cpu)",
             changes=(("parallel_args", (*plan.parallel_args, ("load", "cpu"))),),
             rank=1,
-            cost="each process holds the whole base in host memory, and quantises it on the CPU",
+            cost="each process holds the whole base in host memory, and quantizes it on the CPU",
             source=_LOADED,
         )
     if "offload" not in said:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memcalc.advice.suggest.snippets import text
 from memcalc.advice.suggest.snippets.text import Lines
-from memcalc.records.plan import ZERO_STAGES, Plan
+from memcalc.records.names import ZERO_STAGES
+from memcalc.records.plan import Plan
 
 _TYPES = {"": "'NO'", "ddp": "MULTI_GPU", "fsdp1": "FSDP", "fsdp2": "FSDP"}
 

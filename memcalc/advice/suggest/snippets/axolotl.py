@@ -5,7 +5,8 @@ from __future__ import annotations
 from memcalc.advice.suggest.snippets import text
 from memcalc.advice.suggest.snippets.text import Lines
 from memcalc.records.compact_options import adapter
-from memcalc.records.plan import ZERO_STAGES, Plan
+from memcalc.records.names import ZERO_STAGES
+from memcalc.records.plan import Plan
 
 _FLAGS = {"amp-bf16": ["bf16: true"], "amp-fp16": ["fp16: true"], "bf16": ["bf16: full"]}
 _FLAGS["bf16+amp"] = _FLAGS["amp-bf16"]
@@ -41,7 +42,7 @@ def lines(plan: Plan) -> Lines:
         *_adapted(plan),
         *_sharded(plan, layout),
         *([f"# axolotl train this.yaml, over {plan.devices} GPUs"] if layout else []),
-        *([f"# quantised: {plan.scheme}"] if plan.scheme and plan.scheme not in _LOADED else []),
+        *([f"# quantized: {plan.scheme}"] if plan.scheme and plan.scheme not in _LOADED else []),
         *([text.other_layout(plan)] if layout not in ("", "ddp", "fsdp2", *ZERO_STAGES) else []),
         *text.elsewhere(plan, has_optimizer=bool(named)),
     ]

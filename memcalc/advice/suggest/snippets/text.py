@@ -71,7 +71,7 @@ def quantisation(plan: Plan) -> Lines:
 
 
 def _already(plan: Plan) -> bool:
-    """The checkpoint is quantised, and says itself how."""
+    """The checkpoint is quantized, and says itself how."""
     return settings_in(models.find(plan.model).config) is not None
 
 

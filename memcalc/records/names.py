@@ -1,0 +1,10 @@
+"""Names that DeepSpeed, accelerate and transformers give to what a plan may ask for."""
+
+ZERO_STAGES = {"deepspeed_zero1": 1, "zero2": 2, "zero3": 3}
+"""DeepSpeed's stages by the layouts they are; ``zero1`` is PyTorch's own."""
+STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+"""How FSDP's first version shards, by accelerate's names and in its order."""
+WRAPS = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+"""What accelerate calls the ways to choose FSDP's units, the layers of the model first."""
+FLASH_ATTN = "flash_attention_2"
+"""What transformers calls attention by the package flash-attn, of version 2."""
