@@ -6,6 +6,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -294,7 +295,7 @@ class Models:
 
 def _is_deepcopy() -> bool:
     """``copy.deepcopy`` has called a module's ``__setstate__``; others are loaded from files."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _MAKES_COPIES:
             return True
