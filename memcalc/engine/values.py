@@ -88,6 +88,8 @@ class Values:
             through.m.fallback_fallthrough(key)
             self._libraries.append(through)
             self._implement(key, names)
+        # Operators such as flex_attention have Python kernels, and ask for one of the first key.
+        patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         follow(True)
         patches.also(self._end)
 
@@ -97,6 +99,9 @@ class Values:
 
         patches.wrap(threading.Thread, "_bootstrap_inner", begin)
         patches.wrap(torch.autograd.graph, "_engine_run_backward", _backward, (torch.autograd,))
+
+    def _without_ours(self, original: Any, args: Any, kwargs: Any, keys: Any) -> Any:
+        return original(args, kwargs, keys - self._keys)
 
     def stop(self) -> None:
         """Follow no more in this thread: Python's exit has taken the operators' code away."""

@@ -138,6 +138,19 @@ def test_places_that_are_not_zero_are_counted_where_the_script_put_the_numbers(r
     assert found.ending.code == 0
 
 
+def test_operators_whose_kernels_are_in_python_find_them(run):
+    found = run(
+        """
+        import torch
+        from torch._prims.rng_prims import run_and_save_rng_state
+        x = torch.ones(4, device="cuda")
+        state, drawn = run_and_save_rng_state(torch.ops.aten.rand_like.default, x)
+        assert drawn.is_cuda
+        """
+    )
+    assert found.ending.code == 0
+
+
 def test_lazy_modules_and_pinned_batches_run(run):
     found = run(
         """

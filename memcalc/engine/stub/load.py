@@ -8,6 +8,7 @@ that PyTorch is linked to come first, whether or not NVIDIA's wheels are install
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import re
@@ -149,15 +150,21 @@ def reload() -> None:
     ctypes.CDLL(None).memcalc_stub_reload()
 
 
+@functools.cache
+def _loaded() -> ctypes.CDLL:
+    """All that is loaded in this process; to open it takes a class, and steps of training ask."""
+    return ctypes.CDLL(None)
+
+
 def collectives() -> dict[tuple[str, int], tuple[int, int]]:
     """What this process gave to NCCL so far; nothing over NVIDIA's own.
 
     Returns:
         Calls and bytes, by the collective's name and the number of ranks.
     """
-    if not is_open():
+    if not hasattr(_loaded(), "memcalc_stub_sent"):
         return {}
-    read = ctypes.CDLL(None).memcalc_stub_sent
+    read = _loaded().memcalc_stub_sent
     read.restype = ctypes.c_char_p
     ranks, calls, given = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_ulonglong()
     found: dict[tuple[str, int], tuple[int, int]] = {}
