@@ -18,6 +18,7 @@ from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.disagreement import disagreement
 from memcalc.records.plan import Plan
+from memcalc.workload import layouts
 
 
 @with_plan(
@@ -142,6 +143,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
         wrong = disagreement(plan)
         if wrong is not None:
             raise UsageError(wrong)
+        layouts.spread(plan)
     return plans
 
 

@@ -41,6 +41,7 @@ def test_zero1_broadcasts_what_each_rank_has_updated():
     assert sent["broadcast"].bytes == 4 * PARAMETERS + positions
 
 
+@pytest.mark.nightly
 def test_ranks_that_hold_unequal_shards_are_both_run_and_the_larger_one_is_told_of():
     found = estimate(devices=3, parallel="fsdp2")
     (said,) = [text for text in found.assumptions if text.startswith("this is rank")]
@@ -49,6 +50,7 @@ def test_ranks_that_hold_unequal_shards_are_both_run_and_the_larger_one_is_told_
     assert last.peak.requested <= found.peak.requested
 
 
+@pytest.mark.nightly
 def test_replicas_of_shards_talk_in_groups_of_their_own_size():
     found = estimate(parallel="hsdp=2x3")
     talked = {(one.collective, one.ranks) for one in found.sent}

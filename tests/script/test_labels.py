@@ -32,6 +32,7 @@ def test_models_called_after_others_and_after_transforms_of_the_host_are_weights
     assert prediction.components[Component.INPUTS] == 4 * 64 * 256
 
 
+@pytest.mark.nightly
 def test_a_transform_of_the_host_does_not_end_loading(run):
     prediction = run(ORDER, steps=0).traced.prediction
     load = next(phase for phase in prediction.phases if phase.phase is Phase.LOAD)
@@ -95,6 +96,7 @@ WARMED = """
 """
 
 
+@pytest.mark.nightly
 def test_what_a_step_on_another_stream_saves_is_activations(run):
     components = run(WARMED, steps=0).traced.prediction.components
     assert components[Component.ACTIVATIONS] >= 4 * 4096 * 256
@@ -120,6 +122,7 @@ HELD = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("own", [0, 7])
 def test_weights_of_a_model_inside_of_a_loss_are_counted_once(run, own):
     inventory = run(HELD.replace("OWN", str(own)), steps=0).traced.trace.inventory

@@ -22,6 +22,7 @@ TRAINS = """
 WEIGHTS = 4 * (256 * 1024 + 1024 + 1024 * 8 + 8)
 
 
+@pytest.mark.nightly
 def test_the_answer_is_what_the_script_itself_sees_of_its_gpu(run, tmp_path):
     found = run(TRAINS, steps=3)
     assert found.ending.stopped
@@ -125,6 +126,7 @@ def test_checkpoints_are_not_written_and_can_be_loaded_again(run, tmp_path):
     assert "checkpoints are not written (train.py:4)" in found.traced.prediction.assumptions
 
 
+@pytest.mark.nightly
 def test_places_that_are_not_zero_are_counted_where_the_script_put_the_numbers(run):
     found = run(
         """
@@ -151,6 +153,7 @@ def test_operators_whose_kernels_are_in_python_find_them(run):
     assert found.ending.code == 0
 
 
+@pytest.mark.nightly
 def test_lazy_modules_and_pinned_batches_run(run):
     found = run(
         """
@@ -171,6 +174,7 @@ def test_lazy_modules_and_pinned_batches_run(run):
     assert found.ending.code == 0
 
 
+@pytest.mark.nightly
 def test_whole_batches_of_the_host_go_through_data_parallel(run):
     found = run(
         """
@@ -185,6 +189,7 @@ def test_whole_batches_of_the_host_go_through_data_parallel(run):
     assert found.ending.code == 0
 
 
+@pytest.mark.nightly
 def test_tensors_that_hold_others_have_no_memory_of_their_own(run, tmp_path):
     run(
         """
@@ -214,6 +219,7 @@ def test_tensors_on_the_gpu_are_compared_by_what_is_known_of_them(run):
     assert found.ending.code == 0
 
 
+@pytest.mark.nightly
 def test_quantised_weights_are_told_from_what_turns_them_back(run):
     found = run(
         """
@@ -237,6 +243,7 @@ def test_quantised_weights_are_told_from_what_turns_them_back(run):
     assert components[Component.WEIGHTS] == 4 * (2048 * 8 + 8)
 
 
+@pytest.mark.nightly
 def test_metadata_that_changes_in_place_counts(run, tmp_path):
     run(
         """
@@ -282,6 +289,7 @@ def test_memory_is_known_when_it_is_asked_for_and_where_the_gpu_is_nearly_full(r
     assert (tmp_path / "full").read_text() == "14"
 
 
+@pytest.mark.nightly
 def test_a_frozen_convolution_passes_its_gradient_on_whatever_it_is_given(run):
     found = run(
         """
