@@ -22,6 +22,10 @@ AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 class Command(TyperCommand):
     """A command whose help has headings, and ends with examples."""
 
+    def get_help_option_names(self, ctx: Any) -> list[str]:
+        """Both, whichever context asks first: the option is made once."""
+        return ["-h", "--help"]
+
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters, ``--help`` among them."""
         return plainly_read(super().get_params(ctx))
