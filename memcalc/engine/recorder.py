@@ -220,14 +220,6 @@ class Recorder(Notes):
                     if tensor is not None:
                         yield home, name, tensor
 
-    def belong(self, module: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Say which module these tensors are of, by their names there."""
-        found: dict[int, Owner] = {}
-        for name, tensor in tensors.items():
-            for address in self.addresses(tensor):
-                found[address] = (module, name, str(tensor.dtype).removeprefix("torch."))
-        self.owners.append((self.now(), found))
-
     def _name_states(self) -> None:
         """What the optimizer keeps, and for which parameter."""
         if self.model is None or self.optimizer is None:

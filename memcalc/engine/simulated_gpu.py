@@ -74,9 +74,8 @@ def check(target: Target) -> None:
     seen = (found.major, found.minor), found.multi_processor_count
     if seen != (target.capability, target.multiprocessors):
         raise EstimateError(
-            "A module that this model imports initialized CUDA before its GPU was "
-            "known: ask about it "
-            "in a fresh Python."
+            "A module that this model imports initialized CUDA before its GPU was known: ask about "
+            "it in a fresh Python."
         )
 
 

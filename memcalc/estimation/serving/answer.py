@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import SettingError, UsageError
 from memcalc.estimation.process_share import CODE, CONTEXT, NCCL, outside_span
@@ -20,8 +21,6 @@ from memcalc.records.trace import Component, Phase
 from memcalc.units import format_bytes
 
 _ENGINES: dict[str, Any] = {"vllm": vllm, "sglang": sglang}
-_BF16_SINCE = (8, 0)
-"""Compute capability; ``check_if_supports_dtype`` in vllm/platforms/cuda.py."""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +46,8 @@ class Engine:
             UsageError: the model does not take sequences of the length asked for.
         """
         assert plan.engine is not None
-        if plan.engine == "vllm" and plan.precision == "bf16" and gpu.capability < _BF16_SINCE:
+        computes = ARCHITECTURES[gpu.capability].bf16
+        if plan.engine == "vllm" and plan.precision == "bf16" and not computes:
             told = f"vLLM does not start in bf16 on {gpu.name}: type --precision fp16."
             raise SettingError("precision", told)
         self._plan = plan
