@@ -27,7 +27,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     prefix: Key = ()
     """Where it begins: ``tool.memcalc`` in a pyproject.toml."""
-    lines: dict[tuple[str | int, ...], int] = msgspec.field(default_factory=dict)
+    lines: dict[Key, int] = msgspec.field(default_factory=dict)
 
     def where(self, key: Key) -> Where:
         """The line of a key, or of what is around it."""
