@@ -15,7 +15,7 @@ from memcalc.cli.output import (
     NoCache,
     Output,
     Verbose,
-    deliver_explanation,
+    deliver_answer,
     format_option,
     put,
     width,
@@ -72,7 +72,7 @@ def command(
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=not no_cache)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))
-    deliver_explanation(found, name, output, top, verbose=verbose)
+    deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         put(_drawn(plans[0], use_cache=not no_cache))
     best = found.search.best if found.search is not None else None

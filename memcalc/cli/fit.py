@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver, format_option, in_full
+from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.values import SIZE, TEXT
 from memcalc.errors import UsageError
@@ -54,7 +54,6 @@ def command(
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
     from memcalc.advice.fit.fit import Question, answer
-    from memcalc.report import fitted
 
     plan = plan_of(settings, "memcalc fit answers for")
     name = chosen("fit", format, output)
@@ -70,8 +69,7 @@ def command(
     )
     with progress(f"fitting {plan.model}"):
         found = answer(plan, question, use_cache=not no_cache)
-    blocks = fitted.blocks(found, verbose=in_full(verbose, output, name))
-    deliver(name, output, blocks, json=lambda: fitted.as_json(found))
+    deliver_answer(found, name, output, verbose=verbose)
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

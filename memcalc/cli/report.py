@@ -14,7 +14,7 @@ from memcalc.cli.command import argument, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import check_alone, explanation_in, only_prediction, saved
+from memcalc.cli.saved import check_alone, only_prediction, saved
 from memcalc.cli.values import counted
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
@@ -128,10 +128,12 @@ def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[C
 
 
 def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | None) -> Document:
+    from memcalc.report.saved import read
+
     if data.get("kind") == "measurements":
         return Document(runs=tuple(load(path)))
     if data.get("kind") == "explanation":
-        explanation = explanation_in(data, path)
+        explanation = read(data, path)
         first = again(explanation.prediction, tracer, depth=depth)
         return Document(chapters=(first,), explanation=explanation)
     chapters = tuple(again(one, tracer, depth=depth) for one in predictions(data, path))

@@ -10,7 +10,7 @@ import typer
 from memcalc.catalog import gpus
 from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver, format_option, in_full, put
+from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option, put
 from memcalc.cli.progress import progress
 from memcalc.cli.values import TEXT, TOKENS, of
 from memcalc.errors import UsageError
@@ -93,8 +93,7 @@ def command(
         assert best is not None
         put(snippet(best.plan, program), output)
         return
-    blocks = list(suggested.blocks(found, work, verbose=in_full(verbose, output, name)))
-    deliver(name, output, blocks, json=lambda: suggested.as_json(found))
+    deliver_answer(found, name, output, verbose=verbose, work=work)
     if not found.fitting:
         raise typer.Exit(1)
 
@@ -116,7 +115,6 @@ def _cards(
         if work.prices is not None and work.prices.by_gpu:
             among = tuple(gpus.find(gpu) for gpu in work.prices.by_gpu)
         found = cards(plan, among=among, use_cache=use_cache, seen=tell)
-    blocks = list(report.blocks(found, work, verbose=in_full(verbose, output, name)))
-    deliver(name, output, blocks, json=lambda: report.as_json(found))
+    deliver_answer(found, name, output, verbose=verbose, work=work)
     if not found.fitting:
         raise typer.Exit(1)
