@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.cli.command import option
+from memcalc.cli.command import Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import (
     NoCache,
@@ -22,7 +22,7 @@ from memcalc.cli.output import (
 )
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.saved import check_alone, saved
-from memcalc.cli.values import SIZE, counted
+from memcalc.cli.values import SIZE
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.question import code_in
@@ -50,14 +50,9 @@ def command(
             "memory, if the plan does not fit it.",
         ),
     ] = None,
-    depth: Annotated[
-        int | None,
-        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
-    ] = None,
-    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
-    remedies: Annotated[
-        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
-    ] = True,
+    depth: Depth = None,
+    top: Top = 12,
+    remedies: Remedies = True,
     plot: Annotated[bool, option("--plot", help="Draw the step's timeline.")] = False,
     format: Annotated[str | None, format_option("explanation")] = None,
     output: Output = None,

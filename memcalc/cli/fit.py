@@ -15,6 +15,31 @@ from memcalc.files.formats import chosen
 _AXES = ("batch", "seq")
 
 
+_Memory = Annotated[
+    int | None,
+    option(
+        "--memory",
+        value=SIZE,
+        help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
+    ),
+]
+_Find = Annotated[
+    str | None,
+    option(
+        "--find",
+        value=TEXT,
+        help="What to find the largest of: batch, seq or batch,seq. Default: both, "
+        "unless --grid, --gpus, --settings or --count ask for something else.",
+    ),
+]
+_SettingsToo = Annotated[
+    bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
+]
+_Count = Annotated[
+    bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
+]
+
+
 @with_plan(
     "memcalc fit gpt2 --gpu t4",
     "memcalc fit gpt2 --gpus --batch 16",
@@ -22,31 +47,12 @@ _AXES = ("batch", "seq")
 )
 def command(
     settings: dict[str, Any],
-    memory: Annotated[
-        int | None,
-        option(
-            "--memory",
-            value=SIZE,
-            help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
-        ),
-    ] = None,
-    find: Annotated[
-        str | None,
-        option(
-            "--find",
-            value=TEXT,
-            help="What to find the largest of: batch, seq or batch,seq. Default: both, "
-            "unless --grid, --gpus, --settings or --count ask for something else.",
-        ),
-    ] = None,
+    memory: _Memory = None,
+    find: _Find = None,
     grid: Annotated[bool, option("--grid", help="Show batches by sequences.")] = False,
     gpus: Annotated[bool, option("--gpus", help="Show which GPUs fit the plan.")] = False,
-    settings_too: Annotated[
-        bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
-    ] = False,
-    count: Annotated[
-        bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
-    ] = False,
+    settings_too: _SettingsToo = False,
+    count: _Count = False,
     format: Annotated[str | None, format_option("fit")] = None,
     output: Output = None,
     verbose: Verbose = False,

@@ -9,16 +9,38 @@ import typer
 from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
-from memcalc.cli.command import argument, option, say, verb
+from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
 from memcalc.cli.live import follow
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
-from memcalc.cli.values import DEVICE, SECONDS, counted
+from memcalc.cli.values import DEVICE
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.disagreement import disagreement
 from memcalc.records.plan import Plan
 from memcalc.workload import layouts
+
+_Suite = Annotated[
+    Path | None, option("--suite", metavar="FILE", help="Suite file with many runs.")
+]
+_Device = Annotated[
+    str | None, option("--device", value=DEVICE, help="cuda or cpu. Default: --target.")
+]
+_Weights = Annotated[
+    bool, option("--weights", help="Load real weights (safetensors) instead of random ones.")
+]
+_Output = Annotated[
+    Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
+]
+_More = Annotated[
+    bool, option("--continue", help="Continue the output file; skip the runs it has.")
+]
+_Estimate = Annotated[
+    bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
+]
+_Snapshot = Annotated[
+    Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
+]
 
 
 @with_plan(
@@ -28,38 +50,15 @@ from memcalc.workload import layouts
 )
 def command(
     settings: dict[str, Any],
-    suite: Annotated[
-        Path | None, option("--suite", metavar="FILE", help="Suite file with many runs.")
-    ] = None,
-    device: Annotated[
-        str | None, option("--device", value=DEVICE, help="cuda or cpu. Default: --target.")
-    ] = None,
-    steps: Annotated[
-        int,
-        option(
-            "--steps",
-            value=counted(2),
-            help="Optimizer steps; the last is measured, those before warm up.",
-        ),
-    ] = 4,
-    weights: Annotated[
-        bool, option("--weights", help="Load real weights (safetensors) instead of random ones.")
-    ] = False,
-    timeout: Annotated[
-        float, option("--timeout", value=SECONDS, help="Seconds for one run.")
-    ] = 600.0,
-    output: Annotated[
-        Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
-    ] = None,
-    more: Annotated[
-        bool, option("--continue", help="Continue the output file; skip the runs it has.")
-    ] = False,
-    estimate: Annotated[
-        bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
-    ] = True,
-    snapshot: Annotated[
-        Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
-    ] = None,
+    suite: _Suite = None,
+    device: _Device = None,
+    steps: Steps = 4,
+    weights: _Weights = False,
+    timeout: Timeout = 600.0,
+    output: _Output = None,
+    more: _More = False,
+    estimate: _Estimate = True,
+    snapshot: _Snapshot = None,
 ) -> None:
     """Train for real, one process per run, beside the estimate."""
     plans = _plans(settings, suite, device)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from memcalc.cli.command import AS_TYPED, argument, option, say, verb
+from memcalc.cli.command import AS_TYPED, Words, option, say, verb
 from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.files import results
@@ -22,10 +22,7 @@ from memcalc.files import results
     context_settings=AS_TYPED,
 )
 def command(
-    command: Annotated[
-        list[str],
-        argument("The command, after --, with its arguments.", metavar="COMMAND"),
-    ],
+    command: Words,
     output: Annotated[
         Path | None, option("--output", "-o", metavar="FILE", help="Add the result here.")
     ] = None,

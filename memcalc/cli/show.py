@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from memcalc.cli.command import argument, option, verb
+from memcalc.cli.command import Top, argument, option, verb
 from memcalc.cli.output import (
     Output,
     Verbose,
@@ -42,7 +42,7 @@ def command(
     format: Annotated[str | None, format_option("predictions", "explanation", "snapshot")] = None,
     output: Output = None,
     verbose: Verbose = False,
-    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
+    top: Top = 12,
     alloc_conf: Annotated[
         list[str] | None,
         option(

@@ -23,6 +23,26 @@ if TYPE_CHECKING:
 _PROGRAM = of(Literal["trainer", "accelerate", "axolotl"])
 
 
+_Program = Annotated[
+    str | None,
+    option(
+        "--as",
+        value=_PROGRAM,
+        metavar="[trainer|accelerate|axolotl]",
+        help="Print the best way alone, as settings of this program.",
+    ),
+]
+_Tokens = Annotated[float | None, option("--tokens", value=TOKENS, help="To train on: says hours.")]
+_Price = Annotated[
+    str | None,
+    option(
+        "--price",
+        value=TEXT,
+        help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the cost.",
+    ),
+]
+
+
 @with_plan(
     "memcalc suggest Qwen/Qwen2.5-1.5B --gpu 4090",
     "memcalc suggest gpt2 --gpu t4 --batch 64 --as trainer",
@@ -30,27 +50,9 @@ _PROGRAM = of(Literal["trainer", "accelerate", "axolotl"])
 )
 def command(
     settings: dict[str, Any],
-    program: Annotated[
-        str | None,
-        option(
-            "--as",
-            value=_PROGRAM,
-            metavar="[trainer|accelerate|axolotl]",
-            help="Print the best way alone, as settings of this program.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        float | None, option("--tokens", value=TOKENS, help="To train on: says hours.")
-    ] = None,
-    price: Annotated[
-        str | None,
-        option(
-            "--price",
-            value=TEXT,
-            help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the "
-            "cost.",
-        ),
-    ] = None,
+    program: _Program = None,
+    tokens: _Tokens = None,
+    price: _Price = None,
     format: Annotated[str | None, format_option("suggestions")] = None,
     output: Output = None,
     verbose: Verbose = False,
