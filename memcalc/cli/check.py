@@ -101,22 +101,17 @@ def command(
         raise UsageError("--measure finds out and --from reads: choose one.")
     name = chosen("check", format)
     written = {path: chosen("check", None, path) for path in output or ()}
-    where = device if measure else None
-    effort = Effort(
-        workers=jobs, device=where, steps=steps, timeout=timeout, use_cache=not no_cache
-    )
+    effort = Effort(workers=jobs, steps=steps, timeout=timeout, use_cache=not no_cache)
     question = Question(
-        effort=effort,
+        effort=replace(effort, device=device if measure else None),
         saved=tuple(saved or ()),
         baseline=baseline,
         update=update_baseline,
     )
     files = files or [discover(Path.cwd())]
     try:
-        outcome = _checked(files, question, suggest)
+        outcome = _checked(files, question, suggest, save)
         code = exit_code(outcome.report, exit_zero=exit_zero)
-        if save is not None:
-            save_runs(save, keep(outcome.runs, outcome.evidence))
         for path, kind in written.items():
             artifact.write(path, render(outcome.report, kind, code))
         put(render(outcome.report, name, code, Shown(quiet, width(), colored(None))))
@@ -129,7 +124,9 @@ def command(
     raise typer.Exit(code)
 
 
-def _checked(files: list[Path], question: Question, suggest: bool) -> CheckResult:
+def _checked(
+    files: list[Path], question: Question, suggest: bool, save: Path | None
+) -> CheckResult:
     with contextlib.ExitStack() as stack:
         if suggest:
             from memcalc.budgets.remedies import Adviser
@@ -137,7 +134,10 @@ def _checked(files: list[Path], question: Question, suggest: bool) -> CheckResul
             adviser = stack.enter_context(Adviser(use_cache=question.effort.use_cache))
             question = replace(question, remedy=adviser)
         stack.enter_context(progress("checking memory budgets"))
-        return check([read(file) for file in files], question)
+        outcome = check([read(file) for file in files], question)
+    if save is not None:
+        save_runs(save, keep(outcome.runs, outcome.evidence))
+    return outcome
 
 
 def _append_summary(report: Report) -> None:
