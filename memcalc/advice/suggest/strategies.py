@@ -50,6 +50,11 @@ def ways(plan: Plan) -> Iterator[Way]:
     )
 
 
+def way_of(plan: Plan, key: str) -> Way | None:
+    """The way of that name on the plan's GPU; ``None``: it does not compute so."""
+    return next((way for way in ways(plan) if way.key == key), None)
+
+
 def _unquantised(plan: Plan) -> Iterator[Way]:
     half = half_of(plan)
     yield Way(
