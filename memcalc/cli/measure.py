@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +12,17 @@ from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
 from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
-from memcalc.cli.live import follow
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
+from memcalc.cli.progress import Steps as Told
+from memcalc.cli.progress import progress
 from memcalc.cli.values import DEVICE
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.disagreement import disagreement
+from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
+from memcalc.units import format_mib
 from memcalc.workload import layouts
 
 _Suite = Annotated[
@@ -131,7 +136,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
         if plans[0].engine is not None:
             raise UsageError("Engines are not run: memcalc estimate says what one would reserve.")
     else:
-        from memcalc.catalog.suite import load as load_suite
+        from memcalc.catalog.plan import load as load_suite
 
         if settings:
             given = ", ".join(settings)
@@ -158,3 +163,41 @@ def compare(
         for number, run in estimate_all(runs, watcher):
             runs[number] = run
     deliver("table", None, accuracy.blocks(runs))
+
+
+class _Followed:
+    """Keeps the moving line up to date, and leaves a line for each run that has ended."""
+
+    def __init__(self, steps: Told) -> None:
+        self._steps = steps
+        self._what = ""
+        self.busy = steps.now
+        self.note = steps.note
+
+    def begins(self, plan: Plan, number: int, count: int) -> None:
+        """A run starts."""
+        self._what = f"{plan.model} {plan.optim} {plan.precision}"
+        self._steps.at(number, count)
+        self.busy(f"{self._what}: starting")
+
+    def said(self, reading: PhaseReading) -> None:
+        """A phase of the run has ended."""
+        level = reading.allocated if reading.allocated is not None else reading.requested
+        where = f"step {reading.step} {reading.phase.value}"
+        self.busy(f"{self._what}: {where}, {format_mib(level)}")
+
+    def ended(self, run: Run) -> None:
+        """A run has ended."""
+        from memcalc.report.measured import line
+
+        if run.error is not None:
+            self.note(f"{run.plan.model} {run.plan.optim}: {run.error}")
+        else:
+            self._steps.row(f"{self._what}: {line(run)}")
+
+
+@contextmanager
+def follow() -> Iterator[Watcher]:
+    """An observer of the runs that reports on standard error."""
+    with progress("starting") as steps:
+        yield _Followed(steps)

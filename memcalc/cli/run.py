@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Run any command and report its GPU and main memory; its exit code is passed on."""
     from memcalc.measure.watched_command import run
-    from memcalc.report.watched_command import render
+    from memcalc.report.measured import render
 
     if output is not None:
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.explain.records import Explanation, Group, PeakContents
 from memcalc.advice.remedies.records import Figures, Option, Search
 from memcalc.files.artifact import encode
+from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.advice.remedies.records import Option
+from memcalc.records.fields import options
 from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report.blocks import Block, Kind, Line, Table

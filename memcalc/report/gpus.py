@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.remedies.goals import needed, needed_within
 from memcalc.advice.suggest.records import Card, Cards
+from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for
 from memcalc.report.suggested import Work, floor_words

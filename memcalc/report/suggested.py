@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.remedies.goals import needed, needed_within
 from memcalc.advice.suggest.prices import Prices
 from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions
 from memcalc.advice.suggest.speed import UTILISATION, offloads
+from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for, fit_words
 from memcalc.units import format_bytes, unit_for

@@ -5,7 +5,7 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.budgets.toml_lines import line_of, locate
+from memcalc.budgets.source import line_of, locate
 
 VALUES = [
     "1", "-2.5e3", "true", "inf", "1979-05-27T07:32:00Z", '"a # no comment"', "'lit\\'",

@@ -22,7 +22,7 @@ from memcalc.advice.explain.sections import Chapter
 from memcalc.allocator import nccl
 from memcalc.budgets import baseline, detect
 from memcalc.budgets.read import read as read_budgets
-from memcalc.catalog import architectures, contexts, gpus, models, positions, quantised, suite
+from memcalc.catalog import architectures, contexts, gpus, models, plan, positions, quantised
 from memcalc.catalog.plan import make
 from memcalc.errors import MemcalcError, sentence
 from memcalc.estimation import lengths
@@ -222,7 +222,7 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
         "an explanation": ("e.json", saved.as_json(why).encode(), _explanation),
         "measurements": ("m.json", (folder / "runs.json").read_bytes(), _measured),
         "a snapshot": ("s.pickle", pickle.dumps(pickle.loads(snapshot)["snapshot"]), _snapshot),
-        "a suite": ("s.toml", next(iter(sorted(suite_text))).read_bytes(), suite.load),
+        "a suite": ("s.toml", next(iter(sorted(suite_text))).read_bytes(), plan.load),
         "a plan": ("p.toml", b'model = "gpt2"\nbatch = 8\noptim_args = {lr = 1.0}\n', _plan),
         "budgets": ("memcalc.toml", budgets, read_budgets),
         "a baseline": ("b.json", json.dumps(base).encode(), baseline.read),

@@ -10,9 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.advice.fit import alignment, search
-from memcalc.advice.fit.devices import devices_that_fit
+from memcalc.advice.fit.devices import devices_that_fit, gpus_that_fit
 from memcalc.advice.fit.oracle import Oracle
-from memcalc.advice.fit.other_gpus import gpus_that_fit
 from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
 from memcalc.advice.fit.settings import with_settings
 from memcalc.catalog import gpus as catalog

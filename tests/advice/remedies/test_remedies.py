@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memcalc.advice.explain.command_line import options as typed
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.remedies.goals import needed, under
 from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial
@@ -17,6 +16,7 @@ from memcalc.errors import UsageError
 from memcalc.estimation.analytic import least
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
+from memcalc.records.fields import options as typed
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak
 from memcalc.records.trace import Phase
