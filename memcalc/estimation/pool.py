@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import Client, Engines
+from memcalc.estimation.client import Client, warm_engines
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -26,7 +26,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Pool:
     """Children that trace side by side; they are kept, with what they built, for what comes next.
 
-    A child starts when there is work for it.
+    A child starts when there is work for it. What forks it outlives the pool.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -36,19 +36,20 @@ class Pool:
             workers: at most so many processes; ``None``: what cores and free memory allow.
         """
         self.workers = workers if workers is not None else room()
-        self._engines = Engines()
+        self._stack = contextlib.ExitStack()
         self._clients: list[Client] = []
 
     def __enter__(self) -> Pool:
+        self._engines = self._stack.enter_context(warm_engines)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._engines.close()
+        self._stack.close()
 
     def clients(self, count: int) -> list[Client]:
         """So many of its children, the same ones each time."""
         while len(self._clients) < count:
-            self._clients.append(Client(self._engines))
+            self._clients.append(self._stack.enter_context(Client(self._engines)))
         return self._clients[:count]
 
     def predictions(
