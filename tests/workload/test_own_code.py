@@ -7,6 +7,7 @@ from memcalc import imports, registry
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
+from memcalc.estimation.client import Client
 from memcalc.estimation.question import code_in
 from memcalc.estimation.worker import Worker
 from memcalc.files.artifact import decode, encode
@@ -48,6 +49,18 @@ class Types(torch.nn.Module):
 
 def compiled():
     return torch.compile(Net())
+
+class Chooses(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.nn.Linear(8, 8)
+        self.sizes = torch.tensor([2, 0, 5])
+
+    def forward(self, x):
+        drawn = torch.distributions.Normal(self.mean(x), self.mean(x).exp()).rsample()
+        rows = self.sizes.cuda().nonzero()
+        assert rows.flatten().tolist() == [0, 2], "values of the code itself are read back"
+        return drawn.repeat(int(self.sizes.cuda().sum()), 1).mean()
 
 def no_net():
     raise RuntimeError("weights are missing")
@@ -202,3 +215,11 @@ def test_a_compiled_model_is_compiled_for_real(file, forked):
     (eager, weights), (compiled, same) = forked(eager_and_compiled)
     assert weights == same
     assert 0 < compiled <= eager
+
+
+def test_a_model_that_decides_by_values_on_the_gpu_decides_as_it_would_there(file):
+    plan = make({"model": "own_net:Chooses", "inputs": ["x=float32[4,8]"], "gpu": "t4"})
+    with Client() as client:
+        answer = client.ask(plan)
+    assert isinstance(answer, Prediction), answer
+    assert "arguments of torch.distributions are assumed valid" in answer.assumptions
