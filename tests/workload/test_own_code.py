@@ -218,7 +218,7 @@ def test_a_compiled_model_is_compiled_for_real(file, forked):
 
 
 def test_a_model_that_decides_by_values_on_the_gpu_decides_as_it_would_there(file):
-    plan = make({"model": "own_net:Chooses", "inputs": ["x=float32[4,8]"], "gpu": "t4"})
+    plan = make({"model": "own_net:Chooses", "inputs": ["x=float32[4096,8]"], "gpu": "t4"})
     with Client() as client:
         answer = client.ask(plan)
     assert isinstance(answer, Prediction), answer
