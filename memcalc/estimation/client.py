@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from memcalc.allocator.counter import Levels
 from memcalc.catalog import models
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
@@ -26,22 +27,15 @@ from memcalc.records.trace import Trace
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one run fits each of some devices."""
+    """The highest levels of one run, and whether it fits each of some devices."""
 
+    peaks: Levels
+    """In bytes."""
     fits: tuple[Fit, ...]
     seq: int | None
     """Tokens per sample that were settled on; ``None``: the model takes no tokens."""
     assumptions: tuple[str, ...] = ()
     uncounted: tuple[str, ...] = ()
-
-
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest levels of one run in bytes, and whether it fits a device."""
-
-    requested: int
-    allocated: int
-    reserved: int
-    fit: Fit | None = None
 
 
 _IDLE = 300.0
@@ -185,10 +179,6 @@ class Client:
         elif self._child is not None:
             self._child.end()
 
-    def abandon(self) -> None:
-        """End it for good: a thread that waits for its answer hears of it."""
-        self._engines.close()
-
     def ask(self, plan: Plan, *, counted: bool = False) -> Prediction | MemcalcError:
         """Run one plan; ``counted``: and one step more, for its floating-point operations."""
         answer = self._answer(plan, counted=counted)
@@ -202,28 +192,25 @@ class Client:
         answer = self._answer(plan, keep=True)
         if isinstance(answer, MemcalcError):
             return answer
-        trace = _unpacked(answer)
-        if isinstance(trace, MemcalcError):
-            return trace
+        try:
+            trace = unpack(base64.b64decode(answer["trace"]))
+        except DamagedTraceError as error:
+            return EstimateError(f"The simulated run's answer cannot be read: {error}.")
         return decode(Prediction, answer["prediction"]), trace
 
-    def bare(self, plan: Plan) -> Trace | MemcalcError:
-        """Trace one plan, for its events alone."""
-        answer = self._answer(plan, bare=True)
-        return answer if isinstance(answer, MemcalcError) else _unpacked(answer)
+    def judged(
+        self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()
+    ) -> Judged | MemcalcError:
+        """Run one plan, and see which of these devices it fits.
 
-    def judged(self, plan: Plan, devices: Sequence[Device]) -> Judged | MemcalcError:
-        """Run one plan, and see which of these devices it fits."""
-        answer = self._answer(plan, devices=[encode(device) for device in devices])
+        Args:
+            plan: what to run.
+            devices: where it should fit.
+            lengths: of batches to train on, one a step; empty: those of the plan.
+        """
+        told = [encode(device) for device in devices]
+        answer = self._answer(plan, devices=told, lengths=list(lengths))
         return answer if isinstance(answer, MemcalcError) else decode(Judged, answer["judged"])
-
-    def lengths(
-        self, plan: Plan, lengths: Sequence[int], device: Device | None
-    ) -> Reached | MemcalcError:
-        """Train one plan on batches of these lengths, one a step."""
-        told = encode(device) if device is not None else None
-        answer = self._answer(plan, lengths=list(lengths), device=told)
-        return answer if isinstance(answer, MemcalcError) else decode(Reached, answer["reached"])
 
     def inventory(self, plan: Plan) -> Inventory | MemcalcError:
         """The tensors of a plan's model, and of its adapters where it has some."""
@@ -248,13 +235,6 @@ class Client:
             return self._child.ask({"plan": encode(plan), **more})
         except MemcalcError as error:
             return error
-
-
-def _unpacked(answer: dict[str, Any]) -> Trace | EstimateError:
-    try:
-        return unpack(base64.b64decode(answer["trace"]))
-    except DamagedTraceError as error:
-        return EstimateError(f"The simulated run's answer cannot be read: {error}.")
 
 
 def _no_inductor_folder() -> dict[str, str]:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.errors import EstimateError, UsageError
-from memcalc.measure.state import read_state
+from memcalc.measure.process import read_state
 from memcalc.records.model import Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.registry.build import build

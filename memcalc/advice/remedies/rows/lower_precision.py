@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.advice.remedies import sources
+from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Change, Remedy
 from memcalc.catalog import gpus, models
 from memcalc.catalog.capabilities import ARCHITECTURES
@@ -42,7 +42,7 @@ def autocast(plan: Plan, task: Task) -> Iterator[Remedy]:
             changes=(("precision", f"amp-{half}"),),
             rank=2,
             cost=f"matrix products in {half}; updates stay fp32",
-            source=sources.AMP,
+            source=rows.AMP,
         )
 
 
@@ -63,7 +63,7 @@ def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=_optimizer(plan, twin) if twin is not None else (),
         rank=5,
         cost="states in 8 bit",
-        source=sources.EIGHT_BIT,
+        source=rows.EIGHT_BIT,
         unfit=reason or lost or cpu,
     )
 
@@ -90,7 +90,7 @@ def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=(("precision", "bf16"), *_optimizer(plan, name)),
         rank=6,
         cost=f"weights in bf16{slow}; a third state carries what rounding loses",
-        source=sources.CORRECTED,
+        source=rows.CORRECTED,
         unfit=_lost(plan, name),
     )
 
@@ -135,7 +135,7 @@ def weights_in_4_bit(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=changes,
         rank=8,
         cost="4-bit weights, dequantized for every product",
-        source=sources.FOUR_BIT,
+        source=rows.FOUR_BIT,
         unfit=not_in_4_bit(plan),
     )
 
