@@ -24,7 +24,6 @@ from memcalc.cli.output import NoCache, colored, put, width
 from memcalc.cli.progress import progress
 from memcalc.cli.values import DEVICE, SECONDS, TEXT, counted
 from memcalc.errors import UsageError, sentence
-from memcalc.files import artifact
 from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
 
@@ -41,6 +40,7 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
     "memcalc check",
     "memcalc check memcalc.toml --format github",
     "memcalc check --update-baseline",
+    fetches=True,
 )
 def command(
     files: Annotated[
@@ -164,7 +164,7 @@ def _delivery(format: str, outputs: tuple[Path, ...], quiet: bool) -> _Delivery:
 def _deliver(outcome: CheckResult, delivery: _Delivery, code: int) -> None:
     report = outcome.report
     for path in delivery.outputs:
-        artifact.write(path, render(report, chosen("check", None, path), code))
+        put(render(report, chosen("check", None, path), code), path)
     put(_text(report, delivery, code))
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if delivery.format == "github" and summary:
