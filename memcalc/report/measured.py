@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from memcalc.accuracy.compare import Difference, compare, peak
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.files.results import Run
 from memcalc.records.measurement import (
     GpuReading,
