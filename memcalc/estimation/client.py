@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.catalog import models
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
