@@ -21,7 +21,6 @@ from memcalc.cli.output import NoCache, colored, put, width
 from memcalc.cli.progress import progress
 from memcalc.cli.values import DEVICE, TEXT, counted
 from memcalc.errors import UsageError, sentence
-from memcalc.files import artifact
 from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
 
@@ -73,6 +72,7 @@ _Jobs = Annotated[
     "memcalc check",
     "memcalc check memcalc.toml --format github",
     "memcalc check --update-baseline",
+    fetches=True,
 )
 def command(
     files: _Files = None,
@@ -113,7 +113,7 @@ def command(
         outcome = _checked(files, question, suggest, save)
         code = exit_code(outcome.report, exit_zero=exit_zero)
         for path, kind in written.items():
-            artifact.write(path, render(outcome.report, kind, code))
+            put(render(outcome.report, kind, code), path)
         put(render(outcome.report, name, code, Shown(quiet, width(), colored(None))))
     except Exception as error:
         if name == "github":

@@ -30,6 +30,7 @@ _WHAT = (
     "memcalc diff before.json after.json",
     "memcalc diff 'gpt2 --batch 4' 'gpt2 --batch 4 --checkpointing'",
     "memcalc diff old.toml new.toml -f markdown",
+    fetches=True,
 )
 def command(
     before: Annotated[str, argument(_WHAT, metavar="BEFORE")],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import complete
-from memcalc.cli.command import Command, argument, option, say, verb
+from memcalc.cli.command import Command, argument, declared, option, say, verb
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
@@ -72,12 +72,8 @@ def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
             function(settings=settings_of(given), **typed)
 
         # The verb's own come first in help.
-        declared = [model, *own.values(), *rest]
-        run.__signature__ = Signature(  # type: ignore[attr-defined]
-            [one.replace(kind=Parameter.KEYWORD_ONLY) for one in declared]
-        )
-        run.__annotations__ = {one.name: one.annotation for one in declared}
-        return verb(*examples)(run)
+        declared(run, [model, *own.values(), *rest])
+        return verb(*examples, fetches=True)(run)
 
     return made
 

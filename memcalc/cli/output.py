@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-from memcalc.cli.command import option
+from memcalc.cli.command import option, say
 from memcalc.cli.values import TEXT
 from memcalc.files import artifact
 from memcalc.files.formats import FORMATS, formats, listed
@@ -38,9 +38,16 @@ def put(text: str, output: Path | None = None) -> None:
     """Write a text to a file, or print it; signs that a terminal cannot show become escapes."""
     if output is not None:
         artifact.write(output, text)
+        wrote(output)
         return
     encoding = sys.stdout.encoding or "ascii"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def wrote(path: Path) -> None:
+    """Say where an answer lies now; beside the answers of others, on stderr."""
+    if not artifact.is_stream(path):
+        say(f"Wrote {path}.")
 
 
 def colored(output: Path | None) -> bool:

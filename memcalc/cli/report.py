@@ -12,7 +12,7 @@ from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.sections import Chapter, again, chapter
 from memcalc.cli.command import Depth, Remedies, argument, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache
+from memcalc.cli.output import NoCache, put, wrote
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import check_alone, only_prediction, saved
 from memcalc.errors import MemcalcError, UsageError
@@ -73,12 +73,11 @@ def command(
     with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
-            _write(compared(before, now), name, output)
-            return
-        if name == "pickle":
+            document = compared(before, now)
+        elif name == "pickle":
             _snapshot(_only(settings, data), tracer, output)
             return
-        if data is None:
+        elif data is None:
             chapters = _traced(plans_of(settings), tracer, depth)
             document = Document(chapters=chapters, explanation=explanation)
         else:
@@ -104,6 +103,7 @@ def draw(traced: Traced, name: str, output: Path) -> None:
         from memcalc.advice.explain.snapshot import predicted
 
         predicted(traced, output)
+        wrote(output)
         return
     _write(Document(chapters=(chapter(traced),)), name, output)
 
@@ -149,19 +149,17 @@ def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
 
 
 def _snapshot(plan: Plan, tracer: Tracer, output: Path) -> None:
-    from memcalc.advice.explain.snapshot import predicted
-
     answer = tracer.trace(plan)
     if isinstance(answer, MemcalcError):
         raise answer
-    predicted(answer, output)
+    draw(answer, "pickle", output)
 
 
 def _write(document: Document, name: str, output: Path) -> None:
     if name == "html":
         from memcalc.report import page
 
-        artifact.write(output, page.render(document))
+        put(page.render(document), output)
         return
     from memcalc.report import plots
 
@@ -177,3 +175,4 @@ def _write(document: Document, name: str, output: Path) -> None:
 
         figure = plots.timeline(one.line, heading(one.prediction))
     artifact.write_bytes(output, plots.save(figure, name))
+    wrote(output)

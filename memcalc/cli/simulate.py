@@ -47,6 +47,7 @@ _Python = Annotated[
     "memcalc simulate --steps 5 -o sim.json -- python -m my_package.train",
     "memcalc simulate --gpu a100-80gb -- trl sft --config sft.yaml",
     context_settings=AS_TYPED,
+    fetches=True,
 )
 def command(
     command: Words,

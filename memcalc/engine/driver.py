@@ -18,6 +18,7 @@ from memcalc.engine.cudnn import library, loading
 from memcalc.engine.environment.records import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
+from memcalc.files.offline import is_offline
 
 if TYPE_CHECKING:
     from memcalc.engine.cudnn.library import Library, Missing
@@ -69,7 +70,7 @@ def cudnn(capability: tuple[int, int], paths: Sequence[Path] | None = None) -> L
     """
     if paths is None:
         paths = [Path(entry) for entry in sys.path if entry]
-    return library.find(paths, capability, offline=environment.offline())
+    return library.find(paths, capability, offline=is_offline())
 
 
 def installed(python: str = sys.executable) -> tuple[Path, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import os
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.catalog import models
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
@@ -37,6 +38,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     uncounted: tuple[str, ...] = ()
 
 
+_IDLE = 300.0
+"""Seconds after which warm processes that nobody asks are ended."""
 ENGINE = "-engine"
 """The kind of process that has opened the stub driver."""
 _ENVIRONMENT = {
@@ -56,7 +59,7 @@ class Engines:
     def __init__(self) -> None:
         self._parents: dict[tuple[str | None, str | None], Parent] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
 
     def __enter__(self) -> Engines:
         return self
@@ -75,16 +78,62 @@ class Engines:
         with self._lock:
             if key not in self._parents:
                 self._parents[key] = _parent(torch, transformers)
-                if self._closed:
+                if self.closed:
                     self._parents[key].close()
             return self._parents[key]
 
     def close(self) -> None:
         """Leave no process behind."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             for parent in self._parents.values():
                 parent.close()
+
+
+class WarmEngines:
+    """The engines of all that this process asks: the second question imports nothing.
+
+    They end with the process, or after ``_IDLE`` seconds in which nobody asked.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew without ending what there is: a forked process does not own it."""
+        self._lock = threading.Lock()
+        self._engines = Engines()
+        self._variables: dict[str, str] = {}
+        self._askers = 0
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Engines:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            changed = self._variables != os.environ
+            if self._engines.closed or (changed and not self._askers):
+                self._engines.close()
+                self._engines, self._variables = Engines(), dict(os.environ)
+            self._askers += 1
+            return self._engines
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._askers -= 1
+            if not self._askers:
+                self._timer = threading.Timer(_IDLE, self._engines.close)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._engines.close()
+
+
+warm_engines = WarmEngines()
+atexit.register(warm_engines.close)
+os.register_at_fork(after_in_child=warm_engines.forget)
 
 
 def _parent(torch: str | None, transformers: str | None) -> Parent:

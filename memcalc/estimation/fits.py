@@ -22,7 +22,7 @@ from memcalc.records.prediction import Fit, FitVerdict, Growth, Span
 from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
-    from memcalc.allocator.counter import Levels
+    from memcalc.allocator.levels import Levels
     from memcalc.allocator.settings import AllocatorSettings
 
 

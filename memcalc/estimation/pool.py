@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import Client, Engines
+from memcalc.estimation.client import Client, warm_engines
 from memcalc.records.plan import Plan
 
 T = TypeVar("T")
@@ -24,7 +24,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Pool:
     """Children that trace side by side; they are kept, with what they built, for what comes next.
 
-    A child starts when there is work for it. Threads may share a pool.
+    A child starts when there is work for it, and ends with the pool; what forks it does not.
+    Threads may share a pool.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -34,16 +35,19 @@ class Pool:
             workers: at most so many processes; ``None``: what cores and free memory allow.
         """
         self.workers = workers if workers is not None else room()
-        self._engines = Engines()
-        self._clients = [Client(self._engines) for _ in range(max(self.workers, 1))]
-        self._idle = list(self._clients)
+        self._stack = contextlib.ExitStack()
+        self._clients: list[Client] = []
         self._changed = threading.Condition()
 
     def __enter__(self) -> Pool:
+        self._engines = self._stack.enter_context(warm_engines)
+        for _ in range(max(self.workers, 1)):
+            self._clients.append(self._stack.enter_context(Client(self._engines)))
+        self._idle = list(self._clients)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._engines.close()
+        self._stack.close()
 
     @contextlib.contextmanager
     def client(self) -> Iterator[Client]:

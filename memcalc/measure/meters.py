@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.errors import MeasureError
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.trace import Phase

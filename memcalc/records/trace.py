@@ -34,13 +34,10 @@ class Aside(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     what: str
-    """``used_by``: another stream uses a storage; ``empty_cache``; ``give_back``: a segment that is
-    free as a whole; ``keep_pool``, ``let_go_pool`` and ``empty_pool``: of a private pool, whose
-    storages have a stream of their own."""
+    """``used_by``: another stream uses a storage; ``empty_cache``; ``keep_pool``: the stream is one
+    within a private pool."""
     storage: int = -1
     stream: int = 0
-    bytes: int = 0
-    """Of the segment that is given back."""
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):

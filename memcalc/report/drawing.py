@@ -130,9 +130,9 @@ def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
     )
 
 
-def round_ticks(highest: int, unit: int) -> list[int]:
+def round_ticks(highest: int, unit: float) -> list[int]:
     """Four to eight round numbers of a unit, up to the highest."""
-    step = 10.0 ** (len(str(highest // unit)) - 2)
+    step = 10.0 ** (len(str(int(highest // unit))) - 2)
     while highest / unit / step > 8:
         step *= 2.5 if f"{step:e}"[0] == "2" else 2
     return [int(unit * step * number) for number in range(int(highest / unit / step) + 1)]

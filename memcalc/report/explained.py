@@ -49,18 +49,21 @@ def contents(moment: PeakContents, top: int) -> Table:
     """Everything alive at a moment; it sums to the requested bytes."""
     whole, rest = moment.requested, moment.groups[top:]
     unit = unit_for(whole)
+    small = [sum(group.bytes for group in rest)] if rest else []
+    sizes = [*(group.bytes for group in moment.groups[:top]), *small]
+    figures = list(zip(unit.numbers(sizes), rows.shares(sizes), strict=True))
     body: list[tuple[Cell, ...]] = [
         (
-            *(Size(group.bytes, unit), _share(group.bytes, whole), str(group.count)),
+            *(*figure, str(group.count)),
             COMPONENT_WORDS[group.component],
             (_group(group), group.kept),
         )
-        for group in moment.groups[:top]
+        for group, figure in zip(moment.groups[:top], figures, strict=False)
     ]
     if rest:
-        size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
+        count = sum(group.count for group in rest)
         more = f"{len(rest)} more kinds (--top {len(moment.groups)} shows them)"
-        body.append((Size(size, unit), _share(size, whole), str(count), "", more))
+        body.append((*figures[-1], str(count), "", more))
     everything = str(sum(group.count for group in moment.groups))
     body.append((Size(whole, unit), "100.0%", everything, "requested", ""))
     return Table(
@@ -156,10 +159,6 @@ def _group(group: Group) -> str:
     at = f"at {group.line}" if group.line else ""
     parts = [group.module, group.op, group.dtype, at]
     return " ".join(part for part in parts if part) or "the loss"
-
-
-def _share(size: int, whole: int) -> str:
-    return f"{size / whole:.1%}" if whole else "n/a"
 
 
 def _moment(moment: PeakContents, name: str = "") -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc import untrusted_text
 from memcalc.accuracy.compare import Difference, compare, peak
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.files.results import Run
 from memcalc.measure.watched_command import CommandResult
 from memcalc.records.measurement import (

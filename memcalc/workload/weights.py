@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from pathlib import Path
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import MeasureError
+from memcalc.files.offline import is_offline
 from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.workload import tasks
@@ -43,7 +43,7 @@ def load(plan: Plan) -> tuple[torch.nn.Module, Task]:
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
-            local_files_only=bool(os.environ.get("HF_HUB_OFFLINE")),
+            local_files_only=is_offline(),
         )
     except Exception as error:
         # transformers, huggingface_hub and safetensors each have errors of their own.

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 
@@ -49,27 +49,8 @@ def test_a_few_storages_worked_out_by_hand():
     )
     assert (backward.name, backward.begin, backward.peaks) == ("backward", between, between)
     assert result.end == backward.end == levels(100, small, small, 52 * MIB)
-    assert result.peaks == result.at_reserved_peak == full
-    assert [(action, size) for action, _, size, _ in result.device_events] == [
-        ("segment_alloc", 2 * MIB),
-        ("segment_alloc", 20 * MIB),
-        ("segment_alloc", 30 * MIB),
-    ]
+    assert result.peaks == full
     assert (result.retries, result.out_of_memory) == (0, None)
-
-
-def test_levels_are_those_of_the_first_moment_reserved_was_at_its_peak():
-    events = [
-        ("a", 50 * MIB),
-        ("a", 0),
-        (Op.EMPTY_CACHE, None),
-        ("b", 5 * MIB),
-        ("c", 30 * MIB),
-    ]
-    result = replay(events, PLAIN, GIB)
-    assert result.peaks.reserved == result.at_reserved_peak.reserved == 50 * MIB
-    # Later 50 MiB held only 35.
-    assert result.at_reserved_peak.allocated == 50 * MIB
 
 
 def test_running_out_of_memory_ends_the_replay_and_says_where():

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.allocator.snapshot_reader import breakdown, read_snapshot, snapshot_of

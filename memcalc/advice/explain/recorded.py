@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Replay
 from memcalc.allocator.settings import parse_alloc_conf
 from memcalc.allocator.snapshot_reader import (

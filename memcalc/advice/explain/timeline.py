@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, to_pools
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.replays import UNLIMITED, as_it_ran

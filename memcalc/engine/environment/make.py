@@ -17,6 +17,7 @@ from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
+from memcalc.files.offline import HOW, is_offline
 from memcalc.records.progress import Progress, Report
 
 _UNKNOWN_SIZE = 0.9e9
@@ -41,15 +42,9 @@ class _Large(NamedTuple):
 class Maker:
     """Makes missing folders, with one installer and one progress line."""
 
-    def __init__(self, report: Report, offline: str | None) -> None:
-        """Prepare.
-
-        Args:
-            report: told how far it is.
-            offline: why nothing may be fetched, such as ``--offline``; ``None``: it may.
-        """
+    def __init__(self, report: Report) -> None:
+        """Prepare; ``report`` is told how far it is."""
         self.report = report
-        self.offline = offline
         self._settings: dict[str, str] | None = None
 
     @property
@@ -131,10 +126,10 @@ class Maker:
         return layers.make(ready, build, self.report)
 
     def _require_network(self, what: str) -> None:
-        if self.offline is not None:
+        if is_offline():
             raise EstimateError(
-                f"{what} is not in {layers.folder()} yet, and {self.offline} forbids fetching it: "
-                f"run the same command once without that; it is kept."
+                f"{what} is not in {layers.folder()} yet, and {HOW} forbids fetching it: "
+                "run the same command once without that; it is kept."
             )
 
     def _build_torch(self, release: Release | None, target: Path) -> Built:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -34,7 +33,6 @@ def find(
     torch: str | None = None,
     transformers: str | None = None,
     *,
-    offline: bool = False,
     progress: Report | None = None,
     packages: Sequence[str] = (),
     triton: bool = False,
@@ -44,7 +42,6 @@ def find(
     Args:
         torch: the release that a question names; ``None``: the installed one.
         transformers: likewise.
-        offline: fetch nothing; so do ``HF_HUB_OFFLINE`` and ``UV_OFFLINE``.
         progress: told what is fetched and how far it is; ``None``: who listens.
         packages: requirements that the question needs too, such as ``peft``; those that are
             installed and fit are used.
@@ -64,10 +61,8 @@ def find(
         if of_transformers is None and not packages and not triton:
             # The usual case: nothing is to be looked at but PyTorch's version.
             return _running(here)
-        return _Search(_maker(progress, offline), here, packages, triton).over(
-            here, of_transformers
-        )
-    maker = _maker(progress, offline)
+        return _Search(_maker(progress), here, packages, triton).over(here, of_transformers)
+    maker = _maker(progress)
     layer = maker.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
@@ -101,24 +96,10 @@ def hide(environment: Environment) -> None:
             sys.modules[module] = None  # type: ignore[assignment]
 
 
-def _maker(progress: Report | None, offline: bool) -> Maker:
+def _maker(progress: Report | None) -> Maker:
     from memcalc.engine.environment.make import Maker
 
-    return Maker(progress or tell, _forbidden(offline))
-
-
-def offline() -> bool:
-    """Whether the user's settings forbid to fetch anything."""
-    return _forbidden(False) is not None
-
-
-def _forbidden(offline: bool) -> str | None:
-    if offline:
-        return "--offline"
-    for name in ("HF_HUB_OFFLINE", "UV_OFFLINE"):
-        if os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off"):
-            return f"{name}={os.environ[name]}"
-    return None
+    return Maker(progress or tell)
 
 
 def _running(here: installed.Torch) -> Environment:

@@ -25,9 +25,8 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     from memcalc.workload.job import Turns, as_found
     from memcalc.workload.loop_variables import Script
 
-    with huggingface.state(job.device), as_found(job.model):
+    with huggingface.state(), as_found(job.model):
         accelerator = _accelerator(job)
-        huggingface.settle(accelerator, job.precision, job.device)
         check = job.checked()
         with job.loading(watch):
             model, optimizer = accelerator.prepare(job.model, job.optimizer)
@@ -71,7 +70,7 @@ def _accelerator(job: Job) -> Accelerator:
 
     sharding, engine = huggingface.sharding(job), huggingface.engine(job)
     return Accelerator(
-        mixed_precision=huggingface.mixed(job.precision, job.device),
+        mixed_precision=huggingface.mixed(job),
         gradient_accumulation_steps=job.grad_accum,
         cpu=job.device == "cpu",
         fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,

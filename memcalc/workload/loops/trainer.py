@@ -35,7 +35,6 @@ _METHODS = (
     "get_eval_dataloader",
     "get_batch_samples",
     "training_step",
-    "floating_point_ops",
     "evaluate",
     "prediction_step",
 )
@@ -46,11 +45,10 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     from transformers import Trainer
 
     from memcalc.workload import huggingface
-    from memcalc.workload.huggingface import settle, state
     from memcalc.workload.job import Turns, as_found
 
     with (
-        state(job.device),
+        huggingface.state(),
         tempfile.TemporaryDirectory(prefix="memcalc-") as folder,
         as_found(job.model),
     ):
@@ -62,7 +60,6 @@ def run(job: Job, watch: Watch, steps: int) -> None:
         )
         # Under FSDP it takes none, and makes one itself.
         trainer.optimizer = job.optimizer
-        settle(trainer.accelerator, job.precision, job.device)
         with _Followed(trainer, job, watch, Turns(watch)).attached():
             trainer.train()
 
@@ -84,7 +81,7 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
 
     from memcalc.workload import huggingface
 
-    half = huggingface.mixed(job.precision, job.device)
+    half = huggingface.mixed(job)
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
@@ -99,15 +96,15 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
         log_level="error",
         torch_compile=job.compile is not None,
         torch_compile_mode=job.compile,
+        per_device_eval_batch_size=job.samples,
         **_spread(job),
     )
     engine_config = getattr(arguments, "hf_deepspeed_config", None)
     if engine_config is not None:
-        # It compares the engine's precision with its own, which no simulated device may have.
+        # It compares the engine's precision with autocast's, and plain bf16 weights have none.
         engine_config.mismatches.clear()
-    # A number or a symbol: what the losses of an evaluation are repeated by.
-    arguments.per_device_eval_batch_size = job.samples
     if job.kv_cache is not None:
+        # No argument before transformers 5.
         arguments.use_cache = job.kv_cache
     return arguments
 
@@ -208,10 +205,6 @@ class _Followed:
         if self.trainer.accelerator.sync_gradients:
             self._to(Phase.STEP)
         return loss
-
-    def floating_point_ops(self, original: Any, inputs: Any) -> int:
-        """Counted for its log, from the shape of a batch; a shape may be a symbol."""
-        return 0 if self.job.simulated else original(inputs)
 
     def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._to(Phase.BACKWARD)

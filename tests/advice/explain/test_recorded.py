@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from memcalc.advice.explain.recorded import read
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.errors import UsageError
 from memcalc.report import recorded as report
 from memcalc.report import saved

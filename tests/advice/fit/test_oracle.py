@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from memcalc.advice.fit.oracle import Oracle
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.catalog import gpus
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError
