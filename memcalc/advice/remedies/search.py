@@ -9,15 +9,14 @@ and optimizer state alone are too large, is not estimated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.goals import Goal, needed
 from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial
 from memcalc.advice.remedies.rows.slower import accumulate, pieces_of, two_of
-from memcalc.advice.remedies.trials import apply
+from memcalc.advice.remedies.trials import Trials, apply
 from memcalc.errors import MemcalcError
 from memcalc.estimation.analytic import least
 from memcalc.records.model import Inventory
@@ -27,19 +26,8 @@ Found = tuple[Trial, Sequence[Remedy]]
 """What holds, and the remedies that it is made of."""
 
 
-class Trier(Protocol):
-    """Who estimates changed plans; see ``Trials``."""
-
-    plan: Plan
-    side_by_side: int
-
-    def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
-        """Estimate the plan with each of these sets of changes."""
-        ...
-
-
 def search(
-    trials: Trier,
+    trials: Trials,
     before: Figures,
     remedies: Sequence[Remedy],
     goal: Goal,
@@ -96,7 +84,7 @@ def stages(remedies: Sequence[Remedy]) -> list[tuple[Remedy, ...]]:
 class _Finder:
     """One search; remembers what was tried."""
 
-    def __init__(self, trials: Trier, goal: Goal, inventory: Inventory | None) -> None:
+    def __init__(self, trials: Trials, goal: Goal, inventory: Inventory | None) -> None:
         self.goal = goal
         self.trials: list[Trial] = []
         self.ruled_out: set[Plan] = set()
