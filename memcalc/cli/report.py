@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.sections import Chapter, again, chapter
 from memcalc.cli.command import Depth, Remedies, argument, option, say
@@ -22,6 +21,7 @@ from memcalc.files import artifact
 from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
+from memcalc.report.page import Document
 
 _Other = Annotated[
     str | None,

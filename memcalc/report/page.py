@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from memcalc import untrusted_text
-from memcalc.advice.explain.document import Document
+from memcalc.advice.explain.difference import Difference
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.explain.sections import Chapter
+from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
 from memcalc.report import (
     answer,
@@ -37,8 +40,19 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from matplotlib.figure import Figure
 
+
 _TOP = 25
 Part = Block | Hero | Bars | Drawing
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A report: chapters of plans, and what belongs to all of them."""
+
+    chapters: tuple[Chapter, ...] = ()
+    explanation: Explanation | None = None
+    difference: Difference | None = None
+    """What changed from the first chapter to the second."""
+    runs: tuple[Run, ...] = ()
 
 
 def render(document: Document) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE
-from memcalc.report import answer, lengths, rows
+from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.units import Unit, format_mib, unit_for
 
@@ -62,7 +62,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
     yield from answer.notes(prediction)
-    yield from lengths.blocks(prediction.varied) if prediction.varied is not None else ()
+    yield from answer.of_lengths(prediction.varied) if prediction.varied is not None else ()
 
 
 def sent(prediction: Prediction) -> Iterator[Line]:

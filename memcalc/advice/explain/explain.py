@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.remedies.advice import advise
 from memcalc.advice.remedies.goals import fitting, under
 from memcalc.advice.remedies.records import Option, Trial, figures
 from memcalc.advice.remedies.rows import free
+from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make
