@@ -23,7 +23,7 @@ from memcalc.cli.output import (
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.saved import check_alone, saved
 from memcalc.cli.values import SIZE
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.question import code_in
 from memcalc.files.formats import chosen
@@ -86,8 +86,6 @@ def _drawn(plan: Plan, *, use_cache: bool) -> str:
 
     with Tracer(use_cache=use_cache) as tracer:
         answer = tracer.trace(plan)
-    if isinstance(answer, MemcalcError):
-        raise answer
     return terminal.timeline(timeline(answer.trace, plan), width=width())
 
 

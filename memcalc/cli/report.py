@@ -75,7 +75,7 @@ def command(
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
             document = compared(before, now)
         elif name == "pickle":
-            _snapshot(_only(settings, data), tracer, output)
+            draw(tracer.trace(_only(settings, data)), name, output)
             return
         elif data is None:
             chapters = _traced(plans_of(settings), tracer, depth)
@@ -112,13 +112,12 @@ def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[C
     found: list[Chapter] = []
     failed: list[MemcalcError] = []
     for plan in plans:
-        answer = tracer.trace(plan)
-        if isinstance(answer, Traced):
-            found.append(chapter(answer, depth=depth))
-        else:
-            failed.append(answer)
+        try:
+            found.append(chapter(tracer.trace(plan), depth=depth))
+        except MemcalcError as error:
+            failed.append(error)
             if len(plans) > 1:
-                say(f"{plan.optim}: {answer}")
+                say(f"{plan.optim}: {error}")
     if not found:
         raise failed[0]
     return tuple(found)
@@ -146,13 +145,6 @@ def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
     if code is not None:
         raise UsageError(f"{path} names {code}, which is code: type memcalc report {code} itself.")
     return plans[0]
-
-
-def _snapshot(plan: Plan, tracer: Tracer, output: Path) -> None:
-    answer = tracer.trace(plan)
-    if isinstance(answer, MemcalcError):
-        raise answer
-    draw(answer, "pickle", output)
 
 
 def _write(document: Document, name: str, output: Path) -> None:

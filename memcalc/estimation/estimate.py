@@ -148,12 +148,19 @@ class Tracer:
                 cache.store(names[index], answer)
             yield _noted(answer, self._check(plans[index]))
 
-    def trace(self, plan: Plan) -> Traced | MemcalcError:
-        """Trace one plan and keep its events, or find them in the cache."""
-        return next(self.traces([plan]))
+    def trace(self, plan: Plan) -> Traced:
+        """Trace one plan and keep its events, or find them in the cache.
+
+        Raises:
+            MemcalcError: it cannot be traced.
+        """
+        answer = next(self.traces([plan]))
+        if isinstance(answer, MemcalcError):
+            raise answer
+        return answer
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
-        """The same of several plans, in order, and side by side."""
+        """The same of several plans, in order, side by side; what fails yields its error."""
         from memcalc.estimation.client import Client
 
         known = {plan: self._kept(plan) for plan in plans}

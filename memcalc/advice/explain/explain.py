@@ -18,7 +18,7 @@ from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.question import asked
 from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
@@ -86,8 +86,6 @@ def explain_plan(
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     with Tracer(use_cache=wish.use_cache, workers=None, counted=True) as tracer:
         traced = tracer.trace(plan)
-        if isinstance(traced, MemcalcError):
-            raise traced
         found = _explained(traced, wish)
         seen(found)
         if plan.command:

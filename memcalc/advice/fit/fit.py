@@ -20,7 +20,7 @@ from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation import fits
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import Device, device_of
@@ -165,8 +165,6 @@ def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitA
         MemcalcError: the plan itself cannot be traced.
     """
     traced = tracer.trace(answer.plan)
-    if isinstance(traced, MemcalcError):
-        raise traced
     trials = Trials(traced, tracer, memory)
     before = trials.before
     assert before.fit is not None
