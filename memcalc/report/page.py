@@ -38,7 +38,6 @@ from memcalc.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from matplotlib.figure import Figure
 
 
 _TOP = 25
@@ -67,7 +66,9 @@ def notebook(record: object) -> str:
     pictures = []
     found = record.prediction if isinstance(record, Explanation) else record
     if isinstance(found, Prediction) and importlib.util.find_spec("matplotlib"):
-        pictures.append(_picture(plots.optimizers([found]), "requested bytes at the peak"))
+        pictures.append(
+            Picture(plots.save(plots.optimizers([found]), "svg"), "requested bytes at the peak")
+        )
     shown = _templates().get_template("blocks.html.j2").module
     return f"<div>{shown.show([heading, *pictures, *rest])}</div>"  # type: ignore[attr-defined]
 
@@ -148,7 +149,3 @@ def _chapter(chapter: Chapter) -> Iterator[Part]:
     yield from answer.notes(prediction)
     known = ", ".join(f"{name} {version}" for name, version in prediction.versions.items())
     yield Line(f"method: {prediction.method}; versions: {known or 'none'}", Kind.NOTE)
-
-
-def _picture(figure: Figure, caption: str) -> Picture:
-    return Picture(plots.save(figure, "svg"), caption)

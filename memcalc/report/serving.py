@@ -63,17 +63,14 @@ def _budget(serving: Serving, devices: int) -> Table:
 def _cache(serving: Serving) -> Table:
     block = "page" if serving.engine == "sglang" else "block"
     longest = "that fits alone" if serving.least.longest < serving.most.longest else ""
+    tokens = "token" if serving.block == 1 else "tokens"
     body: list[tuple[Cell, ...]] = [
-        (f"{block}s", _range(serving, "blocks"), f"of {_tokens(serving.block)}"),
+        (f"{block}s", _range(serving, "blocks"), f"of {serving.block:,} {tokens}"),
         ("tokens", _range(serving, "tokens"), "as its log says it"),
         ("sequences", _range(serving, "sequences"), f"of {serving.length:,} tokens"),
         ("longest sequence", _range(serving, "longest"), longest or "tokens"),
     ]
     return Table(head=("in the cache", "", ""), rows=body, words=(0, 2), strong=(2,))
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count:,} tokens"
 
 
 def _range(serving: Serving, field: str) -> str:

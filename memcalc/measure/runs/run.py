@@ -179,15 +179,13 @@ class _Watch:
         self.listener.moment(name, process.facts())
 
 
-def _synchronize() -> None:
-    torch.cuda.synchronize()
-
-
 class _Clock:
     """Takes the time of steps, the device having finished each."""
 
     def __init__(self, device: str) -> None:
-        self.finish: Callable[[], None] = _synchronize if device == "cuda" else lambda: None
+        self.finish: Callable[[], None] = (
+            torch.cuda.synchronize if device == "cuda" else lambda: None
+        )
         self.ends: list[float] = []
 
     def tick(self) -> None:

@@ -1,5 +1,6 @@
 """What is asked of a run, and what follows from one that did not fit."""
 
+import contextlib
 import threading
 
 import pytest
@@ -41,13 +42,15 @@ class Client:
 @pytest.fixture
 def over(monkeypatch):
     """An oracle over such clients."""
+    with contextlib.ExitStack() as stack:
 
-    def made(*clients):
-        given = iter(clients)
-        monkeypatch.setattr(pool, "Client", lambda engines: next(given))
-        return Oracle(pool.Pool(len(clients)), None)
+        def made(*clients):
+            given = iter(clients)
+            asked = contextlib.nullcontext
+            monkeypatch.setattr(pool, "Client", lambda engines: asked(next(given)))
+            return Oracle(stack.enter_context(pool.Pool(len(clients))), None)
 
-    return made
+        yield made
 
 
 def test_a_question_is_asked_once_however_often_it_is_put(over):
