@@ -60,10 +60,10 @@ def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
 
 
 def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monkeypatch):
-    def fails(self, plans, **_):
+    def fails(self, plans, _):
         return iter([EstimateError("the model's code stopped")] * len(plans))
 
-    monkeypatch.setattr(pool.Pool, "predictions", fails)
+    monkeypatch.setattr(pool.Pool, "each", fails)
     (run,) = runs()
     (evidence,) = collect.estimate([replace(run, method="trace")], effort)
     assert evidence == Evidence(error="the model's code stopped")
