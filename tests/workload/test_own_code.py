@@ -152,7 +152,7 @@ def test_any_other_class_is_built_from_its_own_code(file, name):
     choice = registry.find(name, {"extra": 2})
     assert choice.row.foreign
     assert choice.traceable
-    assert not choice.closed_form
+    assert not choice.row.closed_form
     assert "own code" in choice.row.unknown
     assert type(build(choice, torch.nn.Linear(2, 2))).__name__ == "Slow"
     assert code_in(make({"model": "gpt2", "optim": name})) == name
@@ -172,7 +172,7 @@ def test_under_the_trainer_adafactor_is_that_of_transformers():
     named = {
         loop: registry.of(
             make({"model": "gpt2", "optim": "adafactor", "loop": loop})
-        ).implementation
+        ).row.implementation
         for loop in ("plain", "accelerate", "trainer")
     }
     assert named == {
