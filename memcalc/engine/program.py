@@ -143,9 +143,11 @@ def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
             # A run that resumes has not taken the step whose state stands for the checkpoint's.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
-    return program.job(
-        optimizer,
-        device=device,
+    return Job(
+        plan=program.plan,
+        model=program.model,
+        optimizer=optimizer,
         batch=lambda: program.batch(device),
-        restore=lambda: restore(optimizer, saved),
+        device=device,
+        restore=(lambda: restore(optimizer, saved)) if program.plan.resume else None,
     )
