@@ -11,7 +11,7 @@ import torch
 
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
-from memcalc.workload import layouts, loops
+from memcalc.workload import layouts
 from memcalc.workload.inputs import Batch
 from memcalc.workload.layouts import Layout
 from memcalc.workload.precision import PRECISIONS, Precision
@@ -35,6 +35,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Makes one micro-batch on the device."""
     device: str
     """``cuda`` or ``cpu``."""
+    max_grad_norm: float | None
+    """The norm that the loop clips gradients to; ``None``: it does not."""
+    keep_outputs: bool
+    """What the model returned lives until the next forward has made new outputs."""
     restore: Callable[[], None] | None = None
     """Loads the optimizer's state of a checkpoint; ``None``: the run starts afresh."""
     kept: dict[str, Any] = {}
@@ -57,16 +61,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def precision(self) -> Precision:
         """How weights are stored and in what the forward computes."""
         return PRECISIONS[self.plan.precision]
-
-    @property
-    def max_grad_norm(self) -> float | None:
-        """The norm that gradients are clipped to; ``None``: they are not."""
-        return loops.of(self.plan).clip_to(self.plan)
-
-    @property
-    def keep_outputs(self) -> bool:
-        """What the model returned lives until the next forward has made new outputs."""
-        return loops.of(self.plan).keep_outputs(self.plan)
 
     @property
     def eval_batches(self) -> int:
