@@ -31,10 +31,6 @@ class Breadcrumbs:
         place = f" in {module.decode(errors='replace')}" if module else ""
         return f"{place}, at {op.decode(errors='replace')}" if op else place
 
-    def part(self) -> None:
-        """Remember places for this process alone from now on: a copy of it goes its own way."""
-        self._map = mmap.mmap(-1, SIZE)
-
     def close(self) -> None:
         """Give the memory back."""
         self._map.close()

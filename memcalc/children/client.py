@@ -63,15 +63,13 @@ class Parent:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def child(self, module: str, name: str, *, hint: str = "", aloud: bool = False) -> Child:
+    def child(self, module: str, name: str, *, hint: str = "") -> Child:
         """Fork a child.
 
         Args:
             module: the job module, by its full name.
             name: name of its jobs in messages.
             hint: told to the module's ``warm``.
-            aloud: what it prints goes to standard error as it comes, and it may read standard
-                input, unless that is a terminal.
 
         Raises:
             MemcalcError: of the kind ``failure``: there is no process for it.
@@ -81,12 +79,7 @@ class Parent:
             message = {"fork": self._number, "module": module, "name": name, "hint": hint}
             here, there = socket.socketpair()
             with there:
-                aloud = aloud or bool(os.environ.get("MEMCALC_DEBUG"))
-                given = [
-                    there.fileno(),
-                    *([2] if aloud else []),
-                    *([0] if aloud and _piped() else []),
-                ]
+                given = [there.fileno(), *([2] if os.environ.get("MEMCALC_DEBUG") else [])]
                 try:
                     if not self._sent(message, given) and not self._sent(message, given):
                         raise self.failure(self.how_it_ended())
@@ -164,15 +157,6 @@ class Parent:
         if self._noise >= 0:
             os.close(self._noise)
             self._noise = -1
-
-
-def _piped() -> bool:
-    """Something other than a terminal is there to be read on standard input."""
-    try:
-        os.fstat(0)
-    except OSError:
-        return False
-    return not os.isatty(0)
 
 
 def launch(

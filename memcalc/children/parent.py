@@ -105,7 +105,7 @@ class _Family:
 
     def _hear(self, control: socket.socket) -> None:
         try:
-            line, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 3)
+            line, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 2)
         except ConnectionError:
             line, descriptors = b"", []
         if not line:
@@ -141,16 +141,10 @@ class _Family:
         try:
             pid = os.fork()
         except OSError as error:
-            for descriptor in given[2:]:
-                os.close(descriptor)
             self._farewell(one, f"There is no process for the {one.name}: {error.strerror}.")
             return
         if pid == 0:
-            for descriptor in given[2:]:
-                os.dup2(descriptor, 0)
             self._be(one, message["module"])
-        for descriptor in given[2:]:
-            os.close(descriptor)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         self._living[pid] = one

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.errors import MeasureError
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts, liger, quantised, weights
+from memcalc.workload import layouts, liger, loops, quantised, weights
 from memcalc.workload.job import Job
 from memcalc.workload.layouts import Rank
 from memcalc.workload.optimizers import InBackward, make
@@ -143,9 +143,14 @@ def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
             # A run that resumes has not taken the step whose state stands for the checkpoint's.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
-    return program.job(
-        optimizer,
-        device=device,
+    loop = loops.of(program.plan)
+    return Job(
+        plan=program.plan,
+        model=program.model,
+        optimizer=optimizer,
         batch=lambda: program.batch(device),
-        restore=lambda: restore(optimizer, saved),
+        device=device,
+        max_grad_norm=loop.clip_to(program.plan),
+        keep_outputs=loop.keep_outputs(program.plan),
+        restore=(lambda: restore(optimizer, saved)) if program.plan.resume else None,
     )

@@ -96,7 +96,8 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
     """Operations of the loop's step: its micro-batches are alike, so that one of them is run."""
     job = programs.job(program, optimizer, program.plan.target)
-    job = replace(job, restore=None, eval_batches=0, compile=None, grad_accum=1)
+    once = replace(job.plan, eval=None, compile=None, grad_accum=1)
+    job = replace(job, plan=once, restore=None)
     watch = _OfEachBatch(counter)
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, watch, 1)
@@ -167,7 +168,7 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         job = programs.job(program, optimizer, plan.target)
-        job = replace(job, batch=batch, eval_batches=0)
+        job = replace(job, batch=batch, plan=replace(plan, eval=None))
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
     traced = replace(_read(program, recorder, len(lengths)), whole=True)
@@ -191,7 +192,7 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
 
 def _passes(program: Program) -> tuple[int, ...]:
     """The passes of a generation that are followed: the prompt's, the first ones and the last."""
-    last = (program.until or program.plan.generate or 1) - 1
+    last = (program.plan.generate or 1) - 1
     return tuple(sorted({0, 1, 2, last - 1, last}))
 
 
@@ -255,11 +256,11 @@ def _infer(program: Program, recorder: Recorder) -> None:
             )
             recorder.name(Component.KV_CACHE, caches_of(outputs))
 
-    job = program.inference(device=program.plan.target, batch=lambda: _batch(program, recorder))
+    noted = replace(program, batch=lambda _: _batch(program, recorder))
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
-        inference.run(replace(job, between=between), recorder)
+        inference.run(noted, recorder, device=program.plan.target, between=between)
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:
@@ -298,7 +299,7 @@ def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
 
 
 def _said(program: Program) -> tuple[str, ...]:
-    passes = program.until or program.plan.generate
+    passes = program.plan.generate
     skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
     scheme = () if program.plan.scheme is None else (quantised.described(program.inventory),)
     return tuple(dict.fromkeys((*program.assumptions, *scheme, *skipped)))

@@ -175,7 +175,8 @@ class Worker:
         simulated_gpu.insert(question.gpu, question.target, room=room)
         self._cudnn = driver.cudnn(question.target.capability)
         os.environ.update(loading.environment(self._cudnn))
-        loading.adapt(self._cudnn)
+        if isinstance(self._cudnn, Missing):
+            loading.switch_off()
         internals.allow_cuda_after_fork()
         own = without_fraction(plan.alloc_conf)
         if own:

@@ -109,6 +109,9 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
     for option in explanation.options:
         if option.trial.error is not None:
             yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
+    if explanation.in_the_code:
+        yield Line("Changes of the script, not estimated", Kind.SECTION)
+        yield from (Line(f" {words}", Kind.ITEM) for words in explanation.in_the_code)
     if verbose:
         yield from _sources(tried)
     if explanation.search is not None:

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
 import torch
 
 from memcalc.errors import EstimateError, UsageError
@@ -20,7 +19,8 @@ from memcalc.records.trace import Phase
 from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Turns, Watch, as_found
-from memcalc.workload.precision import Precision
+from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.program import Program
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
 """Names under which models return what they keep of past tokens."""
@@ -29,42 +29,30 @@ _KINDS = ("static", "offloaded", "quantized")
 _SLIDING = ("sliding_attention", "chunked_attention")
 
 
-class Inference(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that runs; the model is on the device already."""
+def run(
+    program: Program, watch: Watch, *, device: str, between: long_decode.Between | None = None
+) -> None:
+    """Run a program's model under the eyes of the watch; the model is on the device already.
 
-    model: torch.nn.Module
-    batch: Callable[[], Batch]
-    """Makes the prompts, or the inputs of one pass, on the device."""
-    device: str
-    """By the name PyTorch knows it."""
-    precision: Precision
-    tokens: int | None
-    """To generate; ``None``: one forward pass."""
-    until: int | None = None
-    """How many of them are generated; ``None``: all."""
-    cache: str = "dynamic"
-    beams: int = 1
-    sampled: bool = False
-    """Tokens are drawn, as a serving engine's sampler draws them, and not the likeliest taken."""
-    between: long_decode.Between | None = None
-    """Nobody looks at values: passes in the middle of a long generation grow the cache alone, and
-    this is told when they begin (``True``) and end."""
-
-
-def run(job: Inference, watch: Watch) -> None:
-    """Run the model under the eyes of the watch."""
-    model = job.model.eval()
-    with torch.no_grad(), job.precision.context(job.device)():
-        if job.tokens is None:
+    Args:
+        program: what to run.
+        watch: told of phases.
+        device: ``cuda`` or ``cpu``.
+        between: nobody looks at values: passes in the middle of a long generation grow the cache
+            alone, and this is told when they begin (``True``) and end.
+    """
+    plan, model = program.plan, program.model.eval()
+    with torch.no_grad(), PRECISIONS[plan.precision].context(device)():
+        if plan.generate is None:
             with watch.phase(Phase.FORWARD, 0):
-                outputs = model(**job.batch())
+                outputs = model(**program.batch(device))
                 del outputs
             return
         # It is the model itself that generates and is called, whatever is around it.
         bare = without_adapters(model)
         with as_found(bare), _passes(bare, watch) as turns:
             turns.to(Phase.PREFILL, 0)
-            _generate(job)
+            _generate(bare, lambda: program.batch(device), plan, between)
             turns.end()
 
 
@@ -87,35 +75,38 @@ def _passes(model: torch.nn.Module, watch: Watch) -> Iterator[Turns]:
         turns.end()
 
 
-def _generate(job: Inference) -> None:
-    assert job.tokens is not None
-    model: Any = without_adapters(job.model)
+def _generate(
+    model: Any,
+    prompts: Callable[[], Batch],
+    plan: Plan,
+    between: long_decode.Between | None,
+) -> None:
+    tokens = plan.generate
+    assert tokens is not None
     config = model.generation_config
-    vars(model)["_has_unfinished_sequences"] = _Countdown(job.until or job.tokens)
+    vars(model)["_has_unfinished_sequences"] = _Countdown(tokens)
     options: dict[str, Any] = {
-        "max_new_tokens": job.tokens,
-        "do_sample": job.sampled,
-        "num_beams": job.beams,
+        "max_new_tokens": tokens,
+        # A serving engine's sampler draws tokens from all there are; else the likeliest is taken.
+        **({"do_sample": True, "top_k": 0} if plan.engine is not None else {"do_sample": False}),
+        "num_beams": plan.beams,
         # A compiled decode, which is what a static cache is for, keeps graphs that nobody sees.
         "disable_compile": True,
     }
-    if job.sampled:
-        # From all tokens: transformers takes 50 where nobody says.
-        options["top_k"] = 0
     if config.pad_token_id is None:
         options["pad_token_id"] = 0
     starts = (config.decoder_start_token_id, config.bos_token_id)
     if model.config.is_encoder_decoder and starts == (None, None):
         options["decoder_start_token_id"] = model.config.decoder_start_token_id
-    options.update(_kept_in(job.cache))
-    if job.between is not None and long_decode.is_long(job.until or job.tokens):
-        long_decode.shorten(model, job.until or job.tokens, job.between)
+    options.update(_kept_in(plan.cache))
+    if between is not None and long_decode.is_long(tokens):
+        long_decode.shorten(model, tokens, between)
     try:
-        model.generate(**job.batch(), **options)
+        model.generate(**prompts(), **options)
     except (ImportError, NotImplementedError, ValueError, AssertionError) as error:
         raise EstimateError(
             f"transformers does not generate here with {type(model).__name__} and the cache "
-            f"{job.cache}: {line(error).rstrip('.')}. Name another --cache."
+            f"{plan.cache}: {line(error).rstrip('.')}. Name another --cache."
         ) from error
 
 

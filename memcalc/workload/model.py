@@ -12,6 +12,8 @@ import torch
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.imports import is_named, line, load
+from memcalc.records.names import FLASH_ATTN
+from memcalc.records.plan import Plan
 from memcalc.workload.tasks import Head
 
 
@@ -102,6 +104,11 @@ def _settle(model: torch.nn.Module) -> None:
         config.pad_token_id = 0
     if config.model_type == "xmod" and config.default_language is None:
         config.default_language = config.languages[0]
+
+
+def told_attention(plan: Plan) -> str | None:
+    """The implementation of attention that transformers is told; ``None``: its own choice."""
+    return plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
 
 
 def configure(source: ModelSource, head: Head, *, attention: str | None = None) -> Any:

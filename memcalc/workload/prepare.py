@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
@@ -29,7 +28,7 @@ from memcalc.workload.assumptions import said
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
-from memcalc.workload.model import build
+from memcalc.workload.model import build, told_attention
 from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.program import Program
 from memcalc.workload.quantised import compute_dtype
@@ -54,17 +53,12 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
         model = build(
             source,
             head,
-            attention=_attention(plan),
+            attention=told_attention(plan),
             dtype=precision.weights if plan.scheme is None else compute_dtype(plan),
             as_loaded=plan.scheme is not None,
         )
     program = program_of(plan, choice, model, head.task, name=source.name)
     return replace(program, inventory=replace(program.inventory, config=source.digest))
-
-
-def _attention(plan: Plan) -> str | None:
-    """The implementation that transformers is told; ``None``: its own choice."""
-    return plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
 
 
 def program_of(
@@ -96,7 +90,6 @@ def program_of(
         choice=choice,
         batch=batch,
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
-        precision=PRECISIONS[plan.precision],
         assumptions=(
             *notes,
             *said(plan, choice, loop, cached=cached),

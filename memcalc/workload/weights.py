@@ -11,10 +11,9 @@ from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import MeasureError
 from memcalc.files.offline import is_offline
-from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.workload import tasks
-from memcalc.workload.model import build, configure
+from memcalc.workload.model import build, configure, told_attention
 from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.tasks import Task
 
@@ -32,8 +31,7 @@ def load(plan: Plan) -> tuple[torch.nn.Module, Task]:
     dtype = PRECISIONS[plan.precision].weights
     if source.factory is not None:
         return build(source, head, dtype=dtype), head.task
-    attention = plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
-    config = configure(source, head, attention=attention)
+    config = configure(source, head, attention=told_attention(plan))
     cls = getattr(importlib.import_module("transformers"), head.class_name)
     place = _place(source)
     try:

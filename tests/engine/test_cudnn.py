@@ -282,7 +282,7 @@ def test_without_a_library_the_program_runs_with_cudnn_off(over_cudnn):
         missing = Missing(reason="of a test", reported=(9, 1, 0))
         os_environ = __import__("os").environ
         os_environ.update(loading.environment(missing))
-        loading.adapt(missing)
+        loading.switch_off()
         torch.backends.cudnn.enabled = True
         layer = torch.nn.Conv2d(3, 8, 3).cuda()
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):

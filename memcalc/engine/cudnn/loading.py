@@ -22,6 +22,8 @@ from memcalc.files.compiler import CompileError, system_compiler
 
 _ASSUMED = "MEMCALC_CUDNN_ASSUMED"
 """Variable that says what is assumed if the library is used."""
+_VERSION = "MEMCALC_STUB_CUDNN"
+"""Variable with the version that PyTorch is told; not set: unknown."""
 _PATIENCE = 120.0
 """Seconds to wait for another process that compiles the same."""
 
@@ -70,7 +72,7 @@ def environment(found: Library | Missing) -> dict[str, str]:
     Args:
         found: what ``library.find`` gave.
     """
-    named = {"MEMCALC_STUB_CUDNN": str(_number(found.reported))} if found.reported else {}
+    named = {_VERSION: str(_number(found.reported))} if found.reported else {}
     if isinstance(found, Missing):
         return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": "", _ASSUMED: ""}
     line = fetch.command(found.requirement) if not found.folder else ""
@@ -113,14 +115,8 @@ def open_here() -> None:
     ctypes.CDLL(str(shim()), mode=ctypes.RTLD_GLOBAL)
 
 
-def adapt(found: Library | Missing) -> None:
-    """Let PyTorch do without cuDNN where there is none; call it before the program runs.
-
-    Args:
-        found: what ``library.find`` gave.
-    """
-    if not isinstance(found, Missing):
-        return
+def switch_off() -> None:
+    """Let PyTorch do without cuDNN; call it before the program runs."""
     import torch
 
     backends: Any = torch.backends
@@ -131,7 +127,7 @@ def adapt(found: Library | Missing) -> None:
     # Attention asks a switch of its own, since PyTorch 2.5.
     if hasattr(backends.cuda, "enable_cudnn_sdp"):
         backends.cuda.enable_cudnn_sdp(False)
-    if not found.reported:
+    if _VERSION not in os.environ:
         version = _number(torch._C._cudnn.getCompileVersion())
         backends.cudnn._init = lambda: True
         backends.cudnn.version = lambda: version

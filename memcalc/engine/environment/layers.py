@@ -21,7 +21,7 @@ import msgspec
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files import cache, lock
 from memcalc.files.untrusted_values import reason
-from memcalc.records.progress import Progress, Report
+from memcalc.records.progress import Progress, tell
 
 _MARKER = "memcalc-complete.json"
 _UNFINISHED = ".making-"
@@ -123,20 +123,17 @@ def _absent(release: str) -> Path:
     return folder() / f"{_ABSENT}{release}-{suffix()}"
 
 
-def make(
-    ready: Callable[[], Layer | None], build: Callable[[Path], Built], report: Report
-) -> Layer:
+def make(ready: Callable[[], Layer | None], build: Callable[[Path], Built]) -> Layer:
     """Make a folder, unless another memcalc has made it meanwhile.
 
     Args:
         ready: looks for it; called once no other memcalc is at work.
         build: fills an empty folder.
-        report: told when another memcalc is waited for, and at the end.
 
     Raises:
         EstimateError: the cache cannot be written, or what ``build`` raises.
     """
-    with _alone(report):
+    with _alone():
         _sweep()
         if (found := ready()) is not None:
             return found
@@ -152,11 +149,11 @@ def make(
             raise EstimateError(f"Cannot write {folder()}: {reason(error)}.") from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-            report(Progress("", 1.0))
+            tell(Progress("", 1.0))
 
 
 @contextlib.contextmanager
-def _alone(report: Report) -> Iterator[None]:
+def _alone() -> Iterator[None]:
     place = folder()
     if os.pathsep in str(place):
         raise EstimateError(
@@ -179,7 +176,7 @@ def _alone(report: Report) -> Iterator[None]:
         try:
             stack.enter_context(lock.held(place / "install"))
         except UsageError:
-            report(Progress("another memcalc is making an engine environment: waiting for it"))
+            tell(Progress("another memcalc is making an engine environment: waiting for it"))
             try:
                 stack.enter_context(lock.held(place / "install", patience=_PATIENCE))
             except UsageError:

@@ -16,9 +16,10 @@ from memcalc.engine.environment import index, installed, installer, layers, size
 from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
 from memcalc.engine.environment.release import Release
+from memcalc.engine.environment.watch import Watch
 from memcalc.errors import EstimateError
 from memcalc.files.offline import HOW, is_offline
-from memcalc.records.progress import Progress, Report
+from memcalc.records.progress import Progress, tell
 
 _UNKNOWN_SIZE = 0.9e9
 """Bytes; the largest wheels of 2.4 to 2.15 are of 0.9 GB."""
@@ -40,11 +41,9 @@ class _Large(NamedTuple):
 
 
 class Maker:
-    """Makes missing folders, with one installer and one progress line."""
+    """Makes missing folders; whoever listens is told how far it is."""
 
-    def __init__(self, report: Report) -> None:
-        """Prepare; ``report`` is told how far it is."""
-        self.report = report
+    def __init__(self) -> None:
         self._settings: dict[str, str] | None = None
 
     @property
@@ -67,7 +66,7 @@ class Maker:
         if (found := ready()) is not None:
             return found
         self._require_network(f"PyTorch {release or ''}".strip() + "'s CUDA build")
-        return layers.make(ready, lambda target: self._build_torch(release, target), self.report)
+        return layers.make(ready, lambda target: self._build_torch(release, target))
 
     def single(self, package: str, release: Release) -> Layer:
         """A package without its dependencies.
@@ -80,8 +79,8 @@ class Maker:
             return newest(package, release)
 
         def build(target: Path) -> Built:
-            self.report(Progress(f"fetching {package} {release}, once"))
-            notes = self._install((release.requirement(package),), target)
+            tell(Progress(f"fetching {package} {release}, once"))
+            notes = self.install((release.requirement(package),), target)
             found = installed.packages([str(target)]).get(package)
             if found is None:
                 raise EstimateError(f"The installer left no {package} behind.")
@@ -90,7 +89,7 @@ class Maker:
         if (found := ready()) is not None:
             return found
         self._require_network(f"{package} {release}")
-        return layers.make(ready, build, self.report)
+        return layers.make(ready, build)
 
     def rest(self, wanted: Sequence[Requirement], here: Mapping[str, installed.Package]) -> Layer:
         """What is missing of some requirements, and of theirs.
@@ -111,19 +110,19 @@ class Maker:
             return found if found and not _missing_in(found.path, wanted, here) else None
 
         def build(target: Path) -> Built:
-            self.report(Progress(f"fetching {', '.join(texts)}, once"))
+            tell(Progress(f"fetching {', '.join(texts)}, once"))
             notes: tuple[str, ...] = ()
             for _ in range(_ROUNDS):
                 lacking = _missing_in(target, wanted, here)
                 if not lacking:
                     return Built(name, notes)
-                notes += self._install(tuple(sorted({_plain(one) for one in lacking})), target)
+                notes += self.install(tuple(sorted({_plain(one) for one in lacking})), target)
             raise EstimateError(f"Packages that {', '.join(texts)} need conflict with each other.")
 
         if (found := ready()) is not None:
             return found
         self._require_network(", ".join(texts))
-        return layers.make(ready, build, self.report)
+        return layers.make(ready, build)
 
     def _require_network(self, what: str) -> None:
         if is_offline():
@@ -142,7 +141,7 @@ class Maker:
             if size
             else "about 0.5 to 0.9 GB to fetch, 1 to 2 GB on disk, once"
         )
-        self.report(Progress(f"{named} with CUDA: {told}"))
+        tell(Progress(f"{named} with CUDA: {told}"))
         sizes.require_room(layers.folder(), about * (1 + _UNPACKED), named)
         exact = release
         if wheel and (release is None or release.patch is None):
@@ -150,7 +149,7 @@ class Maker:
         text = exact.requirement("torch") if exact else "torch"
         build = release.build if release else None
         large = _Large(named, about, _OWN_INDEX + build if build else None)
-        notes = self._install((text,), target, large=large)
+        notes = self.install((text,), target, large=large)
         found = installed.torch_in([str(target)])
         assert found is not None
         local = f"+{build}" if build else ""
@@ -165,7 +164,7 @@ class Maker:
         address = index.url(self.settings)
         if address is None or (release and release.build):
             return None
-        self.report(Progress("asking the package index"))
+        tell(Progress("asking the package index"))
         offer = index.ask(address, "torch", release)
         if offer is None or offer.wheels:
             return offer.wheels[-1] if offer else None
@@ -173,7 +172,7 @@ class Maker:
             return None
         raise AbsentError(_no_wheel(release, offer.others))
 
-    def _install(
+    def install(
         self,
         requirements: tuple[str, ...],
         target: Path,
@@ -196,7 +195,11 @@ class Maker:
         for tool, plain in installer.attempts(self.settings):
             if plain and any(failure.network for failure in failures):
                 continue
-            watch = _watch(job, tool, large, self.report) if large else lambda: None
+            watch = (
+                Watch(job, tool, large.named, large.size, large.size * _UNPACKED)
+                if large
+                else lambda: None
+            )
             failure = installer.install(job, tool, plain=plain, watch=watch)
             if failure is None and large:
                 wrong = _require_cuda(target)
@@ -264,15 +267,6 @@ def _require_cuda(target: Path) -> str | None:
 def _empty(target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-
-
-def _watch(
-    job: installer.Job, tool: installer.Tool, large: _Large, report: Report
-) -> Callable[[], None]:
-    """Tells how much of a large wheel is on disk: pip downloads it first, uv unpacks at once."""
-    from memcalc.engine.environment.watch import Watch
-
-    return Watch(job, tool, large.named, large.size, large.size * _UNPACKED, report)
 
 
 def _error(what: str, failures: list[Failure]) -> EstimateError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memcalc.engine.environment import sizes
 from memcalc.engine.environment.installer import Job, Tool
-from memcalc.records.progress import Progress, Report
+from memcalc.records.progress import Progress, tell
 
 _SHARE = 0.7
 """Of pip's time that a download takes; the rest unpacks."""
@@ -18,11 +18,9 @@ _SHARE = 0.7
 class Watch:
     """Called while an installer runs."""
 
-    def __init__(
-        self, job: Job, tool: Tool, named: str, size: float, unpacked: float, report: Report
-    ) -> None:
+    def __init__(self, job: Job, tool: Tool, named: str, size: float, unpacked: float) -> None:
         self._pip = tool.name == "pip"
-        self._named, self._report = named, report
+        self._named = named
         self._size, self._unpacked = size, unpacked
         self._folder = job.scratch if self._pip else _uv_cache(tool)
         self._began = time.time()
@@ -41,7 +39,7 @@ class Watch:
         what = (
             "unpacking" if unpacking else f"fetching ({sizes.text(seen)})" if seen else "fetching"
         )
-        self._report(Progress(f"{self._named}: {what}", self._least))
+        tell(Progress(f"{self._named}: {what}", self._least))
 
     def _bytes(self, pattern: str) -> int:
         """Bytes of files of this run; another program's may be in uv's cache too."""

@@ -123,7 +123,7 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     clock = _Clock(device)
     clock.tick()
     # Reading a meter stops the device at every phase; a step's time is taken without it.
-    bare = replace(job, restore=None, eval_batches=0)
+    bare = replace(job, plan=replace(plan, eval=None), restore=None)
     loop.run(bare, clock, max(2, options.steps - 2))
     seconds = (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1)
     found["seconds_per_step"] = seconds
@@ -143,8 +143,7 @@ def _generate(program: Program, options: Options, watch: _Watch, found: dict[str
     model = program.model
     found["weights"] = storage_bytes(model.parameters())
     found["buffers"] = storage_bytes(model.buffers())
-    device = options.device
-    inference.run(program.inference(device=device, batch=lambda: program.batch(device)), watch)
+    inference.run(program, watch, device=options.device)
     watch.moment("trained")
 
 

@@ -33,8 +33,6 @@ def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManag
 
 
 LAYOUT = Layout(
-    # Buckets are made anew in the second, in the order in which gradients came.
-    settles=3,
     name="ddp",
     summary="the whole model on each GPU",
     place=place,

@@ -11,7 +11,6 @@ from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2, wrapped_by
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
 
 
@@ -26,7 +25,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     check = tied(model)
     wrapped = FullyShardedDataParallel(
         model,
-        device_mesh=_mesh(rank),
+        device_mesh=fsdp2.mesh(rank) if len(rank.sizes) > 1 else None,
         auto_wrap_policy=_policy(model, options),
         mixed_precision=_mixed(options),
         device_id=rank.device,
@@ -68,15 +67,6 @@ def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> 
             "PyTorch itself fails: wrap the layers alone (auto_wrap_policy=TRANSFORMER_BASED_WRAP) "
             "or nothing (NO_WRAP)."
         )
-
-
-def _mesh(rank: Rank) -> DeviceMesh | None:
-    """Replicas by shards, where shards are not over all processes."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if len(rank.sizes) == 1:
-        return None
-    return init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=("replicate", "shard"))
 
 
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:

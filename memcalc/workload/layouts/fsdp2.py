@@ -15,17 +15,24 @@ from memcalc.workload.layouts import Layout, Rank, wrapped_by
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Shard the model over all ranks and give it memory."""
-    from torch.distributed.device_mesh import init_device_mesh
-
+    """Shard the model over the inner dimension of the mesh and give it memory."""
     loaded = is_loaded(model)
-    shard(model, init_device_mesh(rank.device.type, rank.sizes), rank.options)
+    shard(model, mesh(rank), rank.options)
     if not loaded:
         materialize(model, rank)
     return model
+
+
+def mesh(rank: Rank) -> DeviceMesh:
+    """All ranks, as shards or as replicas of shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = ("replicate", "shard")[-len(rank.sizes) :]
+    return init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=names)
 
 
 def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
