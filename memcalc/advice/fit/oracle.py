@@ -48,7 +48,7 @@ class Oracle:
             MemcalcError: it could not be estimated.
         """
         found = self._ask(plan, (device,))
-        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0], traced=True)
+        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0])
 
     def fits(self, plan: Plan, devices: Sequence[Device]) -> tuple[Fit, ...]:
         """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
