@@ -201,9 +201,9 @@ def _suggestion(
     if isinstance(base, MemcalcError) and undivided is not None:
         (base,), undivided = tracer.answers([undivided]), None
     if isinstance(base, int):
-        return Suggestion(way=way, figures=None, floor=base)
+        return Suggestion(way=way, floor=base)
     if isinstance(base, MemcalcError):
-        return Suggestion(way=way, figures=None, error=str(base))
+        return Suggestion(way=way, error=str(base))
     trials = Trials(base, tracer)
     goal = fitting(trials.before)
     shards: tuple[Remedy, ...] = ()
@@ -224,7 +224,7 @@ def _suggestion(
     if found.best is not None and found.best.figures is not None:
         return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
     every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
-    return Suggestion(way=way, figures=None, closest=min(every, key=_distance))
+    return Suggestion(way=way, closest=min(every, key=_distance))
 
 
 def _distance(figures: Figures) -> tuple[bool, int]:
