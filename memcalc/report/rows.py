@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.errors import UsageError
 from memcalc.estimation.fits import growth_words, why_tight
-from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
@@ -221,7 +220,7 @@ def verdict(prediction: Prediction) -> str | None:
     fit, grows = prediction.fit, prediction.growth
     if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
         return (
-            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but the script holds more "
+            f"{fit.verdict.value} on {fit.gpu}: fits at first, but the script holds more "
             "memory every step"
         )
     if fit is not None:
@@ -246,12 +245,12 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
 
 def fit_word(fit: Fit | None) -> str:
     """The verdict alone."""
-    return verdict_of(fit).value if fit is not None else "n/a"
+    return fit.verdict.value if fit is not None else "n/a"
 
 
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
-    found = verdict_of(fit)
+    found = fit.verdict
     does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)

@@ -24,7 +24,7 @@ def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
 def headline(prediction: Prediction, serving: Serving) -> Line:
     """The answer in a sentence; its sign is that of the fit."""
     fit = prediction.fit
-    word = fit.verdict.value if fit is not None and fit.verdict is not None else ""
+    word = fit.verdict.value if fit is not None else ""
     count = prediction.plan.devices
     several = f"{count} x " if count > 1 else ""
     gpu = f"{several}{fit.gpu}" if fit is not None else ""

@@ -21,7 +21,6 @@ from memcalc.catalog import gpus as catalog
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
-from memcalc.estimation import fits
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import Device, device_of
 from memcalc.estimation.predict import UNCOUNTED
@@ -180,7 +179,7 @@ def _order(option: Option) -> tuple[int, int, int]:
     figures = option.trial.figures
     if figures is None or figures.fit is None:
         return 2, option.remedy.rank, 0
-    unsure = fits.verdict(figures.fit, figures.context) is not FitVerdict.FITS
+    unsure = figures.fit.verdict is not FitVerdict.FITS
     return int(unsure), option.remedy.rank, figures.fit.needed
 
 
