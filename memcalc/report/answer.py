@@ -172,7 +172,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
     numbers = unit.numbers([*(size for _, size in shown), *small])
     body: list[tuple[Cell, ...]] = [
         (
-            rows.component_word(component),
+            rows.COMPONENT_WORDS[component],
             number,
             Share(size / max(peak.requested, 1)),
             _note(prediction, component, size),
@@ -190,7 +190,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
 
 
 def _names(components: list[Component]) -> str:
-    words = [rows.component_word(component) for component in components]
+    words = [rows.COMPONENT_WORDS[component] for component in components]
     return ", ".join(words) if len(words) < 3 else f"{words[0]} and {len(words) - 1} more"
 
 

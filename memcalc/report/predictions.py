@@ -90,7 +90,7 @@ def components(prediction: Prediction) -> Table:
         head=("component", unit.name, "share", "bytes/param"),
         rows=[
             *(
-                (rows.component_word(name), number, share, f"{size / count:.2f}")
+                (rows.COMPONENT_WORDS[name], number, share, f"{size / count:.2f}")
                 for (name, size), number, share in columns
             ),
             ("total", Size(whole, unit), "100.0%", f"{whole / count:.2f}"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memcalc.errors import UsageError
 from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
@@ -30,11 +29,6 @@ COMPONENT_WORDS = {
     Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
-
-
-def component_word(component: Component) -> str:
-    """A component's name."""
-    return COMPONENT_WORDS.get(component, component.value.replace("_", " "))
 
 
 def heading(prediction: Prediction) -> str:
@@ -75,7 +69,7 @@ def described(plan: Plan, seq: int | None) -> str:
         f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
-        _loop(plan.loop),
+        loops.find(plan.loop).title,
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
@@ -94,14 +88,6 @@ def _inference(plan: Plan, tokens: str) -> Iterator[str]:
         yield f"{plan.cache} cache"
     if plan.beams > 1:
         yield f"{plan.beams} beams"
-
-
-def _loop(name: str) -> str:
-    try:
-        return loops.find(name).title
-    except UsageError:
-        # The loop of a later memcalc, whose files can still be read.
-        return f"{name} loop"
 
 
 def shares(sizes: Sequence[int]) -> list[str]:
