@@ -30,12 +30,9 @@ def make(settings: Mapping[str, Any]) -> Plan:
             settings that do not go together.
     """
     checked: dict[str, Any] = {}
-    for key, value in spelled_out(settings).items():
-        name = str(key).replace("-", "_")
+    for name, value in spelled_out(settings).items():
         if name not in FIELDS:
-            raise unknown("setting", str(key), FIELDS, hint="see memcalc estimate --help.")
-        if name in checked:
-            raise SettingError(name, f"{name} is given twice: give it once.")
+            raise unknown("setting", name, FIELDS, hint="see memcalc estimate --help.")
         if value is not None:
             checked[name] = FIELDS[name].check(value)
     if not checked.get("model") and "command" not in checked:

@@ -153,7 +153,7 @@ def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, spare
         verdict=FitVerdict.FITS,
     )  # fmt: skip
     evidence = Evidence(prediction=replace(prediction, context=context, fit=fit))
-    asked = budget("fits", Rule.FITS, gpu="T4", margin=size(f"{spare} B"))
+    asked = budget("fits", Rule.FITS, gpu="T4", margin=size(spare))
     assert verdict(asked, evidence).status is status
 
 
