@@ -159,7 +159,7 @@ class Engine:
         )
 
     def _kinds(self, read: Read) -> tuple[Kind, ...]:
-        size = arguments.element(self._plan, self._given, read.element, self._rules.CACHE_TYPE)
+        size = arguments.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
         latent = self._model.latent * read.element if self._model.latent is not None else None
         windows = self._model.windows
         if not self._rules.windowed(self._model.name):
