@@ -144,7 +144,7 @@ CAPACITY = 1000
 
 @pytest.mark.parametrize(
     ("spare", "status"),
-    [(100, Status.HOLDS), (200, Status.UNKNOWN), (300, Status.UNKNOWN), (350, Status.OVER)],
+    [(100, Status.HOLDS), (200, Status.UNKNOWN), (299, Status.UNKNOWN), (300, Status.OVER)],
 )
 def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, spare, status):
     context = Span(low=51, likely=100, high=200, source="")
