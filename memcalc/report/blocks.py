@@ -31,6 +31,8 @@ class Size(msgspec.Struct, frozen=True):
     bytes: int
     unit: Unit | None = None
     """That of its column, which names it; ``None``: the largest that fits, named."""
+    text: str = ""
+    """The figure where it is rounded so that a column adds up."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -190,7 +192,12 @@ def _cell(cell: Cell) -> Text:
 
 
 def _sized(size: Size) -> str:
-    return size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes)
+    return size.text or (size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes))
+
+
+def sizes(parts: Sequence[int], unit: Unit) -> list[Size]:
+    """Parts of a sum, whose figures add up."""
+    return [Size(*one) for one in zip(parts, [unit] * len(parts), unit.numbers(parts), strict=True)]
 
 
 def bar(part: float) -> str:

@@ -22,10 +22,11 @@ LIMIT = 1000
 NONE = Levels(requested=0, allocated=0, active=0, reserved=0)
 
 
-class Client:
+class Client(contextlib.nullcontext):
     """A client whose runs need as many bytes as they have tokens."""
 
     def __init__(self):
+        super().__init__(self)
         self.asked = []
         self._busy = threading.Lock()
 
@@ -42,14 +43,13 @@ class Client:
 @pytest.fixture
 def over(monkeypatch):
     """An oracle over such clients."""
+
+    def made(*clients):
+        given = iter(clients)
+        monkeypatch.setattr(pool, "Client", lambda engines: next(given))
+        return Oracle(stack.enter_context(pool.Pool(len(clients))), None)
+
     with contextlib.ExitStack() as stack:
-
-        def made(*clients):
-            given = iter(clients)
-            asked = contextlib.nullcontext
-            monkeypatch.setattr(pool, "Client", lambda engines: asked(next(given)))
-            return Oracle(stack.enter_context(pool.Pool(len(clients))), None)
-
         yield made
 
 
