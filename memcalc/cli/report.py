@@ -13,10 +13,9 @@ from memcalc.cli.command import Depth, Remedies, argument, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, put, wrote
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import check_alone, only_prediction, saved
+from memcalc.cli.saved import check_alone, only_prediction, plans_in, saved
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
-from memcalc.estimation.question import code_in
 from memcalc.files import artifact
 from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
@@ -138,12 +137,9 @@ def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | Non
 
 def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
     path = Path(str(settings.get("model")))
-    plans = plans_of(settings) if data is None else [p.plan for p in predictions(data, path)]
+    plans = plans_of(settings) if data is None else plans_in(data, path, "report")
     if len(plans) != 1:
         raise UsageError("One plan makes one snapshot: name one optimizer.")
-    code = code_in(plans[0]) if data is not None else None
-    if code is not None:
-        raise UsageError(f"{path} names {code}, which is code: type memcalc report {code} itself.")
     return plans[0]
 
 
