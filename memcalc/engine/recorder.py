@@ -16,6 +16,7 @@ import torch
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.records.trace import Component, Phase
+from memcalc.workload.wrapped_tensors import plain
 
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
@@ -367,9 +368,7 @@ def addresses(tensor: Any, device: str = "cuda") -> list[int]:
     if not isinstance(tensor, torch.Tensor):
         return []
     return [
-        part.untyped_storage().data_ptr()
-        for part in internals.tensors_in(tensor)
-        if part.device.type == device
+        part.untyped_storage().data_ptr() for part in plain(tensor) if part.device.type == device
     ]
 
 

@@ -178,20 +178,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def tensors_in(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor is made of: itself, or those that a subclass wraps."""
-    if hasattr(tensor, "_local_tensor"):
-        tensor = tensor._local_tensor
-    inner = getattr(tensor, "__tensor_flatten__", None)
-    if inner is not None:
-        for name in inner()[0]:
-            yield from tensors_in(getattr(tensor, name))
-    elif tensor.layout is torch.strided:
-        yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-
-
 def memory_profiler(*, with_dtypes: bool) -> Any:
     """A profiler of operators and of every block that they ask for; quiet about itself."""
     os.environ["KINETO_LOG_LEVEL"] = "99"

@@ -21,6 +21,7 @@ from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Turns, Watch, as_found
 from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.program import Program
+from memcalc.workload.wrapped_tensors import plain
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
 """Names under which models return what they keep of past tokens."""
@@ -217,12 +218,7 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
         # What a package quantizes holds tensors of its own.
-        inner = getattr(value, "__tensor_flatten__", None)
-        if inner is None:
-            yield value
-            return
-        for name in inner()[0]:
-            yield from _tensors(getattr(value, name), seen)
+        yield from plain(value)
         return
     parts: Any = ()
     if isinstance(value, dict):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 
 def saved_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -49,15 +50,11 @@ def _copied(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The same structure with every tensor changed, one that occurs twice once."""
     known: dict[int, torch.Tensor] = {}
 
-    def inside(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            if id(item) not in known:
-                known[id(item)] = change(item)
-            return known[id(item)]
-        if isinstance(item, dict):
-            return {key: inside(entry) for key, entry in item.items()}
-        if isinstance(item, list | tuple):
-            return type(item)(inside(entry) for entry in item)
-        return copy.copy(item)
+    def once(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return copy.copy(item)
+        if id(item) not in known:
+            known[id(item)] = change(item)
+        return known[id(item)]
 
-    return inside(value)
+    return tree_map(once, value)

@@ -31,7 +31,8 @@ os.environ.update(loading.environment(found))
 loading.open_here()
 load.open_here(load.prepare(root, sys.argv[2]))
 import torch
-loading.adapt(found)
+if isinstance(found, library.Missing):
+    loading.switch_off()
 if sys.argv[3] == "loaded":
     ctypes.CDLL(None).memcalc_cudnn_load()
 def level(name):

@@ -5,14 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from memcalc.engine.cudnn import build, loading
-from memcalc.engine.stub import build as stub_build
-from memcalc.engine.stub import elf
-from memcalc.files.compiler import CompileError
+from memcalc.engine.cudnn import loading
+from memcalc.engine.stub import load as stub
 from tests.engine import cudnn_process
 from tests.engine.cudnn_process import CAPABILITIES, ROOT, CudnnProcess, settings
 
@@ -114,7 +111,7 @@ def test_workspaces_are_those_of_the_librarys_own_plans(over_cudnn, capability):
     float32 = 0
     asked = {"words": words, "convolutions": [[*one, float32] for one in PLANNED]}
     script = ROOT / "tests" / "engine" / "cudnn_direct.py"
-    folders = (cudnn_process.cudnn().folder, str(loading.libraries()))
+    folders = (cudnn_process.cudnn().folder, str(stub.libraries()))
     told = subprocess.run(
         [sys.executable, str(script), *folders, json.dumps(asked)],
         capture_output=True,
@@ -349,17 +346,3 @@ def test_the_shim_has_every_function_of_the_installed_cudnn():
     shim = ctypes.CDLL(str(loading.shim()))
     assert len(names) > 200
     assert [name for name in names if not hasattr(shim, name)] == []
-
-
-def test_a_compiler_that_fails_is_named(tmp_path):
-    with pytest.raises(CompileError, match="false cannot compile the cuDNN shim"):
-        build.build(tmp_path, ["false"])
-    assert not build.is_current(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_installed_brings_the_shim_as_it_brings_the_stub_driver():
-    shipped = Path(stub_build.__file__).with_name(stub_build.NAME)
-    if not shipped.exists() or stub_build.mark() not in elf.read(shipped).defined:
-        pytest.skip("this checkout was not installed, or has changed since")
-    assert build.is_current(build.SHIPPED)
