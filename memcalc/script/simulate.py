@@ -23,7 +23,7 @@ from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
-from memcalc.engine.environment.records import Environment
+from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep

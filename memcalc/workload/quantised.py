@@ -94,11 +94,6 @@ def load(
     return loaded
 
 
-def loaded_on(plan: Plan, device: str) -> str:
-    """Where a plan has the base loaded, before a wrapper brings it to this device."""
-    return str(dict(plan.parallel_args).get("load", device))
-
-
 def settings_of(plan: Plan) -> Any:
     """What ``from_pretrained`` is told as ``quantization_config``."""
     transformers = importlib.import_module("transformers")

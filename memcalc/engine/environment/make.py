@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
-from memcalc.engine.environment import installed, installer, layers, sizes
+from memcalc.engine.environment import installed, installer, layers
 from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
 from memcalc.engine.environment.release import Release
@@ -134,7 +134,7 @@ class Maker:
     def _build_torch(self, release: Release | None, target: Path) -> Built:
         named = f"PyTorch {release or ''}".strip()
         tell(Progress(f"{named} with CUDA: {_TO_FETCH}, once"))
-        sizes.require_room(layers.folder(), _WHEEL * (1 + _UNPACKED), named)
+        layers.require_room(layers.folder(), _WHEEL * (1 + _UNPACKED), named)
         build = release.build if release else None
         large = _Large(named, _OWN_INDEX + build if build else None)
         notes = self.install((release.requirement("torch") if release else "torch",), target, large)
@@ -243,7 +243,7 @@ def _watch(scratch: Path, named: str) -> Callable[[], None]:
             seen = sum(path.stat().st_size for path in scratch.glob("pip-*/*.whl"))
             whole = max(whole, min(_DOWNLOAD * seen / _WHEEL, 0.99))
             what = "unpacking" if whole and not seen else "fetching"
-            what += f" ({sizes.text(seen)})" if seen else ""
+            what += f" ({layers.size_text(seen)})" if seen else ""
             tell(Progress(f"{named}: {what}", whole))
 
     return told

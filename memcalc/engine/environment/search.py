@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from memcalc.engine.environment import installed, release
-from memcalc.engine.environment.records import Environment
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
 
@@ -27,6 +28,29 @@ _SECOND = {"torchvision": 15, "torchaudio": 0}
 """Packages of the PyTorch project that are built for one release of it each, and by how much
 their minor version is ahead: torchvision 0.21 and torchaudio 2.6 are of PyTorch 2.6. Whether that
 holds is read from what was installed."""
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Which PyTorch the engine's process imports, and what must be set for that."""
+
+    root: str
+    """PyTorch's package folder."""
+    torch: str
+    """Release, without its local part: ``2.14.1``."""
+    cuda: str
+    """CUDA it was built for: ``13.0``."""
+    path: tuple[str, ...] = ()
+    """Folders that come first on ``PYTHONPATH``."""
+    hidden: tuple[str, ...] = ()
+    """Modules of installed packages that do not go with this PyTorch or transformers."""
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Environment variables of the engine's process: ``PYTHONPATH`` with ``path`` first."""
+        if not self.path:
+            return dict(environ)
+        before = environ.get("PYTHONPATH")
+        entries = (*self.path, *((before,) if before else ()))
+        return {**environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
 def find(
