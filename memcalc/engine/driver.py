@@ -67,7 +67,7 @@ def cudnn(capability: tuple[int, int], paths: Sequence[Path] | None = None) -> L
     """
     if paths is None:
         paths = [Path(entry) for entry in sys.path if entry]
-    return library.find(paths, capability, offline=environment.offline())
+    return library.find(paths, capability, offline=environment.offline() is not None)
 
 
 def installed(python: str = sys.executable) -> tuple[Path, str]:

@@ -59,9 +59,9 @@ class World:
     def has_torch(self, version, cuda=None):
         self.has("torch", version, modules=wheels.torch_modules(version, cuda))
 
-    def find(self, *names, **more):
+    def find(self, *names):
         with listening(self.told.append):
-            return find(*names, **more)
+            return find(*names)
 
     def said(self):
         return [at.text for at in self.told]
@@ -123,7 +123,8 @@ def test_a_cpu_build_gets_the_cuda_build_of_its_release_once(world):
     )
     assert done.stdout.split() == ["2.13.0+cu130", f"{found.root}/__init__.py"]
     shutil.rmtree(world.offered)
-    assert world.find(offline=True) == world.find("2.13") == found
+    world.set(UV_OFFLINE="1")
+    assert world.find() == world.find("2.13") == found
     assert world.left() == []
 
 
@@ -199,7 +200,9 @@ def test_damage_is_seen_and_the_folder_made_anew(world):
     found = world.find("2.6")
     library = f"{found.root}/lib/libtorch_cuda.so"
     os.truncate(library, 7)
-    assert "not in" in refused(lambda: world.find("2.6", offline=True))
+    world.set(UV_OFFLINE="1")
+    assert "not in" in refused(lambda: world.find("2.6"))
+    world.monkeypatch.delenv("UV_OFFLINE")
     (layers.folder() / ".making-1-ab" / "content").mkdir(parents=True)
     assert len(world.left()) == 2
     assert world.find("2.6") == found
@@ -265,7 +268,6 @@ def test_a_disk_that_fills_up_is_a_sentence(world):
 @pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "UV_OFFLINE"])
 def test_offline_starts_no_installer(world, name):
     world.monkeypatch.setattr(subprocess, "Popen", unreachable)
-    assert "--offline forbids" in refused(lambda: world.find("2.6", offline=True))
     world.set(**{name: "1"})
     assert f"{name}=1 forbids" in refused(lambda: world.find(None, "4.48"))
 

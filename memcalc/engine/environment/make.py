@@ -48,7 +48,7 @@ class Maker:
         """Prepare.
 
         Args:
-            offline: why nothing may be fetched, such as ``--offline``; ``None``: it may.
+            offline: why nothing may be fetched, such as ``UV_OFFLINE=1``; ``None``: it may.
         """
         self.offline = offline
 

@@ -53,20 +53,15 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         return {**environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
-def find(
-    torch: str | None = None,
-    transformers: str | None = None,
-    *,
-    offline: bool = False,
-) -> Environment:
+def find(torch: str | None = None, transformers: str | None = None) -> Environment:
     """The environment of the engine's process; what is missing is fetched once and kept.
 
-    Whoever listens is told what is fetched and how far it is.
+    Whoever listens is told what is fetched and how far it is. Nothing is fetched under
+    ``HF_HUB_OFFLINE`` or ``UV_OFFLINE``.
 
     Args:
         torch: the release that a question names; ``None``: the installed one.
         transformers: likewise.
-        offline: fetch nothing; so do ``HF_HUB_OFFLINE`` and ``UV_OFFLINE``.
 
     Raises:
         SettingError: a release is not understood, or is too old.
@@ -82,8 +77,8 @@ def find(
         if of_transformers is None:
             # The usual case: nothing is to be looked at but PyTorch's version.
             return Environment(root=here.root, torch=here.release, cuda=here.cuda)
-        return _Search(_maker(offline), here).over(here, of_transformers)
-    maker = _maker(offline)
+        return _Search(_maker(), here).over(here, of_transformers)
+    maker = _maker()
     layer = maker.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
@@ -116,20 +111,14 @@ def hide(environment: Environment) -> None:
         sys.modules[module] = None  # type: ignore[assignment]
 
 
-def _maker(offline: bool) -> Maker:
+def _maker() -> Maker:
     from memcalc.engine.environment.make import Maker
 
-    return Maker(_forbidden(offline))
+    return Maker(offline())
 
 
-def offline() -> bool:
-    """Whether the user's settings forbid to fetch anything."""
-    return _forbidden(False) is not None
-
-
-def _forbidden(offline: bool) -> str | None:
-    if offline:
-        return "--offline"
+def offline() -> str | None:
+    """The user's setting that forbids to fetch anything; ``None``: there is none."""
     for name in ("HF_HUB_OFFLINE", "UV_OFFLINE"):
         if os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off"):
             return f"{name}={os.environ[name]}"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Move the model, and wrap it."""
+    """Move the model to the device and wrap it."""
     from torch.nn.parallel import DistributedDataParallel
 
     rank.move(model)
@@ -21,7 +21,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Gradients are averaged with the last micro-batch alone."""
+    """Average gradients in the last micro-batch only."""
     unsynchronized: Any = model.no_sync
     return contextlib.nullcontext() if last else unsynchronized()
 
