@@ -23,14 +23,13 @@ from typing import Any
 import msgspec
 import torch
 
-from memcalc.children import scratch
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
 from memcalc.files.trace_file import pack
-from memcalc.script import surroundings
+from memcalc.script import overlay, surroundings
 from memcalc.script.records import Ending, Request
 from memcalc.script.running import as_main, run
 
@@ -52,7 +51,7 @@ def main(asked: str, answered: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     driver.hide_here()
     request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
-    scratch.use(str(Path(answered).parent / "kept"))
+    overlay.use(str(Path(answered).parent / "kept"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     session = Session(request.steps, one_of_many=request.launched and world > 1)
     for said in request.said:

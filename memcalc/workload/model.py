@@ -169,7 +169,7 @@ def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
 
     Args:
         name: the model's; nothing is changed for models of transformers.
-        where: the place it failed at, such as `` in encoder, at addmm``.
+        where: the place it failed at, such as `` in encoder``.
 
     Raises:
         EstimateError: the code inside failed.

@@ -135,7 +135,7 @@ def test_a_program_that_needs_no_cudnn_loads_nothing(over_cudnn):
         """
         layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True).cuda()
         layer(torch.empty(2, 16, 64, device="cuda")).sum().backward()
-        answer = [torch.backends.cudnn.version(), loading.is_used(), loading.failure()]
+        answer = [torch.backends.cudnn.version(), loading.is_used(), failure()]
         """,
         capability="8.0",
     )
@@ -264,7 +264,7 @@ def test_a_library_that_cannot_be_loaded_ends_in_pytorchs_error(over_cudnn, tmp_
         try:
             torch.nn.functional.conv2d(x, w)
         except RuntimeError as error:
-            answer = [str(error), loading.failure()]
+            answer = [str(error), failure()]
         """,
         MEMCALC_CUDNN=str(tmp_path),
     )
@@ -285,7 +285,7 @@ def test_without_a_library_the_program_runs_with_cudnn_off(over_cudnn):
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             y = layer(torch.empty(2, 3, 32, 32, device="cuda"))
         y.sum().backward()
-        answer = [torch.backends.cudnn.enabled, loading.is_used(), loading.failure()]
+        answer = [torch.backends.cudnn.enabled, loading.is_used(), failure()]
         answer += missing.uncounted
         """
     )

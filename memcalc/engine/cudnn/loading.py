@@ -110,16 +110,6 @@ def is_used() -> bool:
     return loaded is not None and bool(loaded())
 
 
-def failure() -> str:
-    """Why cuDNN could not be loaded when the program needed it; empty: it was, or was not needed.
-
-    Such a program ends by PyTorch's error: run it again with ``Missing`` of this reason.
-    """
-    reason = ctypes.CDLL(None).memcalc_cudnn_reason
-    reason.restype = ctypes.c_char_p
-    return str(reason().decode())
-
-
 def assumptions() -> tuple[str, ...]:
     """What an estimate must say of cuDNN after the program ran in this process."""
     import torch

@@ -9,7 +9,6 @@ import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
@@ -31,14 +30,6 @@ _OWN_INDEX = "https://download.pytorch.org/whl/"
 """PyTorch's own index of builds for other versions of CUDA."""
 _ROUNDS = 8
 """Dependencies of dependencies that are followed."""
-
-
-class _Large(NamedTuple):
-    """PyTorch's wheel, as it is fetched."""
-
-    named: str
-    extra_index: str | None
-    """One more index that may have it."""
 
 
 class Maker:
@@ -136,8 +127,9 @@ class Maker:
         tell(Progress(f"{named} with CUDA: {_TO_FETCH}, once"))
         layers.require_room(layers.folder(), _WHEEL * (1 + _UNPACKED), named)
         build = release.build if release else None
-        large = _Large(named, _OWN_INDEX + build if build else None)
-        notes = self.install((release.requirement("torch") if release else "torch",), target, large)
+        text = release.requirement("torch") if release else "torch"
+        index = _OWN_INDEX + build if build else None
+        notes = self.install((text,), target, torch=named, extra_index=index)
         found = installed.torch_in([str(target)])
         assert found is not None
         local = f"+{build}" if build else ""
@@ -147,9 +139,17 @@ class Maker:
         self,
         requirements: tuple[str, ...],
         target: Path,
-        large: _Large | None = None,
+        *,
+        torch: str = "",
+        extra_index: str | None = None,
     ) -> tuple[str, ...]:
         """Install, the second time without the machine's own constraints and find-links.
+
+        Args:
+            requirements: for the installer.
+            target: an empty folder.
+            torch: what PyTorch's large wheel is called, if that is what is installed.
+            extra_index: one more index that may have it.
 
         Returns:
             What was done otherwise than usual.
@@ -162,16 +162,16 @@ class Maker:
             requirements=requirements,
             target=target,
             scratch=target.parent / "scratch",
-            large=large is not None,
-            extra_index=large.extra_index if large else None,
+            large=bool(torch),
+            extra_index=extra_index,
         )
         failures: list[Failure] = []
-        watch = _watch(job.scratch, large.named) if large else lambda: None
+        watch = _watch(job.scratch, torch) if torch else lambda: None
         for plain in (False, True):
             if any(failure.network for failure in failures):
                 break
             failure = installer.install(job, tool, plain=plain, watch=watch)
-            if failure is None and large:
+            if failure is None and torch:
                 wrong = _require_cuda(target)
                 failure = Failure(wrong) if wrong else None
             if failure is None:
@@ -182,9 +182,9 @@ class Maker:
                     f"The disk of {layers.folder()} is full: make room, or set MEMCALC_CACHE to a "
                     "folder on a larger disk."
                 )
-            if large:
+            if torch:
                 _empty(target)
-        raise _error(large.named if large else ", ".join(requirements), failures)
+        raise _error(torch or ", ".join(requirements), failures)
 
 
 def newest(
