@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from memcalc.errors import UsageError
@@ -90,13 +91,38 @@ class Unit(NamedTuple):
     """What the figures of one table are written in."""
 
     name: str
-    bytes: int
+    bytes: float
 
     def number(self, count: int) -> str:
         """A byte count in this unit, without its name; what is there at all is not 0.0."""
-        if 0 < count < self.bytes / 20:
-            return "<0.1"
-        return f"{count / self.bytes:,.1f}"
+        return _tenths(round(10 * count / self.bytes), count)
+
+    def numbers(self, parts: Sequence[int]) -> list[str]:
+        """Parts of a sum, rounded so that they add up to the sum as ``number`` writes it.
+
+        Parts that are closest to being rounded the other way are, those that have a twin last:
+        what is equal is written alike.
+        """
+        exact = [10 * part / self.bytes for part in parts]
+        found = list(map(round, exact))
+        off = round(10 * sum(parts) / self.bytes) - sum(found)
+        way = 1 if off > 0 else -1
+        order = sorted(
+            range(len(parts)),
+            key=lambda at: (parts.count(parts[at]) > 1, way * (found[at] - exact[at])),
+        )
+        for at in order[: abs(off)]:
+            found[at] += way
+        return list(map(_tenths, found, parts))
+
+    def rest(self, whole: int, *parts: int) -> str:
+        """What a sum has beside its parts: the difference of the figures as they are written."""
+        shown, *less = (round(10 * size / self.bytes) for size in (whole, *parts))
+        return _tenths(shown - sum(less), whole - sum(parts))
+
+
+def _tenths(count: int, size: int) -> str:
+    return f"{count / 10:,.1f}" if count > 0 or size <= 0 else "<0.1"
 
 
 def unit_for(largest: int) -> Unit:

@@ -24,7 +24,7 @@ from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdic
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
 from memcalc.report import csv as as_csv
-from memcalc.report import explained, measured, page, plots, predictions
+from memcalc.report import explained, measured, page, plots, predictions, saved
 from memcalc.report.blocks import markdown, terminal
 
 HOSTILE = (
@@ -202,7 +202,7 @@ def _texts(traced, base, text):
         yield "terminal", terminal(blocks, width=60)
         yield "markdown", markdown(blocks)
     yield "csv", as_csv.render([prediction])
-    yield "json", explained.as_json(explanation)
+    yield "json", saved.as_json(explanation)
     where = Where(file="memcalc.toml", line=1)
     budget = Budget(
         run=text, rule=Rule.MAX, metric="weights", amount=Amount(text="1 B", bytes=1), where=where

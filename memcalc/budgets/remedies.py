@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,6 +14,7 @@ from memcalc.budgets import metrics
 from memcalc.budgets.collect import of_command
 from memcalc.budgets.judge import judged
 from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
+from memcalc.budgets.starter import toml
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import RUNGS, Prediction
@@ -118,13 +118,4 @@ def _clause(found: Search, sizes: dict[tuple[str, ...], int | None], now: int | 
 def _written(change: Change) -> str:
     """A change as a budget file says it."""
     name, value = change
-    if isinstance(value, tuple):
-        inside = ", ".join(f"{key} = {_toml(one)}" for key, one in value)
-        return f"{name} = {{{inside}}}"
-    return f"{name} = {_toml(value)}"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return f"{name} = {toml(dict(value) if isinstance(value, tuple) else value)}"

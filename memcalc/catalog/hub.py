@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from memcalc.files.offline import HOW, is_offline
+
 _FILE = "config.json"
 
 
@@ -27,7 +29,7 @@ def config_file(name: str, revision: str | None = None) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        offline = not _reachable(name, revision)
+        offline = is_offline() or not _reachable(name, revision)
         return Path(hf_hub_download(name, _FILE, revision=revision, local_files_only=offline))
     except errors.GatedRepoError:
         raise NotOnHubError("the model is gated: log in with hf auth login") from None
@@ -36,7 +38,8 @@ def config_file(name: str, revision: str | None = None) -> Path:
     except errors.RevisionNotFoundError:
         raise NotOnHubError(f"on the hub it has no revision {revision}") from None
     except errors.LocalEntryNotFoundError:
-        raise NotOnHubError("the hub cannot be reached and the model is not bundled") from None
+        why = f"{HOW} forbids asking the hub" if is_offline() else "the hub cannot be reached"
+        raise NotOnHubError(f"{why}, and the model is neither bundled nor in its cache") from None
     except errors.EntryNotFoundError:
         raise NotOnHubError(f"on the hub it has no {_FILE}") from None
     except errors.HFValidationError:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from inspect import Parameter
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from memcalc import untrusted_text
 from memcalc.cli.app import plainly_read
-from memcalc.cli.values import Value
+from memcalc.cli.values import SECONDS, Value, counted
+from memcalc.files.offline import stay_offline
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 """Settings of a verb that takes a command: options behind the command are the command's own."""
@@ -78,15 +81,42 @@ def argument(help: str, **more: Any) -> Any:
     return typer.Argument(help=help, show_default=False, **more)
 
 
-def verb(*examples: str, **more: Any) -> Callable[[Callable[..., None]], Command]:
+Words = Annotated[
+    list[str], argument("The command, after --, with its arguments.", metavar="COMMAND")
+]
+Steps = Annotated[
+    int,
+    option(
+        "--steps",
+        value=counted(2),
+        help="Optimizer steps; the last is measured, those before warm up.",
+    ),
+]
+Timeout = Annotated[float, option("--timeout", value=SECONDS, help="Seconds for one run.")]
+Depth = Annotated[
+    int | None,
+    option("--depth", value=counted(1), help="Shorten module paths to this many names."),
+]
+Top = Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")]
+Remedies = Annotated[
+    bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
+]
+
+
+def verb(
+    *examples: str, fetches: bool = False, **more: Any
+) -> Callable[[Callable[..., None]], Command]:
     """Make a command of a function whose parameters are declared by ``option`` and ``argument``.
 
     Args:
         *examples: what may be typed.
+        fetches: it may need the network, which ``--offline`` forbids.
         **more: of ``typer.Typer.command``.
     """
 
     def made(function: Callable[..., None]) -> Command:
+        if fetches:
+            function = _with_offline(function)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         words = inspect.getdoc(function)
         single.command(cls=Command, help=words, epilog="\n".join(examples), **more)(function)
@@ -95,6 +125,28 @@ def verb(*examples: str, **more: Any) -> Callable[[Callable[..., None]], Command
         return command
 
     return made
+
+
+def declared(function: Callable[..., None], parameters: Iterable[Parameter]) -> None:
+    """Make these the parameters of a function, as typer reads them."""
+    named = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in parameters]
+    function.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    function.__annotations__ = {one.name: one.annotation for one in named}
+
+
+def _with_offline(function: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(function)
+    def run(offline: bool, **typed: Any) -> None:
+        if offline:
+            stay_offline()
+        function(**typed)
+
+    told = option("--offline", help="Fetch nothing (or set HF_HUB_OFFLINE=1).")
+    more = Parameter(
+        "offline", Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, told]
+    )
+    declared(run, [*inspect.signature(function, eval_str=True).parameters.values(), more])
+    return run
 
 
 def say(text: str) -> None:

@@ -8,12 +8,11 @@ from typing import Annotated
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.sections import Chapter, again, chapter
-from memcalc.cli.command import argument, option, verb
+from memcalc.cli.command import Top, argument, verb
 from memcalc.cli.options import plans_of, understood
-from memcalc.cli.output import NoCache, Output, deliver, format_option
+from memcalc.cli.output import NoCache, Output, deliver_answer, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, saved
-from memcalc.cli.values import counted
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.files import untrusted_values
@@ -31,20 +30,20 @@ _WHAT = (
     "memcalc diff before.json after.json",
     "memcalc diff 'gpt2 --batch 4' 'gpt2 --batch 4 --checkpointing'",
     "memcalc diff old.toml new.toml -f markdown",
+    fetches=True,
 )
 def command(
     before: Annotated[str, argument(_WHAT, metavar="BEFORE")],
     now: Annotated[
         str, argument("What to compare it with, in any of the same forms.", metavar="NOW")
     ],
-    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
+    top: Top = 12,
     format: Annotated[str | None, format_option("difference")] = None,
     output: Output = None,
     no_cache: NoCache = False,
 ) -> None:
     """Show what changed between two answers: by component, phase and module."""
     from memcalc.estimation.validate import check
-    from memcalc.report import differences
 
     name = chosen("difference", format, output)
     asked = [_understood(text) for text in (before, now)]
@@ -55,8 +54,7 @@ def command(
         first = _chapter(asked[0], tracer)
         steps.at(1, 2)
         found = difference(first, _chapter(asked[1], tracer))
-    blocks = list(differences.blocks(found, top))
-    deliver(name, output, blocks, json=lambda: differences.as_json(found))
+    deliver_answer(found, name, output, top=top)
 
 
 def _understood(text: str) -> Prediction | Plan:

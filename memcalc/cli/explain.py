@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.cli.command import option
+from memcalc.cli.command import Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import (
     NoCache,
     Output,
     Verbose,
-    deliver_explanation,
+    deliver_answer,
     format_option,
     put,
     width,
 )
 from memcalc.cli.progress import Steps, progress
 from memcalc.cli.saved import check_alone, saved
-from memcalc.cli.values import SIZE, counted
+from memcalc.cli.values import SIZE
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.question import code_in
@@ -50,14 +50,9 @@ def command(
             "memory, if the plan does not fit it.",
         ),
     ] = None,
-    depth: Annotated[
-        int | None,
-        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
-    ] = None,
-    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
-    remedies: Annotated[
-        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
-    ] = True,
+    depth: Depth = None,
+    top: Top = 12,
+    remedies: Remedies = True,
     plot: Annotated[bool, option("--plot", help="Draw the step's timeline.")] = False,
     format: Annotated[str | None, format_option("explanation")] = None,
     output: Output = None,
@@ -72,7 +67,7 @@ def command(
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=not no_cache)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))
-    deliver_explanation(found, name, output, top, verbose=verbose)
+    deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         put(_drawn(plans[0], use_cache=not no_cache))
     best = found.search.best if found.search is not None else None

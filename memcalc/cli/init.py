@@ -30,6 +30,31 @@ from memcalc.records.prediction import Prediction
 TARGET = Path("memcalc.toml")
 
 
+_Arguments = Annotated[
+    list[str] | None,
+    argument(
+        "In place of a model: a command of your own, after --; it is simulated.",
+        metavar="COMMAND",
+    ),
+]
+_Source = Annotated[
+    Path | None,
+    option(
+        "--from",
+        metavar="FILE",
+        help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
+        "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
+        "what is found in this folder.",
+    ),
+]
+_Margin = Annotated[
+    str, option("--margin", value=TEXT, help="How far above today's estimate limits are.")
+]
+_WithSchema = Annotated[
+    bool, option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
+]
+
+
 @with_plan(
     "memcalc init gpt2",
     "memcalc init gpt2 --gpu t4 --batch 16",
@@ -37,31 +62,12 @@ TARGET = Path("memcalc.toml")
 )
 def command(
     settings: dict[str, Any],
-    arguments: Annotated[
-        list[str] | None,
-        argument(
-            "In place of a model: a command of your own, after --; it is simulated.",
-            metavar="COMMAND",
-        ),
-    ] = None,
-    source: Annotated[
-        Path | None,
-        option(
-            "--from",
-            metavar="FILE",
-            help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
-            "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
-            "what is found in this folder.",
-        ),
-    ] = None,
-    margin: Annotated[
-        str, option("--margin", value=TEXT, help="How far above today's estimate limits are.")
-    ] = "5%",
+    arguments: _Arguments = None,
+    source: _Source = None,
+    margin: _Margin = "5%",
     name: Annotated[str | None, option("--name", value=TEXT, help="Name of the run.")] = None,
     method: Annotated[str, option("--method", value=METHOD, help="trace or analytic.")] = "trace",
-    with_schema: Annotated[
-        bool, option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
-    ] = False,
+    with_schema: _WithSchema = False,
     force: Annotated[bool, option("--force", help="Overwrite memcalc.toml.")] = False,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""

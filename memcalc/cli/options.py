@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.catalog import plan as plans
 from memcalc.catalog.launch_files import FILES, spelled_out
 from memcalc.cli import complete
-from memcalc.cli.command import Command, argument, option, say, verb
+from memcalc.cli.command import Command, argument, declared, option, say, verb
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.records.fields import FIELDS, Field
@@ -22,27 +22,30 @@ _NAMED = {"gpu": "GPU", "optim": "NAME", "alloc_conf": "CONF", "torch": "VERSION
 _NAMED |= {"transformers": "VERSION", **dict.fromkeys(FILES, "FILE")}
 
 
-def _parameter(field: Field) -> Parameter:
-    """A field of a plan as an argument or option; what is typed, the field itself reads."""
+def plan_option(name: str) -> Any:
+    """The option of a plan's field, for ``Annotated``."""
+    field = FIELDS[name]
     words = f"{field.help} {field.typed}".strip()
-    kind: Any = list[str] if field.repeats else str
-    if field.name == "model":
-        told = argument(words, autocompletion=complete.models, metavar="MODEL")
-    elif field.kind is bool:
-        kind = bool
-        told = option(
+    if field.kind is bool:
+        return option(
             f"--{field.option}/--no-{field.option}", help=words, rich_help_panel=field.group
         )
-    else:
-        usual = "NAME" if field.choices else _METAVARS[field.kind]
-        told = option(
-            f"--{field.option}",
-            help=words,
-            metavar=_NAMED.get(field.name, usual),
-            autocompletion=complete.of(field),
-            rich_help_panel=field.group,
-        )
-    return _declared(field.name, kind | None, told)
+    return option(
+        f"--{field.option}",
+        help=words,
+        metavar=_NAMED.get(field.name, "NAME" if field.choices else _METAVARS[field.kind]),
+        autocompletion=complete.of(field),
+        rich_help_panel=field.group,
+    )
+
+
+def _parameter(field: Field) -> Parameter:
+    """A field of a plan as an argument or option; what is typed, the field itself reads."""
+    if field.name == "model":
+        told = argument(field.help, autocompletion=complete.models, metavar="MODEL")
+        return _declared("model", str | None, told)
+    kind: Any = list[str] if field.repeats else bool if field.kind is bool else str
+    return _declared(field.name, kind | None, plan_option(field.name))
 
 
 def _declared(name: str, kind: Any, told: Any) -> Parameter:
@@ -69,12 +72,8 @@ def with_plan(*examples: str) -> Callable[[Callable[..., None]], Command]:
             function(settings=settings_of(given), **typed)
 
         # The verb's own come first in help.
-        declared = [model, *own.values(), *rest]
-        run.__signature__ = Signature(  # type: ignore[attr-defined]
-            [one.replace(kind=Parameter.KEYWORD_ONLY) for one in declared]
-        )
-        run.__annotations__ = {one.name: one.annotation for one in declared}
-        return verb(*examples)(run)
+        declared(run, [model, *own.values(), *rest])
+        return verb(*examples, fetches=True)(run)
 
     return made
 

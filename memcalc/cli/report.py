@@ -10,12 +10,11 @@ from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.sections import Chapter, again, chapter
-from memcalc.cli.command import argument, option, say
+from memcalc.cli.command import Depth, Remedies, argument, option, say
 from memcalc.cli.options import plans_of, with_plan
-from memcalc.cli.output import NoCache
+from memcalc.cli.output import NoCache, put, wrote
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import check_alone, explanation_in, only_prediction, saved
-from memcalc.cli.values import counted
+from memcalc.cli.saved import check_alone, only_prediction, saved
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.question import code_in
@@ -23,6 +22,20 @@ from memcalc.files import artifact
 from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
+
+_Other = Annotated[
+    str | None,
+    argument("A second result file to compare with: changes come first.", metavar="OTHER"),
+]
+_Output = Annotated[
+    Path | None,
+    option(
+        *("--output", "-o"),
+        metavar="FILE",
+        help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
+        "predicted memory snapshot for pytorch.org/memory_viz.",
+    ),
+]
 
 
 @with_plan(
@@ -32,26 +45,10 @@ from memcalc.records.plan import Plan
 )
 def command(
     settings: dict[str, Any],
-    other: Annotated[
-        str | None,
-        argument("A second result file to compare with: changes come first.", metavar="OTHER"),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        option(
-            *("--output", "-o"),
-            metavar="FILE",
-            help="Write here: .html is the page; .svg, .png and .pdf its main picture; .pickle a "
-            "predicted memory snapshot for pytorch.org/memory_viz.",
-        ),
-    ] = None,
-    depth: Annotated[
-        int | None,
-        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
-    ] = None,
-    remedies: Annotated[
-        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
-    ] = True,
+    other: _Other = None,
+    output: _Output = None,
+    depth: Depth = None,
+    remedies: Remedies = True,
     no_cache: NoCache = False,
 ) -> None:
     """Draw a step's timeline and all figures on one page; of a model, or of a file memcalc wrote.
@@ -76,12 +73,11 @@ def command(
     with Tracer(use_cache=not no_cache, counted=counted) as tracer, progress("drawing"):
         if other is not None:
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
-            _write(compared(before, now), name, output)
-            return
-        if name == "pickle":
+            document = compared(before, now)
+        elif name == "pickle":
             _snapshot(_only(settings, data), tracer, output)
             return
-        if data is None:
+        elif data is None:
             chapters = _traced(plans_of(settings), tracer, depth)
             document = Document(chapters=chapters, explanation=explanation)
         else:
@@ -107,6 +103,7 @@ def draw(traced: Traced, name: str, output: Path) -> None:
         from memcalc.advice.explain.snapshot import predicted
 
         predicted(traced, output)
+        wrote(output)
         return
     _write(Document(chapters=(chapter(traced),)), name, output)
 
@@ -128,10 +125,12 @@ def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[C
 
 
 def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | None) -> Document:
+    from memcalc.report.saved import read
+
     if data.get("kind") == "measurements":
         return Document(runs=tuple(load(path)))
     if data.get("kind") == "explanation":
-        explanation = explanation_in(data, path)
+        explanation = read(data, path)
         first = again(explanation.prediction, tracer, depth=depth)
         return Document(chapters=(first,), explanation=explanation)
     chapters = tuple(again(one, tracer, depth=depth) for one in predictions(data, path))
@@ -150,19 +149,17 @@ def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
 
 
 def _snapshot(plan: Plan, tracer: Tracer, output: Path) -> None:
-    from memcalc.advice.explain.snapshot import predicted
-
     answer = tracer.trace(plan)
     if isinstance(answer, MemcalcError):
         raise answer
-    predicted(answer, output)
+    draw(answer, "pickle", output)
 
 
 def _write(document: Document, name: str, output: Path) -> None:
     if name == "html":
         from memcalc.report import page
 
-        artifact.write(output, page.render(document))
+        put(page.render(document), output)
         return
     from memcalc.report import plots
 
@@ -178,3 +175,4 @@ def _write(document: Document, name: str, output: Path) -> None:
 
         figure = plots.timeline(one.line, heading(one.prediction))
     artifact.write_bytes(output, plots.save(figure, name))
+    wrote(output)

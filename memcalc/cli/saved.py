@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from memcalc.advice.explain.records import Explanation
 from memcalc.errors import UsageError
 from memcalc.files import artifact
 from memcalc.files.results import predictions
@@ -35,7 +34,9 @@ def only_prediction(data: dict[str, Any], path: Path) -> Prediction:
         UsageError: it is damaged, or holds several.
     """
     if data.get("kind") == "explanation":
-        return explanation_in(data, path).prediction
+        from memcalc.report.saved import read
+
+        return cast(Prediction, read(data, path).prediction)
     found = predictions(data, path)
     if len(found) != 1:
         raise UsageError(f"{path} holds {len(found)} answers: compare files of one each.")
@@ -54,12 +55,3 @@ def check_alone(settings: Mapping[str, Any]) -> None:
             f"{settings.get('model')} is a saved answer with settings of its own: leave "
             f"{beside} out, or name its model."
         )
-
-
-def explanation_in(data: dict[str, Any], path: Path) -> Explanation:
-    """The explanation of a result file.
-
-    Raises:
-        UsageError: it is damaged.
-    """
-    return artifact.part(Explanation, data.get("record"), path, "explanation")

@@ -17,6 +17,7 @@ from memcalc.engine.environment.installed import Torch, torch_at, torch_in
 from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
+from memcalc.files.offline import is_offline
 
 if TYPE_CHECKING:
     from memcalc.engine.cudnn.library import Library, Missing
@@ -67,7 +68,7 @@ def cudnn(capability: tuple[int, int], paths: Sequence[Path] | None = None) -> L
     """
     if paths is None:
         paths = [Path(entry) for entry in sys.path if entry]
-    return library.find(paths, capability, offline=environment.offline() is not None)
+    return library.find(paths, capability, offline=is_offline())
 
 
 def installed(python: str = sys.executable) -> tuple[Path, str]:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine import flops, wrappers
+from memcalc.engine import decisions, flops, wrappers
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.cpu import CpuRecorder
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Recorder
+from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
@@ -51,15 +52,15 @@ def trace(
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
-    compiling = _Compiled(plan)
-    with wrappers.followed(recorder, plan), compiling:
+    followed = _Followed(plan)
+    with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         with _place_told(program.model, drop):
             if plan.infers:
                 _infer(program, recorder)
             else:
                 _train(program, optimizer, recorder, steps)
-    traced = compiling.said_of(_read(program, recorder, steps))
+    traced = followed.said_of(_read(program, recorder, steps))
     if plan.infers or not counted:
         return traced
     operations = flops.of_step(lambda counter: _one_more_step(program, optimizer, counter))
@@ -99,17 +100,25 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
     return counter.total + watch.found * (program.plan.grad_accum - 1)
 
 
-class _Compiled(Patches):
-    """Follows the compiler meanwhile, where a plan asks for it."""
+class _Followed(Patches):
+    """Follows what a plan's code reads back from the GPU, and the compiler, meanwhile."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._said: dict[str, None] = {}
         if plan.compile is not None:
-            Compiling(lambda said: self._said.setdefault(said)).install(self)
+            Compiling(self._say).install(self)
+        if plan.target != "cpu":
+            values = Values(self._say)
+            decisions.install(self, values, self._say)
+            if ":" in plan.model:
+                values.install(self)
+
+    def _say(self, assumed: str) -> None:
+        self._said[assumed] = None
 
     def said_of(self, trace: Trace) -> Trace:
-        """The trace with what is assumed of compiled code."""
+        """The trace with what is assumed of it."""
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
 
 
@@ -151,15 +160,15 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    compiling = _Compiled(plan)
-    with wrappers.followed(recorder, plan), compiling:
+    followed = _Followed(plan)
+    with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         job = programs.job(program, optimizer, plan.target)
         job = replace(job, batch=batch, plan=replace(plan, eval=None))
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
     traced = replace(_read(program, recorder, len(lengths)), whole=True)
-    return compiling.said_of(traced)
+    return followed.said_of(traced)
 
 
 def _read(program: Program, recorder: Recorder, steps: int) -> Trace:

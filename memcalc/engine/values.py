@@ -43,7 +43,7 @@ _HELD = 1 << 16
 _COMPARED = 1 << 22
 """Elements of the largest tensor of fractions that a comparison looks at."""
 RULE = (
-    "values that the script put on the GPU, and integers and masks derived from them, read back "
+    "values that the code put on the GPU, and integers and masks derived from them, read back "
     "correctly"
 )
 ZEROS = "reads such as `.item()` at {} return 0 here (this rarely changes memory)"

@@ -89,7 +89,7 @@ def estimate(
             plan,
             inventory.numel,
             inventory.trainable_numel,
-            choice.rule_bytes_per_parameter,
+            choice.row.rule,
         ),
         method="analytic",
         gradients=kept.gradients,

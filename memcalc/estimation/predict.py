@@ -92,7 +92,7 @@ def _described(
             plan,
             inventory.numel,
             inventory.trainable_numel,
-            question.choice.rule_bytes_per_parameter,
+            question.choice.row.rule,
         ),
         method="trace",
         gradients=most_of(trace, Component.GRADIENTS),

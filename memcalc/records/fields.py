@@ -6,6 +6,7 @@ it is checked against the declared type, so what is refused is refused everywher
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -176,6 +177,16 @@ def _written(kind: Any) -> Any:
 
 
 FIELDS = declared(Plan)
+
+
+def options(plan: Plan) -> str:
+    """The model and the batch, and every option that is not left at its default."""
+    told = changed_settings(plan) | ({} if plan.inputs else {"batch": plan.batch})
+    words = [plan.model]
+    for name, field in FIELDS.items():
+        if name in told and name != "model" and field.option is not None:
+            words += field.write(told[name])
+    return shlex.join(words)
 
 
 def plan_changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

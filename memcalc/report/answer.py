@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from memcalc.advice.explain.command_line import options
 from memcalc.catalog.models import TAKEN
+from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import Component
@@ -168,18 +168,19 @@ def _table(prediction: Prediction, lines: int) -> Table:
     rest = held[len(shown) :]
     if len(rest) == 1:
         shown, rest = held, []
+    small = [sum(size for _, size in rest)] if rest else []
+    numbers = unit.numbers([*(size for _, size in shown), *small])
     body: list[tuple[Cell, ...]] = [
         (
             rows.component_word(component),
-            unit.number(size),
+            number,
             Share(size / max(peak.requested, 1)),
             _note(prediction, component, size),
         )
-        for component, size in shown
+        for (component, size), number in zip(shown, numbers, strict=False)
     ]
     if rest:
-        size = unit.number(sum(size for _, size in rest))
-        body.append(("other", size, "", _names([component for component, _ in rest])))
+        body.append(("other", numbers[-1], "", _names([component for component, _ in rest])))
     return Table(
         head=(f"peak, in {peak.phase.value}", unit.name, "", ""),
         rows=[*body, *rungs],
@@ -197,16 +198,16 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
     """Each rung, and what it has more than the one before."""
     peak = prediction.peak
 
-    def more(size: int, what: str) -> str:
-        return f"+ {unit.number(size)} {what}"
+    def more(what: str, *sizes: int) -> str:
+        return f"+ {unit.rest(*sizes)} {what}"
 
     yield "requested", unit.number(peak.requested), "", "by tensors"
     if peak.allocated is not None:
-        rounding = more(peak.allocated - peak.requested, "rounding")
+        rounding = more("rounding", peak.allocated, peak.requested)
         note = _note_of("max_memory_allocated()", rows.span_range(prediction.allocated))
         yield "allocated", unit.number(peak.allocated), rounding, note
     if peak.allocated is not None and peak.reserved is not None:
-        cached = more(peak.reserved - peak.allocated, "cached")
+        cached = more("cached", peak.reserved, peak.allocated)
         note = _note_of("max_memory_reserved()", rows.span_range(prediction.allocator))
         yield "reserved", unit.number(peak.reserved), cached, note
     ends = rows.process_range(prediction)
@@ -214,7 +215,7 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
         managed = prediction.optimizer_state.total(Place.MANAGED)
         if managed:
             yield "+ managed", unit.number(managed), "", "paged optimizer state"
-        outside = more(peak.process_used - peak.reserved - managed, "context")
+        outside = more("context", peak.process_used, peak.reserved, managed)
         words = rows.would_need(prediction, ends)
         yield "process used", unit.number(peak.process_used), outside, words
     elif prediction.context is not None and peak.reserved is not None:

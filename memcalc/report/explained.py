@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.explain.records import Explanation, Group, PeakContents
 from memcalc.advice.remedies.records import Figures, Option, Search
-from memcalc.files.artifact import document, encode
+from memcalc.files.artifact import encode
+from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
@@ -48,18 +49,21 @@ def contents(moment: PeakContents, top: int) -> Table:
     """Everything alive at a moment; it sums to the requested bytes."""
     whole, rest = moment.requested, moment.groups[top:]
     unit = unit_for(whole)
+    small = [sum(group.bytes for group in rest)] if rest else []
+    sizes = [*(group.bytes for group in moment.groups[:top]), *small]
+    figures = list(zip(unit.numbers(sizes), rows.shares(sizes), strict=True))
     body: list[tuple[Cell, ...]] = [
         (
-            *(Size(group.bytes, unit), _share(group.bytes, whole), str(group.count)),
+            *(*figure, str(group.count)),
             COMPONENT_WORDS[group.component],
             (_group(group), group.kept),
         )
-        for group in moment.groups[:top]
+        for group, figure in zip(moment.groups[:top], figures, strict=False)
     ]
     if rest:
-        size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
+        count = sum(group.count for group in rest)
         more = f"{len(rest)} more kinds (--top {len(moment.groups)} shows them)"
-        body.append((Size(size, unit), _share(size, whole), str(count), "", more))
+        body.append((*figures[-1], str(count), "", more))
     everything = str(sum(group.count for group in moment.groups))
     body.append((Size(whole, unit), "100.0%", everything, "requested", ""))
     return Table(
@@ -105,6 +109,9 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
     for option in explanation.options:
         if option.trial.error is not None:
             yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
+    if explanation.in_the_code:
+        yield Line("Changes of the script, not estimated", Kind.SECTION)
+        yield from (Line(f" {words}", Kind.ITEM) for words in explanation.in_the_code)
     if verbose:
         yield from _sources(tried)
     if explanation.search is not None:
@@ -129,8 +136,8 @@ def option_words(option: Option, explanation: Explanation) -> str:
     return f"{option.remedy.title}: {change} {unit.name} {rung}"
 
 
-def as_json(explanation: Explanation) -> str:
-    """Everything, in exact bytes; ``record`` reads back as an ``Explanation``."""
+def body(explanation: Explanation) -> dict[str, Any]:
+    """What is written as JSON; ``record`` reads back as an ``Explanation``."""
     before = explanation.figures
     tried = [
         {
@@ -141,14 +148,13 @@ def as_json(explanation: Explanation) -> str:
         }
         for option in explanation.options
     ]
-    body = {
+    return {
         "peak": encode(explanation.peak),
         "others": encode(explanation.others),
         "remedies": tried,
         "search": encode(explanation.search),
         "record": encode(explanation),
     }
-    return document("explanation", body, indent=1)
 
 
 def _group(group: Group) -> str:
@@ -156,10 +162,6 @@ def _group(group: Group) -> str:
     at = f"at {group.line}" if group.line else ""
     parts = [group.module, group.op, group.dtype, at]
     return " ".join(part for part in parts if part) or "the loss"
-
-
-def _share(size: int, whole: int) -> str:
-    return f"{size / whole:.1%}" if whole else "n/a"
 
 
 def _moment(moment: PeakContents, name: str = "") -> str:

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.advice.remedies.records import Option
-from memcalc.files.artifact import document, encode
+from memcalc.records.fields import options
 from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report.blocks import Block, Kind, Line, Table
@@ -56,11 +55,6 @@ def _next(answer: FitAnswer) -> Iterator[Line]:
     # How many are asked for, so not how many there are.
     alone = replace(plan, devices=1, parallel=None, parallel_args=(), rank=None)
     yield Line(f"  memcalc fit {options(alone)} --count", Kind.COMMAND)
-
-
-def as_json(answer: FitAnswer) -> str:
-    """Everything, in exact bytes."""
-    return document("fit", encode(answer))
 
 
 def sentences(answer: FitAnswer) -> list[str]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.remedies.goals import needed, needed_within
 from memcalc.advice.suggest.records import Card, Cards
-from memcalc.files.artifact import document, encode
+from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for
 from memcalc.report.suggested import Work, floor_words
@@ -120,8 +119,3 @@ def words(one: Card) -> str:
     if one.figures is None:
         return _missed(one)
     return f"{_title(one)}: {_size(one)}"
-
-
-def as_json(found: Cards) -> str:
-    """Everything, in exact bytes."""
-    return document("cards", encode(found), indent=1)

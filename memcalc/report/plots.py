@@ -12,7 +12,7 @@ from memcalc.accuracy.compare import pairs as compared
 from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.errors import UsageError
 from memcalc.files.results import Run
-from memcalc.records.prediction import RUNGS, Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Component
 from memcalc.report import rows
 from memcalc.report.measured import percent
@@ -65,34 +65,6 @@ def timeline(line: Timeline, title: str) -> Figure:
     axes.legend(
         handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False
     )
-    return figure
-
-
-def ladder(prediction: Prediction) -> Figure:
-    """Requested, allocated, reserved and process used as bars, beside what the GPU has."""
-    figure, axes = _figure(9.5, 1.9)
-    known = [(rung, getattr(prediction.peak, rung)) for rung in RUNGS]
-    known = [(rung.replace("_", " "), size) for rung, size in known if size is not None]
-    capacity = prediction.fit.limit if prediction.fit is not None else 0
-    unit, name = _unit(max(capacity, *(size for _, size in known)))
-    bars = axes.barh(
-        [rung for rung, _ in known],
-        [size / unit for _, size in known],
-        color="#56B4E9",
-        edgecolor="black",
-        linewidth=0.5,
-    )
-    axes.bar_label(bars, [format_bytes(size) for _, size in known], padding=3)
-    if prediction.fit is not None:
-        axes.axvline(capacity / unit, color="black", ls="--", lw=1.2)
-        label = untrusted_text.picture(f"{prediction.fit.gpu}: {format_bytes(capacity)}")
-        axes.annotate(
-            label, (capacity / unit, 1.0), (3, 3), xycoords=("data", "axes fraction"),
-            textcoords="offset points", fontsize=8,
-        )  # fmt: skip
-    axes.invert_yaxis()
-    axes.set(xlabel=name)
-    axes.set_xlim(0, axes.get_xlim()[1] * 1.15)
     return figure
 
 

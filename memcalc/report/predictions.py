@@ -80,19 +80,20 @@ def verdict(prediction: Prediction) -> Iterator[Line]:
 
 def components(prediction: Prediction) -> Table:
     """What is held at the peak; it sums to the requested bytes."""
-    each = sum(prediction.components.values()) / max(prediction.parameters, 1)
-    found = rows.component_rows(prediction)
-    whole = sum(prediction.components.values())
+    found = {name: size for name, size in prediction.components.items() if size}
+    sizes = list(found.values())
+    whole, count = sum(sizes), max(prediction.parameters, 1)
     unit = unit_for(whole)
+    columns = zip(found.items(), unit.numbers(sizes), rows.shares(sizes), strict=True)
     return Table(
         title=f"At the peak, in {prediction.peak.phase.value}",
         head=("component", unit.name, "share", "bytes/param"),
         rows=[
             *(
-                (name, Size(size, unit), f"{share:.1%}", f"{own:.2f}")
-                for name, size, share, own in found
+                (rows.component_word(name), number, share, f"{size / count:.2f}")
+                for (name, size), number, share in columns
             ),
-            ("total", Size(whole, unit), "100.0%", f"{each:.2f}"),
+            ("total", Size(whole, unit), "100.0%", f"{whole / count:.2f}"),
         ],
         strong=(len(found),),
     )

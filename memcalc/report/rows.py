@@ -11,7 +11,7 @@ from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
 from memcalc.records.trace import Component, Sent
-from memcalc.units import GIB, MIB, format_bytes, format_mib
+from memcalc.units import GIB, MIB, Unit, format_bytes, format_mib
 from memcalc.workload import loops
 
 COMPONENT_WORDS = {
@@ -105,14 +105,9 @@ def _loop(name: str) -> str:
         return f"{name} loop"
 
 
-def component_rows(prediction: Prediction) -> list[tuple[str, int, float, float]]:
-    """(name, bytes, share of the peak, bytes per parameter) of every component that is there."""
-    total = sum(prediction.components.values()) or 1
-    return [
-        (COMPONENT_WORDS[name], size, size / total, size / max(prediction.parameters, 1))
-        for name, size in prediction.components.items()
-        if size
-    ]
+def shares(sizes: Sequence[int]) -> list[str]:
+    """Percent of their sum, which add up to 100."""
+    return [f"{text}%" for text in Unit("%", max(sum(sizes), 1) / 100).numbers(sizes)]
 
 
 def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:

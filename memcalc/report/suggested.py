@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.remedies.goals import needed, needed_within
 from memcalc.advice.suggest.prices import Prices
 from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions
 from memcalc.advice.suggest.speed import UTILISATION, offloads
-from memcalc.files.artifact import document, encode
+from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for, fit_words
 from memcalc.units import format_bytes, unit_for
@@ -181,8 +180,3 @@ def words(one: Suggestion) -> str:
     if one.figures is None:
         return _missed(one)
     return f"{one.way.title}: {format_bytes(needed(one.figures))}, {_changes(one)}"
-
-
-def as_json(found: Suggestions) -> str:
-    """Everything, in exact bytes; speeds in samples a second."""
-    return document("suggestions", encode(found), indent=1)

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from memcalc.accuracy.compare import pairs as compared
-from memcalc.advice.explain.command_line import options
 from memcalc.files.results import Run
+from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
-from memcalc.records.storage import Component
+from memcalc.records.trace import Component
 from memcalc.report import answer, measured, rows
 from memcalc.report.palette import STYLES
 from memcalc.units import format_bytes

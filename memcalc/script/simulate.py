@@ -232,6 +232,8 @@ class _Run:
         if engine:
             found = engine.variables(found)
             found[driver.ENVIRONMENT] = msgspec.json.encode(engine).decode()
+        # Where memory runs out the answer says so, and PyTorch's own line of C++ need not.
+        found.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         found |= {
             **dict(self._program.environment),
             **stub.environment(prepared, scratch / "processes"),

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from memcalc.engine import source_lines
+from memcalc.engine import decisions, source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
-from memcalc.script import decisions, large_weights, lightning, protection
+from memcalc.script import large_weights, lightning, protection
 from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers
 from memcalc.script.records import Request
 from memcalc.script.subprocesses import Subprocesses
@@ -37,7 +37,7 @@ def program(request: Request, session: Session) -> Iterator[Subprocesses]:
         _count_gpus(patches, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     elif request.gpus > 1:
         lightning.install(patches, request.gpus, started)
-    decisions.install(patches, session)
+    decisions.install(patches, session.values, session.say)
     if not request.weights:
         large_weights.install(patches, session.say)
     folders = protection.install(patches, session.say)

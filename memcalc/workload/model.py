@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import EstimateError, MeasureError, MemcalcError, UsageError
+from memcalc.files.offline import is_offline
 from memcalc.imports import is_named, line, load
 from memcalc.records.compact_options import adapter
 from memcalc.records.names import FLASH_ATTN
@@ -219,7 +219,7 @@ def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
-            local_files_only=bool(os.environ.get("HF_HUB_OFFLINE")),
+            local_files_only=is_offline(),
         )
     except Exception as error:
         # transformers, huggingface_hub and safetensors each have errors of their own.

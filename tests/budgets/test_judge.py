@@ -21,7 +21,7 @@ from memcalc.budgets.records import (
     Status,
     Where,
 )
-from memcalc.measure import state as measured_state
+from memcalc.measure import process as measured_state
 from memcalc.measure.runs import run as measured
 from memcalc.records.model import Place
 from memcalc.records.prediction import Fit, FitVerdict, Span

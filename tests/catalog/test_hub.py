@@ -62,13 +62,14 @@ def hub():
 
 @pytest.fixture
 def ask(tmp_path):
-    def run(endpoint, name):
+    def run(endpoint, name, **more):
         code = (
             "from memcalc.catalog.plan import make\nfrom memcalc.estimation.validate import check\n"
             f"found = check(make({{'model': {name!r}}}))\nprint(found.source.config, found.notes)"
         )
         environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path)}
         environment.pop("HF_HUB_OFFLINE", None)
+        environment |= more
         return subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
@@ -93,8 +94,17 @@ def test_a_refusal_is_told_apart(hub, ask, name):
 
 def test_without_a_network_one_question_is_asked_and_nothing_is_logged(ask):
     done = ask("http://127.0.0.1:9", "org/fine")
-    assert "the hub cannot be reached and the model is not bundled" in done.stderr
+    assert "the hub cannot be reached, and the model is neither bundled" in done.stderr
     assert "Retrying" not in done.stderr
+
+
+def test_offline_asks_nobody_and_finds_what_the_hubs_cache_has(hub, ask, memcalc):
+    ask(hub, "org/fine")
+    assert "'n_layer': 2" in ask(hub, "org/fine", HF_HUB_OFFLINE="1").stdout
+    assert "--offline" in ask(hub, "org/other", HF_HUB_OFFLINE="1").stderr
+    done = memcalc("estimate", "org/other", "--offline", HF_HUB_OFFLINE="", HF_ENDPOINT=hub)
+    assert done.returncode == 2
+    assert "--offline, HF_HUB_OFFLINE or UV_OFFLINE forbids asking the hub" in done.stderr
 
 
 def test_an_answer_says_which_revision_its_config_is_of(hub, ask):

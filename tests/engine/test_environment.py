@@ -123,7 +123,7 @@ def test_a_cpu_build_gets_the_cuda_build_of_its_release_once(world):
     )
     assert done.stdout.split() == ["2.13.0+cu130", f"{found.root}/__init__.py"]
     shutil.rmtree(world.offered)
-    world.set(UV_OFFLINE="1")
+    world.set(HF_HUB_OFFLINE="1")
     assert world.find() == world.find("2.13") == found
     assert world.left() == []
 
@@ -200,9 +200,9 @@ def test_damage_is_seen_and_the_folder_made_anew(world):
     found = world.find("2.6")
     library = f"{found.root}/lib/libtorch_cuda.so"
     os.truncate(library, 7)
-    world.set(UV_OFFLINE="1")
-    assert "not in" in refused(lambda: world.find("2.6"))
-    world.monkeypatch.delenv("UV_OFFLINE")
+    with world.monkeypatch.context() as offline:
+        offline.setenv("HF_HUB_OFFLINE", "1")
+        assert "not in" in refused(lambda: world.find("2.6"))
     (layers.folder() / ".making-1-ab" / "content").mkdir(parents=True)
     assert len(world.left()) == 2
     assert world.find("2.6") == found
@@ -269,7 +269,8 @@ def test_a_disk_that_fills_up_is_a_sentence(world):
 def test_offline_starts_no_installer(world, name):
     world.monkeypatch.setattr(subprocess, "Popen", unreachable)
     world.set(**{name: "1"})
-    assert f"{name}=1 forbids" in refused(lambda: world.find(None, "4.48"))
+    assert "or UV_OFFLINE forbids" in refused(lambda: world.find("2.6"))
+    assert "or UV_OFFLINE forbids" in refused(lambda: world.find(None, "4.48"))
 
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(world, tmp_path):

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec import Meta
 
 import memcalc.catalog.plan
-from memcalc.advice.explain.command_line import options
 from memcalc.budgets.read import read
 from memcalc.budgets.schema import schema
 from memcalc.budgets.starter import toml
@@ -22,7 +21,7 @@ from memcalc.cli.options import plans_of, with_plan
 from memcalc.errors import UsageError
 from memcalc.records import fields
 from memcalc.records.compact_options import about, adapter, input_of
-from memcalc.records.fields import FIELDS
+from memcalc.records.fields import FIELDS, options
 from memcalc.records.plan import Plan
 
 LIMITS = "\n[runs.a.limits]\npeak = '1 GiB'\n"

@@ -88,8 +88,10 @@ def explain_plan(
         if plan.command:
             from memcalc.advice.explain import scripts
 
-            told = tuple(scripts.remedies(traced)) if wish.remedies else ()
-            return replace(found, options=told)
+            if not wish.remedies:
+                return found
+            told = tuple(scripts.in_the_code(found.peak, found.prediction.plan))
+            return replace(found, options=tuple(scripts.remedies(traced)), in_the_code=told)
         goal = under(wish.under, found.figures) if wish.under is not None else None
         if goal is None and wish.remedies:
             goal = fitting(found.figures)

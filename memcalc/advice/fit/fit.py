@@ -10,9 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.advice.fit import alignment, search
-from memcalc.advice.fit.devices import devices_that_fit
+from memcalc.advice.fit.devices import devices_that_fit, gpus_that_fit
 from memcalc.advice.fit.oracle import Oracle
-from memcalc.advice.fit.other_gpus import gpus_that_fit
 from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
 from memcalc.advice.fit.settings import with_settings
 from memcalc.catalog import gpus as catalog
@@ -21,7 +20,6 @@ from memcalc.catalog.plan import make
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.estimation.fits import Device, device_of
-from memcalc.estimation.pool import room
 from memcalc.estimation.predict import UNCOUNTED
 from memcalc.estimation.question import ASSUMED
 from memcalc.estimation.validate import check
@@ -94,7 +92,7 @@ def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnsw
         if question.settings:
             found = with_settings(found, question.memory, tracer)
         # A client's process starts when it is first asked.
-        told = _answer(found, question, Oracle(tracer.clients(room()), checked.source.config))
+        told = _answer(found, question, Oracle(tracer.pool(), checked.source.config))
     longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
     return replace(told, assumptions=(*told.assumptions, *checked.notes_at(longest)))
 

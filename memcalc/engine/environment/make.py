@@ -17,6 +17,7 @@ from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
+from memcalc.files.offline import HOW, is_offline
 from memcalc.records.progress import Progress, tell
 
 _TO_FETCH = "0.5 to 0.9 GB to fetch, 1 to 2 GB on disk"
@@ -34,14 +35,6 @@ _ROUNDS = 8
 
 class Maker:
     """Makes missing folders; whoever listens is told how far it is."""
-
-    def __init__(self, offline: str | None = None) -> None:
-        """Prepare.
-
-        Args:
-            offline: why nothing may be fetched, such as ``UV_OFFLINE=1``; ``None``: it may.
-        """
-        self.offline = offline
 
     def torch(self, release: Release | None) -> Layer:
         """PyTorch's CUDA build; without a release the newest that is here, else the newest.
@@ -115,10 +108,10 @@ class Maker:
         """The folder that is ready, or is built now."""
         if (found := ready()) is not None:
             return found
-        if self.offline is not None:
+        if is_offline():
             raise EstimateError(
-                f"{what} is not in {layers.folder()} yet, and {self.offline} forbids fetching it: "
-                f"run the same command once without that; it is kept."
+                f"{what} is not in {layers.folder()} yet, and {HOW} forbids fetching it: "
+                "run the same command once without that; it is kept."
             )
         return layers.make(ready, build)
 

@@ -56,8 +56,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 def find(torch: str | None = None, transformers: str | None = None) -> Environment:
     """The environment of the engine's process; what is missing is fetched once and kept.
 
-    Whoever listens is told what is fetched and how far it is. Nothing is fetched under
-    ``HF_HUB_OFFLINE`` or ``UV_OFFLINE``.
+    Whoever listens is told what is fetched and how far it is.
 
     Args:
         torch: the release that a question names; ``None``: the installed one.
@@ -72,13 +71,15 @@ def find(torch: str | None = None, transformers: str | None = None) -> Environme
     if sys.platform != "linux":
         raise EstimateError(ELSEWHERE)
     here = installed.torch_in(sys.path)
-    usable = here is not None and bool(here.cuda)
-    if here and usable and (of_torch is None or of_torch.matches(here.version, here.cuda)):
-        if of_transformers is None:
-            # The usual case: nothing is to be looked at but PyTorch's version.
-            return Environment(root=here.root, torch=here.release, cuda=here.cuda)
-        return _Search(_maker(), here).over(here, of_transformers)
-    maker = _maker()
+    fits = here is not None and (of_torch is None or of_torch.matches(here.version, here.cuda))
+    if here and here.cuda and fits and of_transformers is None:
+        # The usual case: nothing is to be looked at but PyTorch's version.
+        return Environment(root=here.root, torch=here.release, cuda=here.cuda)
+    from memcalc.engine.environment.make import Maker
+
+    maker = Maker()
+    if here and here.cuda and fits:
+        return _Search(maker, here).over(here, of_transformers)
     layer = maker.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
@@ -109,20 +110,6 @@ def hide(environment: Environment) -> None:
     """
     for module in environment.hidden:
         sys.modules[module] = None  # type: ignore[assignment]
-
-
-def _maker() -> Maker:
-    from memcalc.engine.environment.make import Maker
-
-    return Maker(offline())
-
-
-def offline() -> str | None:
-    """The user's setting that forbids to fetch anything; ``None``: there is none."""
-    for name in ("HF_HUB_OFFLINE", "UV_OFFLINE"):
-        if os.environ.get(name, "").lower() not in ("", "0", "false", "no", "off"):
-            return f"{name}={os.environ[name]}"
-    return None
 
 
 class _Search:

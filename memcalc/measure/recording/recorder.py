@@ -21,9 +21,9 @@ from memcalc.errors import UsageError
 from memcalc.files import results
 from memcalc.measure import oom, process
 from memcalc.measure.gpu.sampler import Sampler
+from memcalc.measure.process import read_state, storage_bytes
 from memcalc.measure.recording.phases import Hooks
 from memcalc.measure.recording.readings import CpuReadings, CudaReadings
-from memcalc.measure.state import read_state, storage_bytes
 from memcalc.records.measurement import GpuReading, Measurement, OutOfMemory, StateReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase

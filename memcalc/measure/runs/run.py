@@ -16,7 +16,7 @@ from memcalc.engine import program as programs
 from memcalc.errors import NO_GPU, MeasureError
 from memcalc.measure import oom, process
 from memcalc.measure.meters import Meter, meter_for
-from memcalc.measure.state import read_state, storage_bytes
+from memcalc.measure.process import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase

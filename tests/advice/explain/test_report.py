@@ -158,7 +158,7 @@ def test_the_same_picture_is_the_same_file(traced):
 
 @pytest.mark.parametrize(("format", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_a_picture_can_be_saved_as(traced, format, magic):
-    assert plots.save(plots.ladder(traced.prediction), format).startswith(magic)
+    assert plots.save(plots.optimizers([traced.prediction]), format).startswith(magic)
 
 
 def test_every_component_has_a_style_told_apart_without_colour():

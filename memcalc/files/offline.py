@@ -1,0 +1,19 @@
+"""Whether anything may be fetched over the network; decided here alone."""
+
+from __future__ import annotations
+
+import os
+
+HOW = "--offline, HF_HUB_OFFLINE or UV_OFFLINE"
+"""What forbids it."""
+
+
+def is_offline() -> bool:
+    """Whether a person forbade it."""
+    said = (os.environ.get(name, "").lower() for name in ("HF_HUB_OFFLINE", "UV_OFFLINE"))
+    return any(text not in ("", "0", "false", "no", "off") for text in said)
+
+
+def stay_offline() -> None:
+    """Forbid it in this process and those that it starts, to the hub's own client as well."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
