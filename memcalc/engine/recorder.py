@@ -277,7 +277,8 @@ class Recorder(Notes):
 
     def pause(self) -> None:
         """From here on the allocator's history is not kept, of which there would be too much."""
-        self.gap = Gap(begin=self.now(), entries=internals.pause_history(self.device))
+        begin = self.now()
+        self.gap = Gap(begin=begin, entries=internals.stop_history()["device_traces"][self.device])
 
     def resume(self) -> None:
         """From here on it is kept again."""

@@ -56,12 +56,6 @@ def private_pools(snapshot: dict[str, Any], device: int) -> dict[int, int]:
     return found
 
 
-def pause_history(device: int) -> list[dict[str, Any]]:
-    """The history of a GPU so far; it is not kept from here on."""
-    entries: list[dict[str, Any]] = stop_history()["device_traces"][device]
-    return entries
-
-
 def resume_history(device: int) -> list[dict[str, Any]]:
     """Keep a new history; returns the blocks that are alive, as entries of one."""
     living = []

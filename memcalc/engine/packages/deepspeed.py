@@ -19,9 +19,14 @@ _AGREES = "assert_ints_same_as_other_ranks"
 
 
 def follow(patches: Patches, recorder: Recorder) -> None:
-    """Say what the engine makes, and keep it from compiling anything."""
+    """Say what the engine makes, and keep it from compiling anything.
+
+    ``patches`` end with the run that is followed. What the engine needs to run here at all stays
+    for the life of this process: one more step may follow, to count its operations.
+    """
+    for_good = Patches()
     # It would compile collectives over shared memory, in a folder of the user's.
-    patches.set(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+    for_good.set(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
     second = importlib.import_module(f"{_ZERO}.stage_1_and_2").DeepSpeedZeroOptimizer
     third = importlib.import_module(f"{_ZERO}.stage3").DeepSpeedZeroOptimizer_Stage3
 
@@ -39,14 +44,14 @@ def follow(patches: Patches, recorder: Recorder) -> None:
     patches.wrap(third, "_setup_for_real_optimizer", partitions)
     for owner in (second, third):
         # Gradients have no values here, and a step that is skipped makes no state.
-        patches.wrap(owner, "has_overflow", _none_overflows)
+        for_good.wrap(owner, "has_overflow", _none_overflows)
         module = importlib.import_module(owner.__module__)
-        patches.set(module, "is_invalid_grad_norm", lambda norm: False)
+        for_good.set(module, "is_invalid_grad_norm", lambda norm: False)
     # Ranks compare notes by values that they read back: here they agree.
     for name in ("parameter_offload", "partitioned_param_coordinator"):
         importlib.import_module(f"{_ZERO}.{name}")
     utils = importlib.import_module(f"{_ZERO}.utils")
-    patches.set_everywhere(utils, _AGREES, lambda ints: None)
+    for_good.set_everywhere(utils, _AGREES, lambda ints: None)
     plain: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, new: torch.Tensor) -> None:
