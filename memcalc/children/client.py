@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memcalc.children.channel import Channel
-from memcalc.children.exit_reason import ending, noise_of
+from memcalc.children.exit_reason import ending, noise_of, status_of
 from memcalc.errors import MemcalcError, UsageError
 
 _PATIENCE = 5.0
@@ -105,8 +105,7 @@ class Parent:
         status, noise = None, ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(_PATIENCE)
-                status = -code if code < 0 else code << 8
+                status = status_of(self._process.wait(_PATIENCE))
             noise = noise_of(self._noise)
         return ending("process that starts the runs", status, noise=noise)
 
