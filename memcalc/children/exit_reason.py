@@ -28,6 +28,11 @@ def oom_kills() -> int | None:
     return sum(counts) if counts else None
 
 
+def status_of(code: int) -> int:
+    """What ``waitpid`` says of a process with this exit code of ``subprocess``."""
+    return -code if code < 0 else code << 8
+
+
 def ending(
     name: str, status: int | None, *, kills: int | None = None, where: str = "", noise: str = ""
 ) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from memcalc.engine import environment
 from memcalc.engine.cudnn import library, loading
 from memcalc.engine.environment.installed import Torch, torch_at, torch_in
-from memcalc.engine.environment.records import Environment
+from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.files.offline import is_offline

@@ -32,16 +32,12 @@ STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 
 
-Drop = Callable[[str, str], None]
-"""Is told which module runs, and an operator's name or nothing."""
-
-
 def trace(
     program: Program,
     *,
     detailed: bool = False,
     counted: bool = False,
-    drop: Drop | None = None,
+    drop: Callable[[str], None] | None = None,
 ) -> Trace:
     """Run a program and read the birth and death of every block.
 
@@ -74,7 +70,7 @@ def trace(
 
 
 @contextlib.contextmanager
-def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
+def _place_told(model: torch.nn.Module, drop: Callable[[str], None] | None) -> Iterator[None]:
     """Say which module of a model runs, as it begins."""
     if drop is None:
         yield
@@ -84,7 +80,7 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
     def begins(module: torch.nn.Module, _: Any) -> None:
         path = paths.get(id(module))
         if path:
-            drop(path, "")
+            drop(path)
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(begins)
     try:

@@ -6,7 +6,6 @@ import base64
 import os
 import pickle
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,9 +20,10 @@ from memcalc.allocator.context import context_span
 from memcalc.catalog import gpus
 from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
+from memcalc.children.exit_reason import ending, oom_kills, status_of
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
-from memcalc.engine.environment.records import Environment
+from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep
@@ -173,6 +173,7 @@ class _Run:
             out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
             if self._work:
                 out = err = subprocess.PIPE
+            kills = oom_kills()
             try:
                 done = subprocess.run(
                     [*command, str(asked_in), str(answered)],
@@ -189,7 +190,9 @@ class _Run:
             print(done.stdout or "", end="", flush=True)
             print(done.stderr or "", end="", file=sys.stderr, flush=True)
             if not answered.exists():
-                raise EstimateError(_died(done.returncode))
+                raise EstimateError(
+                    ending("process of the program", status_of(done.returncode), kills=kills)
+                )
             answer = msgspec.json.decode(answered.read_bytes())
             if answer["raised"]:
                 self.raised = _raised(answer["raised"])
@@ -295,14 +298,6 @@ def _raised(kept: dict[str, str]) -> BaseException:
         error = EstimateError(f"{kept['kind']}: {kept['text']}")
     error.add_note(kept["trace"])
     return error
-
-
-def _died(code: int) -> str:
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
-    else:
-        how = f"ended with exit code {code}"
-    return f"The process of the program {how}, and left no figures."
 
 
 def _unpacked(packed: str) -> Trace:

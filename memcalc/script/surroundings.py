@@ -13,7 +13,8 @@ import torch
 from memcalc.engine import decisions, source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
-from memcalc.script import large_weights, lightning, packages, protection
+from memcalc.script import large_weights, lightning, protection
+from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers
 from memcalc.script.records import Request
 from memcalc.script.subprocesses import Subprocesses
 
@@ -40,7 +41,11 @@ def program(request: Request, session: Session) -> Iterator[Subprocesses]:
     if not request.weights:
         large_weights.install(patches, session.say)
     folders = protection.install(patches, session.say)
-    packages.install(patches, session, folders, weights=request.weights)
+    accelerate.install(patches)
+    deepspeed.install(patches, session)
+    if not request.weights:
+        transformers.install(patches, session.say, folders)
+        diffusers.install(patches, session.say)
     yield others
 
 

@@ -20,7 +20,6 @@ from memcalc.workload import (
     inference,
     layerdrop,
     loops,
-    lora,
     quantised,
     tasks,
 )
@@ -28,7 +27,7 @@ from memcalc.workload.assumptions import said
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
-from memcalc.workload.model import build, told_attention
+from memcalc.workload.model import attach, build, told_attention
 from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.program import Program
 from memcalc.workload.quantised import compute_dtype
@@ -104,7 +103,7 @@ def _finished(
 ) -> tuple[torch.nn.Module, Inventory]:
     """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
     if plan.adapters is not None:
-        model = lora.attach(model, plan.adapters)
+        model = attach(model, plan.adapters)
     inventory = take(model, name, task, plan.freeze)
     if not inventory.trainable and not plan.infers:
         raise UsageError(_nothing_left(plan))

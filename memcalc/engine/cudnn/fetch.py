@@ -31,7 +31,7 @@ def kept(requirement: str) -> Path | None:
 def impossible() -> str:
     """Why nothing can be fetched on this machine; empty: it can."""
     try:
-        installer.tools({})
+        installer.tool()
     except EstimateError:
         return "there is neither pip nor uv to fetch cuDNN with"
     return ""

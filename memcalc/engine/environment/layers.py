@@ -225,3 +225,41 @@ def _move(content: Path, name: str) -> Layer:
     if found is None:
         raise EstimateError(f"{final} changed while it was made: run the command again.")
     return found
+
+
+def size_text(count: float) -> str:
+    """``767 MB``, ``1.6 GB``: decimal, as indexes and disks count."""
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{max(1, round(count / 1e6))} MB"
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder; what cannot be read counts nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def require_room(folder: Path, needed: float, what: str) -> None:
+    """Check that a folder's disk has room.
+
+    Raises:
+        EstimateError: it has not; the sentence has both figures.
+    """
+    try:
+        disk = os.statvfs(folder)
+    except OSError as error:
+        raise EstimateError(f"Cannot use {folder}: {reason(error)}.") from None
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        raise EstimateError(
+            f"{what} needs about {size_text(needed)} in {folder} while it is installed, and "
+            f"{size_text(free)} are free: make room, or set MEMCALC_CACHE to a folder on a larger "
+            "disk."
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from memcalc.engine.environment import installed, release
-from memcalc.engine.environment.records import Environment
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
 
@@ -28,10 +30,30 @@ their minor version is ahead: torchvision 0.21 and torchaudio 2.6 are of PyTorch
 holds is read from what was installed."""
 
 
-def find(
-    torch: str | None = None,
-    transformers: str | None = None,
-) -> Environment:
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Which PyTorch the engine's process imports, and what must be set for that."""
+
+    root: str
+    """PyTorch's package folder."""
+    torch: str
+    """Release, without its local part: ``2.14.1``."""
+    cuda: str
+    """CUDA it was built for: ``13.0``."""
+    path: tuple[str, ...] = ()
+    """Folders that come first on ``PYTHONPATH``."""
+    hidden: tuple[str, ...] = ()
+    """Modules of installed packages that do not go with this PyTorch or transformers."""
+
+    def variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Environment variables of the engine's process: ``PYTHONPATH`` with ``path`` first."""
+        if not self.path:
+            return dict(environ)
+        before = environ.get("PYTHONPATH")
+        entries = (*self.path, *((before,) if before else ()))
+        return {**environ, "PYTHONPATH": os.pathsep.join(entries)}
+
+
+def find(torch: str | None = None, transformers: str | None = None) -> Environment:
     """The environment of the engine's process; what is missing is fetched once and kept.
 
     Whoever listens is told what is fetched and how far it is.
@@ -49,13 +71,15 @@ def find(
     if sys.platform != "linux":
         raise EstimateError(ELSEWHERE)
     here = installed.torch_in(sys.path)
-    usable = here is not None and bool(here.cuda)
-    if here and usable and (of_torch is None or of_torch.matches(here.version, here.cuda)):
-        if of_transformers is None:
-            # The usual case: nothing is to be looked at but PyTorch's version.
-            return Environment(root=here.root, torch=here.release, cuda=here.cuda)
-        return _Search(_maker(), here).over(here, of_transformers)
-    maker = _maker()
+    fits = here is not None and (of_torch is None or of_torch.matches(here.version, here.cuda))
+    if here and here.cuda and fits and of_transformers is None:
+        # The usual case: nothing is to be looked at but PyTorch's version.
+        return Environment(root=here.root, torch=here.release, cuda=here.cuda)
+    from memcalc.engine.environment.make import Maker
+
+    maker = Maker()
+    if here and here.cuda and fits:
+        return _Search(maker, here).over(here, of_transformers)
     layer = maker.torch(of_torch or _release_of(here))
     made = installed.torch_in([str(layer.path)])
     if made is None:
@@ -86,12 +110,6 @@ def hide(environment: Environment) -> None:
     """
     for module in environment.hidden:
         sys.modules[module] = None  # type: ignore[assignment]
-
-
-def _maker() -> Maker:
-    from memcalc.engine.environment.make import Maker
-
-    return Maker()
 
 
 class _Search:

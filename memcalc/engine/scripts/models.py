@@ -95,10 +95,6 @@ class Models:
         """What a module is called inside its model."""
         return self._paths.get(id(module), type(module).__name__)
 
-    def knows(self, module: torch.nn.Module) -> bool:
-        """It is part of a model that was called."""
-        return id(module) in self._paths
-
     def meet(self, module: torch.nn.Module) -> None:
         """A module is called from outside of all others."""
         if id(module) in self._paths or any(map(is_lazy, module.parameters())):

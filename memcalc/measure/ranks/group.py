@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from memcalc.catalog import models
-from memcalc.children.exit_reason import ending, oom_kills
+from memcalc.children.exit_reason import ending, oom_kills, status_of
 from memcalc.errors import MeasureError, UsageError
 from memcalc.files.artifact import encode
 from memcalc.measure.gpu.sampler import INTERVAL
@@ -178,7 +178,7 @@ def first_failure(
     if blamed.error is not None:
         return f"Rank {blamed.rank} of {len(members)}{blamed.place}: {blamed.error}"
     code = failures.get(blamed.rank)
-    status = None if code is None else -code if code < 0 else code << 8
+    status = None if code is None else status_of(code)
     return ending(blamed.name, status, kills=kills, where=blamed.place)
 
 

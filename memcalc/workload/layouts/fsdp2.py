@@ -78,18 +78,13 @@ def materialize(model: torch.nn.Module, rank: Rank) -> None:
     """Give a sharded model memory; buffers are no part of shards, and always on the device."""
     from memcalc.workload.blocks import to_empty
 
-    to_empty(model, resting_place(rank), rank.fill)
+    # Where the shards are while they are not used.
+    home = "cpu" if rank.options.get("offload") == "cpu" else rank.device
+    to_empty(model, home, rank.fill)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(rank.device)
-
-
-def resting_place(rank: Rank) -> Any:
-    """Where the shards are while they are not used."""
-    import torch
-
-    return torch.device("cpu") if rank.options.get("offload") == "cpu" else rank.device
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
