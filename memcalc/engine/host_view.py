@@ -32,6 +32,20 @@ def over(tensor: torch.Tensor) -> torch.Tensor:
     return _everything(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first)
 
 
+def on_host(value: Any) -> Any:
+    """The same arguments for an operator that runs on the host."""
+    if isinstance(value, torch.Tensor):
+        return over(value) if value.is_cuda else value
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, tuple | list):
+        made = [on_host(one) for one in value]
+        return made if isinstance(value, list) else tuple(made)
+    if isinstance(value, dict):
+        return {name: on_host(one) for name, one in value.items()}
+    return None if isinstance(value, torch.Generator) else value
+
+
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
     """The tensors among arguments, and in lists and dicts of them."""
     for one in values.values() if isinstance(values, dict) else values:

@@ -33,7 +33,7 @@ from memcalc.engine.followed_operators import (
     draws,
     is_composed,
 )
-from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, over, span, tensors_in
+from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, on_host, over, span, tensors_in
 from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 
@@ -214,10 +214,10 @@ class Values:
         """Tell the driver what the operator's own readings find; returns a result if it is made."""
         if base in LENGTHS:
             with contextlib.suppress(Exception):
-                made = op(*self._on_host(args), **self._on_host(kwargs))
+                made = op(*on_host(args), **on_host(kwargs))
                 first = made[0] if isinstance(made, tuple | list) else made
                 if base == "_unique2" and args[0].dtype is torch.bool:
-                    self._answer(4, int(self._on_host(args[0]).count_nonzero()))
+                    self._answer(4, int(on_host(args[0]).count_nonzero()))
                 else:
                     self._answer(8, first.shape[0])
                 if base == "repeat_interleave":
@@ -226,17 +226,17 @@ class Values:
             return None
         if base == "bincount":
             if args[0].numel():
-                host = self._on_host(args[0])
+                host = on_host(args[0])
                 self._answer(host.element_size(), int(host.min()))
                 self._answer(host.element_size(), int(host.max()))
             return None
         if base == "isin":
             for one in args[:2]:
                 if isinstance(one, torch.Tensor):
-                    self._answer(8, int(self._on_host(one).unique().numel()))
+                    self._answer(8, int(on_host(one).unique().numel()))
             return None
         for mask, times in counted_in(base, args):
-            self._answer(4, int(self._on_host(mask).count_nonzero()) * times)
+            self._answer(4, int(on_host(mask).count_nonzero()) * times)
         return None
 
     def _work_out(
@@ -260,7 +260,7 @@ class Values:
         if torch.cuda.is_current_stream_capturing():
             return
         with contextlib.suppress(Exception):
-            host_args, host_kwargs = self._on_host(args), self._on_host(kwargs)
+            host_args, host_kwargs = on_host(args), on_host(kwargs)
             host_kwargs.pop("pin_memory", None)
             if draws is None:
                 made = op(*host_args, **host_kwargs)
@@ -369,18 +369,6 @@ class Values:
             yield
         finally:
             self._nothing_equal = False
-
-    def _on_host(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return over(value) if value.is_cuda else value
-        if isinstance(value, torch.device):
-            return torch.device("cpu")
-        if isinstance(value, tuple | list):
-            made = [self._on_host(one) for one in value]
-            return made if isinstance(value, list) else tuple(made)
-        if isinstance(value, dict):
-            return {name: self._on_host(one) for name, one in value.items()}
-        return None if isinstance(value, torch.Generator) else value
 
     def _generator(self, device: int | None) -> torch.Generator:
         """Draws of the GPU leave the host's own generator where it is."""
