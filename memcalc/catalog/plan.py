@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -104,3 +105,9 @@ def _samples(checked: Mapping[str, Any]) -> int:
             "out, or describe inputs of that size.",
         )
     return samples
+
+
+def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
+    """What to type to run a plan's command, or one like it, on its GPU."""
+    gpu = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
+    return f"memcalc simulate {gpu}{options}-- {command or plan.command}"

@@ -8,7 +8,7 @@ from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report import answer, lengths, rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
 from memcalc.units import Unit, format_mib, unit_for
 
 
@@ -81,10 +81,10 @@ def verdict(prediction: Prediction) -> Iterator[Line]:
 def components(prediction: Prediction) -> Table:
     """What is held at the peak; it sums to the requested bytes."""
     found = {name: size for name, size in prediction.components.items() if size}
-    sizes = list(found.values())
-    whole, count = sum(sizes), max(prediction.parameters, 1)
+    parts = list(found.values())
+    whole, count = sum(parts), max(prediction.parameters, 1)
     unit = unit_for(whole)
-    columns = zip(found.items(), unit.numbers(sizes), rows.shares(sizes), strict=True)
+    columns = zip(found.items(), sizes(parts, unit), rows.shares(parts), strict=True)
     return Table(
         title=f"At the peak, in {prediction.peak.phase.value}",
         head=("component", unit.name, "share", "bytes/param"),
