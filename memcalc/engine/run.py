@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memcalc.engine import decisions, flops, wrappers
 from memcalc.engine import program as programs
@@ -20,6 +21,7 @@ from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
+from memcalc.units import format_bytes
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -30,6 +32,12 @@ STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""
 STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
+_NOTED = 0.1
+"""Share of the trained weights."""
+_UNREACHED = (
+    "gradients and optimizer state of {} of weights that got no gradient here, such as experts "
+    "without tokens"
+)
 
 
 def trace(
@@ -116,11 +124,23 @@ class _Followed(Patches):
             if everything or ":" in plan.model:
                 values.install(self)
 
+        self._unreached = ""
+        if not plan.infers and layouts.spread(plan).layout == layouts.SINGLE:
+            self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
+
     def _say(self, assumed: str) -> None:
         self._said[assumed] = None
 
+    def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        missing = sum(p.nbytes for p in weights if p.requires_grad and p.grad is None)
+        if missing > _NOTED * sum(p.nbytes for p in weights):
+            self._unreached = _UNREACHED.format(format_bytes(missing))
+
     def said_of(self, trace: Trace) -> Trace:
-        """The trace with what is assumed of it."""
+        """The trace with what is assumed of it, and what it lacks."""
+        if self._unreached:
+            trace = replace(trace, uncounted=(*trace.uncounted, self._unreached))
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
 
 

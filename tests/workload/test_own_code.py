@@ -55,6 +55,7 @@ class Chooses(torch.nn.Module):
         super().__init__()
         self.mean = torch.nn.Linear(8, 8)
         self.sizes = torch.tensor([2, 0, 5])
+        self.idle = torch.nn.Linear(512, 512, bias=False)
 
     def forward(self, x):
         mean = self.mean(x)
@@ -224,3 +225,4 @@ def test_a_model_that_decides_by_values_on_the_gpu_decides_as_it_would_there(fil
         answer = client.ask(plan)
     assert isinstance(answer, Prediction), answer
     assert any("read back correctly" in said for said in answer.assumptions)
+    assert any("of 1.0 MiB of weights that got no gradient" in said for said in answer.uncounted)
