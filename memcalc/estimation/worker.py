@@ -159,7 +159,9 @@ class Worker:
         missed = traced.uncounted
         if plan.target != "cpu":
             notes += loading.assumptions()
-            if isinstance(self._cudnn, Missing) and _convolves(traced):
+            if isinstance(self._cudnn, Missing) and (
+                any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
+            ):
                 missed = (*missed, *self._cudnn.uncounted)
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
@@ -247,11 +249,6 @@ class Worker:
         if known.inputs is None:
             return known
         return replace(known.resized(plan.batch, plan.seq), plan=plan)
-
-
-def _convolves(traced: Trace) -> bool:
-    """Whether operators that cuDNN has kernels for were run."""
-    return any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
 
 
 def _room(question: Asked) -> int:

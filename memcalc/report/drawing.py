@@ -11,7 +11,7 @@ import msgspec
 
 from memcalc.advice.explain.timeline import Stretch, Timeline, thin
 from memcalc.report.palette import STYLES
-from memcalc.report.rows import component_word
+from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_bytes, unit_for
 
 WIDTH, HEIGHT = 1000, 400
@@ -156,7 +156,7 @@ def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
             continue
         floor = [low + size for low, size in zip(floor, sizes, strict=True)]
         yield Band(
-            name=component_word(component),
+            name=COMPONENT_WORDS[component],
             color=style.color,
             path=f"{scale.steps(floor)}V{HEIGHT}H0Z",
             highest=format_bytes(max(sizes)),

@@ -105,7 +105,7 @@ def _beyond(limit: Limit) -> str:
 
 def _does(probe: Probe) -> str:
     verdict = probe.fit.verdict
-    return "is tight" if verdict is FitVerdict.TIGHT else _verdict(probe.fit)
+    return "is tight" if verdict is FitVerdict.TIGHT else verdict.value
 
 
 def _search(answer: FitAnswer) -> list[Line]:
@@ -156,7 +156,6 @@ def _grid(answer: FitAnswer) -> Table:
 
 def _cell(probe: Probe) -> str:
     fit = probe.fit
-    assert fit.verdict is not None
     size = (fit.needed_high or fit.needed) / GIB
     text = f"{size:,.{1 if size < 100 else 0}f}"
     return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
@@ -164,10 +163,6 @@ def _cell(probe: Probe) -> str:
 
 def _spare(fit: Fit) -> str:
     return format_bytes(fit.least_margin)
-
-
-def _verdict(fit: Fit) -> str:
-    return fit.verdict.value if fit.verdict is not None else "n/a"
 
 
 def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
@@ -181,7 +176,7 @@ def _gpu(row: GpuFit) -> tuple[str, ...]:
     if row.fit is None:
         return row.name, format_bytes(row.capacity), "n/a", "n/a", row.reason
     used = format_bytes(row.fit.needed_high or row.fit.needed)
-    return row.name, format_bytes(row.capacity), used, _spare(row.fit), _verdict(row.fit)
+    return row.name, format_bytes(row.capacity), used, _spare(row.fit), row.fit.verdict.value
 
 
 def _devices(row: DevicesFit) -> tuple[str, ...]:
@@ -194,7 +189,7 @@ def _devices(row: DevicesFit) -> tuple[str, ...]:
         format_bytes(row.fit.needed_high or row.fit.needed),
         _spare(row.fit),
         format_bytes(row.sent),
-        _verdict(row.fit),
+        row.fit.verdict.value,
     )
 
 
@@ -207,7 +202,7 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
         remedy.title,
         format_bytes(saved) if saved is not None else "n/a",
         _spare(figures.fit),
-        _verdict(figures.fit),
+        figures.fit.verdict.value,
         remedy.cost,
     )
 

@@ -43,6 +43,5 @@ def answered(question: Asked, traces: Mapping[int, Trace], state: OptimizerState
 def _need(one: Traced) -> tuple[int, int, int]:
     """How bad it is: whether it fits, and how much is reserved and allocated."""
     fit, peak = one.prediction.fit, one.prediction.peak
-    verdict = fit.verdict if fit is not None else None
-    worst = _WORST.index(verdict) if verdict is not None else 0
+    worst = _WORST.index(fit.verdict) if fit is not None else 0
     return worst, peak.reserved or 0, peak.allocated or 0

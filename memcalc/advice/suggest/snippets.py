@@ -63,7 +63,8 @@ def _quantisation(plan: Plan) -> Lines:
         return []
     told = [f"{name}={value!r}" for name, value in BITSANDBYTES[plan.scheme].items()]
     if "load_in_4bit=True" in told:
-        told.append(f"bnb_4bit_compute_dtype=torch.{_computed_in(plan)}")
+        computed = _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
+        told.append(f"bnb_4bit_compute_dtype=torch.{computed}")
     return [
         "import torch",
         "from transformers import BitsAndBytesConfig",
@@ -77,11 +78,6 @@ def _quantisation(plan: Plan) -> Lines:
 def _already(plan: Plan) -> bool:
     """The checkpoint is quantized, and says itself how."""
     return settings_in(models.find(plan.model).config) is not None
-
-
-def _computed_in(plan: Plan) -> str:
-    """Name of the dtype that products are in."""
-    return _HALVES.get(plan.precision.removeprefix("amp-"), "float32")
 
 
 def _half(plan: Plan) -> str:

@@ -329,7 +329,7 @@ def addresses_of(tensor: torch.Tensor) -> list[int]:
         if not tensor.is_cuda or tensor.layout is not torch.strided:
             return addresses(tensor) if tensor.is_cuda else []
         try:
-            return [tensor.untyped_storage().data_ptr()]
+            return [tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()]
         except (NotImplementedError, RuntimeError, ValueError):
             return []
     try:

@@ -160,7 +160,11 @@ def first_failure(
         failures: exit codes of those that torchrun saw fail, not ended by itself.
         kills: ``oom_kills`` from before.
     """
-    short = [one for one in members if _out_of_memory(one)]
+    short = [
+        one
+        for one in members
+        if one.measurement is not None and one.measurement.out_of_memory is not None
+    ]
     if short:
         return None if len(short) == len(members) else f"The {short[0].name} ran out of memory."
     failed = [one for one in members if one.measurement is None or failures.get(one.rank)]
@@ -196,7 +200,3 @@ def readings(members: Sequence[Member], trouble: str | None) -> tuple[RankReadin
         )
         for one in members
     )
-
-
-def _out_of_memory(one: Member) -> bool:
-    return one.measurement is not None and one.measurement.out_of_memory is not None
