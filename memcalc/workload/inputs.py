@@ -175,10 +175,10 @@ class Inputs:
 
     def _mask(self, device: Any) -> torch.Tensor:
         """Prompts are padded at their beginning, and a tokenizer gives a mask with them always."""
-        if self.use is not Use.PROMPTS:
-            return _mask(self.batch, self.whole, device)
         mask = self._ids(device, self.whole)
-        if self.padding:
+        if self.use is not Use.PROMPTS:
+            mask[:, -1:].zero_()
+        elif self.padding:
             mask[:, :1].zero_()
         return mask
 
@@ -269,12 +269,6 @@ def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
     base = getattr(model, "get_base_model", None)
     found: torch.nn.Module = model if base is None else base()
     return found
-
-
-def _mask(batch: int, seq: int, device: Any) -> torch.Tensor:
-    mask = torch.ones(batch, seq, dtype=torch.long, device=device)
-    mask[:, -1:].zero_()
-    return mask
 
 
 def _as_json(config: Any) -> dict[str, Any]:

@@ -106,16 +106,12 @@ def _finished(
         model = attach(model, plan.adapters)
     inventory = take(model, name, task, plan.freeze)
     if not inventory.trainable and not plan.infers:
-        raise UsageError(_nothing_left(plan))
+        unset = "no parameter of the model has requires_grad set"
+        how = "freeze fewer parameters" if plan.freeze else unset
+        raise UsageError(f"Nothing is left to train: {how}.")
     if plan.checkpointing:
         checkpointing.checkpoint(model, plan)
     return model, inventory
-
-
-def _nothing_left(plan: Plan) -> str:
-    if not plan.freeze:
-        return "Nothing is left to train: no parameter of the model has requires_grad set."
-    return "Nothing is left to train: freeze fewer parameters."
 
 
 def finished(program: Program, loaded: torch.nn.Module) -> Program:

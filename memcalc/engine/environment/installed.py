@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
-import importlib.metadata
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
     from packaging.requirements import Requirement
 
 _VENDOR = re.compile(r"nvidia-|cuda-|triton$|pytorch-triton$")
@@ -43,7 +44,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     requires: tuple[str, ...]
     """As its metadata spells them, with their markers."""
-    distribution: importlib.metadata.Distribution
+    distribution: Distribution
 
     def requirements(self, extra: str = "") -> Iterator[Requirement]:
         """Those that hold on this machine; with an extra's, if it is named."""
@@ -117,8 +118,10 @@ def _editable() -> importlib.machinery.ModuleSpec | None:
 
 def packages(path: Iterable[str]) -> dict[str, Package]:
     """Distributions by the names that PyPI compares; of two the one that is imported."""
+    from importlib.metadata import distributions
+
     found: dict[str, Package] = {}
-    for one in importlib.metadata.distributions(path=list(path)):
+    for one in distributions(path=list(path)):
         if not one.read_text("METADATA"):
             continue
         head = one.metadata
