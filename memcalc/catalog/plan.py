@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,9 @@ def _spread(settings: dict[str, Any]) -> list[Plan]:
     wanted = settings.get("optim", "adamw")
     names = wanted if isinstance(wanted, list) else [wanted]
     return [make({**settings, "optim": name}) for name in names]
+
+
+def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
+    """What to type to run a plan's command, or one like it, on its GPU."""
+    gpu = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
+    return f"memcalc simulate {gpu}{options}-- {command or plan.command}"

@@ -69,7 +69,10 @@ def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
     reason = " ".join(str(error).split())[:_LONGEST_REASON] or "no reason given"
     said = f"{type(error).__name__}: {reason}"
     if isinstance(error, SystemExit):
-        said = f"its code called sys.exit({error.code!r})"
+        said = (
+            f"its code called sys.exit({error.code!r}), as scripts do that read arguments: type "
+            "memcalc simulate -- python SCRIPT to run all of it"
+        )
     elif isinstance(error, RecursionError):
         said = "its code recursed too deeply"
     sentence = f"The {name} stopped{where}: {said}"

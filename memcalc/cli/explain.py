@@ -113,6 +113,10 @@ def _teller(steps: Steps) -> Callable[[Explanation], None]:
             if one.remedy.key not in told:
                 told.add(one.remedy.key)
                 steps.row(option_words(one, so_far))
-        steps.at(len(told), len(candidates(so_far.prediction.plan)))
+        total = len(candidates(so_far.prediction.plan))
+        steps.at(len(told), total)
+        if total == len(told):
+            steps.now(f"{steps.what}, looking for the cheapest plan that fits")
+            steps.at(0)
 
     return tell

@@ -37,6 +37,7 @@ def trace(
     *,
     detailed: bool = False,
     counted: bool = False,
+    values: bool = False,
     drop: Callable[[str], None] | None = None,
 ) -> Trace:
     """Run a program and read the birth and death of every block.
@@ -46,13 +47,14 @@ def trace(
         detailed: name the operator and the dtype of every block of the last step, whatever time
             that takes.
         counted: run one step more, and count its floating-point operations.
+        values: follow what the model's code reads back from the GPU.
         drop: shall always know where the program is.
     """
     plan = program.plan
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
-    followed = _Followed(plan)
+    followed = _Followed(plan, values)
     with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         with _place_told(program.model, drop):
@@ -103,7 +105,7 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
 class _Followed(Patches):
     """Follows what a plan's code reads back from the GPU, and the compiler, meanwhile."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, everything: bool = False) -> None:
         super().__init__()
         self._said: dict[str, None] = {}
         if plan.compile is not None:
@@ -111,7 +113,7 @@ class _Followed(Patches):
         if plan.target != "cpu":
             values = Values(self._say)
             decisions.install(self, values, self._say)
-            if ":" in plan.model:
+            if everything or ":" in plan.model:
                 values.install(self)
 
     def _say(self, assumed: str) -> None:

@@ -26,6 +26,7 @@ from memcalc.engine.followed_operators import (
     COMPARES,
     LENGTHS,
     MOVES,
+    PLACES,
     PUTS,
     RESULTS,
     WITH_COUNTS,
@@ -148,7 +149,7 @@ class Values:
     def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
         """An operator whose small results are worked out."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
-        compares, puts = base in COMPARES, base in PUTS
+        compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
         writes = [
             (place, one.name)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog.plan import make
+from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation import analytic_answer
 from memcalc.estimation.question import canonical, code_in
@@ -243,7 +243,7 @@ def _simulated(plan: Plan) -> Traced | MemcalcError:
     known, events = _from_cache(name, plan), cache.load_trace(name)
     if known is None or events is None:
         return EstimateError(
-            f"the command's trace is no longer kept: type memcalc simulate -o FILE -- {plan.name}"
+            f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
         )
     return Traced(prediction=known, trace=events)
 

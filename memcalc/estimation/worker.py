@@ -75,6 +75,8 @@ class Worker:
         internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
         self._counted = False
+        self._values = False
+        """The program's reads from the GPU are followed, which costs a tenth of a run."""
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +155,9 @@ class Worker:
             traced = (
                 run.over_lengths(program, lengths)
                 if lengths
-                else run.trace(program, detailed=keep, counted=self._counted, drop=drop)
+                else run.trace(
+                    program, detailed=keep, counted=self._counted, values=self._values, drop=drop
+                )
             )
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
@@ -222,15 +226,26 @@ class Worker:
         is that of the first device of 2, 4, 8 times the size on which it does.
         """
         if question.plan.generate is None:
-            return forked(functools.partial(work, UNLIMITED), NAME, self._where)
+            return self._forked(functools.partial(work, UNLIMITED))
         room = _room(question)
         while True:
             try:
-                return forked(functools.partial(work, room), NAME, self._where)
+                return self._forked(functools.partial(work, room))
             except CodeError as error:
                 if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
                     raise
             room = 2 * max(room, GIB)
+
+    def _forked(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run in a copy of this process; code that stops is run again with its values followed."""
+        self._values = False
+        try:
+            return forked(work, NAME, self._where)
+        except CodeError as error:
+            if error.kind == _OUT_OF_MEMORY:
+                raise
+        self._values = True
+        return forked(work, NAME, self._where)
 
     def _where(self) -> str:
         """Where the program is, or was when it died."""

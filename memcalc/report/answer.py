@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from memcalc.catalog.models import TAKEN
+from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction, Varied
@@ -168,8 +168,10 @@ def _table(prediction: Prediction, lines: int) -> Table:
     rest = held[len(shown) :]
     if len(rest) == 1:
         shown, rest = held, []
-    small = [sum(size for _, size in rest)] if rest else []
-    numbers = unit.numbers([*(size for _, size in shown), *small])
+    sizes = [size for _, size in shown]
+    # What is named is written as it is with -v; the last row takes what rounding leaves.
+    others = unit.rest(peak.requested, *sizes)
+    numbers = [*map(unit.number, sizes), others] if rest else unit.numbers(sizes)
     body: list[tuple[Cell, ...]] = [
         (
             rows.COMPONENT_WORDS[component],
@@ -204,11 +206,11 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
     yield "requested", unit.number(peak.requested), "", "by tensors"
     if peak.allocated is not None:
         rounding = more("rounding", peak.allocated, peak.requested)
-        note = _note_of("max_memory_allocated()", rows.span_range(prediction.allocated))
+        note = rows.span_range(prediction.allocated) or "max_memory_allocated()"
         yield "allocated", unit.number(peak.allocated), rounding, note
     if peak.allocated is not None and peak.reserved is not None:
         cached = more("cached", peak.reserved, peak.allocated)
-        note = _note_of("max_memory_reserved()", rows.span_range(prediction.allocator))
+        note = rows.span_range(prediction.allocator) or "max_memory_reserved()"
         yield "reserved", unit.number(peak.reserved), cached, note
     ends = rows.process_range(prediction)
     if peak.process_used is not None and peak.reserved is not None:
@@ -220,10 +222,6 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
         yield "process used", unit.number(peak.process_used), outside, words
     elif prediction.context is not None and peak.reserved is not None:
         yield "process used", "", "", rows.would_need(prediction, ends)
-
-
-def _note_of(name: str, within: str) -> str:
-    return f"{name}: {within}" if within else name
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
@@ -322,12 +320,8 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     if plan.command:
         if fit is not None and fit.verdict is not FitVerdict.FITS:
             yield Line("next: what is alive at the peak, and at which lines of the script")
-            options_of = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
-            yield Line(
-                f"  memcalc simulate {options_of}-o run.json -- {plan.command} ; "
-                "memcalc explain run.json",
-                Kind.COMMAND,
-            )
+            run = to_simulate(plan, "-o run.json ")
+            yield Line(f"  {run} ; memcalc explain run.json", Kind.COMMAND)
         return
     if fit is None and plan.target != "cpu":
         yield Line(f"next: which GPUs are large enough {_MORE}")

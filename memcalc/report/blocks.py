@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from enum import Enum
+from itertools import repeat
 
 import msgspec
 from rich.console import Console
@@ -196,8 +197,8 @@ def _sized(size: Size) -> str:
 
 
 def sizes(parts: Sequence[int], unit: Unit) -> list[Size]:
-    """Parts of a sum, whose figures add up."""
-    return [Size(*one) for one in zip(parts, [unit] * len(parts), unit.numbers(parts), strict=True)]
+    """The column of a sum's parts."""
+    return [Size(*one) for one in zip(parts, repeat(unit), unit.numbers(parts), strict=False)]
 
 
 def bar(part: float) -> str:

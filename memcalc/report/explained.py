@@ -223,4 +223,5 @@ def _change(saved: int | None, unit: Unit) -> str:
     """A saving as the change of the figure: less is negative."""
     if saved is None:
         return "n/a"
-    return f"{'-' if saved > 0 else '+'}{unit.number(abs(saved))}" if saved else "0"
+    written = f"{abs(saved) / unit.bytes:,.1f}"
+    return "0" if written == "0.0" else f"{'-' if saved > 0 else '+'}{written}"

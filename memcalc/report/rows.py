@@ -92,7 +92,10 @@ def _inference(plan: Plan, tokens: str) -> Iterator[str]:
 
 def shares(sizes: Sequence[int]) -> list[str]:
     """Percent of their sum, which add up to 100."""
-    return [f"{text}%" for text in Unit("%", max(sum(sizes), 1) / 100).numbers(sizes)]
+    return [
+        f"{text}%"
+        for text in Unit("%", 10 * max(sum(sizes), 1)).numbers([1000 * size for size in sizes])
+    ]
 
 
 def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:

@@ -50,9 +50,10 @@ _ALONE = (
     "before it in place of python"
 )
 _BEGINS = (
-    "import sys; sys.path.append({home!r}); from memcalc.script.child import main; "
-    "main(*sys.argv[1:])"
+    "import sys; sys.path[:] = [*filter(None, sys.path), {home!r}]; "
+    "from memcalc.script.child import main; main(*sys.argv[1:])"
 )
+"""Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
 _HOME = str(Path(__file__).resolve().parents[2])
 
 

@@ -15,6 +15,7 @@ from memcalc.advice.explain.records import PeakContents
 from memcalc.advice.remedies.records import Option, Trial, figures
 from memcalc.advice.remedies.rows import free
 from memcalc.allocator.replay import replay
+from memcalc.catalog.plan import to_simulate
 from memcalc.estimation.estimate import Traced
 from memcalc.estimation.question import asked
 from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
@@ -89,8 +90,7 @@ def in_the_code(peak: PeakContents, plan: Plan) -> Iterator[str]:
             yield f"{format_bytes(size)} from {line}: {said}"
     smaller = _half(words)
     if smaller:
-        gpu = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
-        yield f"half the batch: memcalc simulate {gpu}-- {shlex.join(smaller)}"
+        yield f"half the batch: {to_simulate(plan, command=shlex.join(smaller))}"
 
 
 def _code(line: str, words: list[str]) -> str:

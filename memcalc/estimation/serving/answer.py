@@ -132,9 +132,7 @@ class Engine:
         traced = "traced"
         found = [Item(name="weights", low=read.weights, high=read.weights, source=traced)]
         if self._rules is vllm:
-            sampler = (
-                "traced; the high end includes transformers' sampler, which needs more than vLLM's"
-            )
+            sampler = "traced; high end: transformers' sampler"
             found.append(
                 Item(name="activations", low=read.model, high=read.activations, source=sampler)
             )
@@ -143,7 +141,8 @@ class Engine:
         else:
             # SGLang takes its share of the memory that is free after the context is created.
             found.append(_item(parts[CONTEXT], share))
-        return [*found, *(_item(parts[name], 1) for name in (CODE, NCCL) if name in parts)]
+        outside = {CODE: "kernels, libraries", NCCL: NCCL}
+        return [*found, *(_item(parts[p], 1, name) for p, name in outside.items() if p in parts)]
 
     def _refusal(self, taken: Sequence[Item], share: float, budget: int) -> str:
         said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken)
@@ -182,9 +181,9 @@ class Engine:
         return least, most, pools.page, pools.page_bytes
 
 
-def _item(part: Part, share: float) -> Item:
+def _item(part: Part, share: float, name: str = CONTEXT) -> Item:
     return Item(
-        name=part.name,
+        name=name,
         low=int(part.low * share),
         high=int(part.high * share),
         source=part.source,
