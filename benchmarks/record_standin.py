@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from memcalc.catalog.suite import load
+from memcalc.catalog.plan import load
 from memcalc.errors import MemcalcError
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.runs.runner import Request, Runner

@@ -19,7 +19,7 @@ import torch
 import transformers
 from record_standin import settings, write
 
-from memcalc.catalog.suite import load
+from memcalc.catalog.plan import load
 from memcalc.files.artifact import decode, encode
 from memcalc.measure.process import versions
 from memcalc.records.plan import Plan

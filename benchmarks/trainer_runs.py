@@ -19,7 +19,7 @@ from memcalc import registry
 from memcalc.engine.program import build
 from memcalc.files.artifact import encode
 from memcalc.measure.meters import CudaMeter
-from memcalc.measure.state import read_state
+from memcalc.measure.process import read_state
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
 from memcalc.registry.build import build as build_optimizer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 from collections.abc import Iterable
 
@@ -121,8 +122,12 @@ def exit_code(error: BaseException) -> int:
 
 
 def _no_folder(error: BaseException) -> bool:
-    """Whether it is ``os.getcwd``'s, whose errors name no file."""
-    return isinstance(error, FileNotFoundError) and error.filename is None
+    """Whether it is ``os.getcwd``'s, whose errors name no file; ``tempfile``'s say more."""
+    return (
+        isinstance(error, FileNotFoundError)
+        and error.filename is None
+        and error.strerror == os.strerror(errno.ENOENT)
+    )
 
 
 def sentence(error: BaseException) -> str:
@@ -135,6 +140,8 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.EBADF:
         return "Cannot write the answer: standard output is closed."
     if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            return f"{error.strerror}: set TMPDIR to a folder that takes files."
         what = f"use {error.filename}" if error.filename is not None else "write the answer"
         return f"Cannot {what}: {error.strerror}."
     if isinstance(error, MemoryError):

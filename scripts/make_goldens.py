@@ -21,7 +21,7 @@ from memcalc.files import artifact
 from memcalc.files.results import load, predictions
 from memcalc.measure.doctor import Fact
 from memcalc.measure.watched_command import CommandResult
-from memcalc.report import doctor, watched_command
+from memcalc.report import doctor, measured
 
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / "tests" / "data" / "answers"
@@ -86,7 +86,7 @@ def _made(name: str, width: int) -> str:
         (run,) = load(FOLDER / "command.json")
         gpus = (run.measurement.gpu,) if run.measurement.gpu is not None else ()
         found = CommandResult(code=0, measurement=run.measurement, gpus=gpus)
-        return watched_command.render(found, width)
+        return measured.render(found, width)
     path = FOLDER / "fits.json"
     (prediction,) = predictions(artifact.read(path), path)
     return starter.text(

@@ -115,8 +115,8 @@ def _own_cache(tmp_path, monkeypatch):
 class _Lent:
     """A tracing child, and whether it is in the middle of a job."""
 
-    def __init__(self, child):
-        self.child, self.busy = child, False
+    def __init__(self, child, idle):
+        self.child, self.idle, self.busy = child, idle, False
 
     @property
     def alive(self):
@@ -128,6 +128,12 @@ class _Lent:
             return self.child.ask(request)
         finally:
             self.busy = False
+
+    def end(self):
+        if self.busy:
+            self.child.end()
+        elif self.alive:
+            self.idle.append(self.child)
 
 
 @pytest.fixture(scope="session")
@@ -150,29 +156,25 @@ def same_children(_idle, monkeypatch):
     idle, engines = _idle
 
     class Lender:
-        def __init__(self):
-            self._lent = []
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
 
         def of(self, torch=None, transformers=None):
             parent = engines.of(torch, transformers)
             plain = (torch, transformers) == (None, None)
 
             def child(*what, **how):
-                one = idle.pop() if plain and idle else parent.child(*what, **how)
-                self._lent.append(_Lent(one))
-                return self._lent[-1]
+                return _Lent(idle.pop() if plain and idle else parent.child(*what, **how), idle)
 
             return types.SimpleNamespace(child=child)
 
         def close(self):
-            for one in self._lent:
-                if one.busy:
-                    one.child.end()
-                elif one.alive:
-                    idle.append(one.child)
-            self._lent.clear()
+            pass
 
-    monkeypatch.setattr(pool, "Engines", Lender)
+    monkeypatch.setattr(pool, "warm_engines", Lender())
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from memcalc import untrusted_text
-from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.explain import explain
 from memcalc.advice.explain.sections import Chapter
 from memcalc.advice.remedies.records import Option, Remedy, Search, Trial
@@ -24,8 +23,9 @@ from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdic
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
 from memcalc.report import csv as as_csv
-from memcalc.report import explained, measured, page, plots, predictions
+from memcalc.report import explained, measured, page, plots, predictions, saved
 from memcalc.report.blocks import markdown, terminal
+from memcalc.report.page import Document
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07", "\x9b31m", "::error file=a::owned", "  ::set-output name=a::b",
@@ -202,7 +202,7 @@ def _texts(traced, base, text):
         yield "terminal", terminal(blocks, width=60)
         yield "markdown", markdown(blocks)
     yield "csv", as_csv.render([prediction])
-    yield "json", explained.as_json(explanation)
+    yield "json", saved.as_json(explanation)
     where = Where(file="memcalc.toml", line=1)
     budget = Budget(
         run=text, rule=Rule.MAX, metric="weights", amount=Amount(text="1 B", bytes=1), where=where

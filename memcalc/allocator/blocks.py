@@ -5,8 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator
 
-from memcalc.allocator.stats import PoolStats
-
 
 class ExpandableSegment:
     """A reserved range of addresses whose pages are mapped as they are needed."""
@@ -98,16 +96,15 @@ class FreeList:
 class Pool:
     """The small or the large pool: its free blocks and its holes, by stream."""
 
-    __slots__ = ("free", "is_small", "searches", "stats", "unmapped")
+    __slots__ = ("free", "is_small", "searches", "unmapped")
 
-    def __init__(self, stats: PoolStats, *, is_small: bool) -> None:
+    def __init__(self, *, is_small: bool) -> None:
         self.is_small = is_small
         self.free: dict[int, FreeList] = {}
         self.unmapped: dict[int, list[Block]] = {}
         """Address ranges of expandable segments with no memory behind them, by address."""
         self.searches = 0
         """Searches for a free block; counted only when garbage is collected."""
-        self.stats = stats
 
     def add(self, block: Block) -> None:
         """Put a block among the free ones."""

@@ -86,29 +86,21 @@ class CachingAllocator(AllocatorState):
             or (rest > SMALL_REQUEST and rounded < settings.max_split)
         ):
             block = self.split(pool, block, rounded)
-        elif (block.prev is not None or block.next is not None) and block.segment is None:
-            pool.stats.change_split(-1, -block.size)
         block.busy = True
         block.requested = size
-        pool.stats.add(block.size, size)
-        if self.limited and block.size >= settings.max_split:
-            self.oversize_blocks.change(1)
-        if self.grew:
-            self.note_reserved_peak()
+        self.stats.add(block.size, size)
         return block
 
     def free(self, block: Block) -> None:
         """Take a block back; one that other streams used stays active until they have passed."""
-        if self.limited and block.size >= self.settings.max_split:
-            self.oversize_blocks.change(-1)
         if block.used_by:
-            block.pool.stats.wait(block.size)
+            self.stats.wait(block.size)
             block.waiting = len(block.used_by)
             for stream in block.used_by:
                 self.waiting.setdefault(stream, []).append(block)
             block.used_by = ()
         else:
-            block.pool.stats.drop(block.size, block.requested)
+            self.stats.drop(block.size, block.requested)
             self.put_back(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
@@ -120,17 +112,9 @@ class CachingAllocator(AllocatorState):
         """Give every unused segment back to the device (``torch.cuda.empty_cache``)."""
         release.release_cached(self)
 
-    def give_back(self, size: int, stream: int) -> None:
-        """Give one segment of that size back, if one is free, as another run did by itself."""
-        release.release_one(self, size, stream)
-
-    def keep_pool(self, stream: int, *, kept: bool) -> None:
-        """A stream within a private pool: its segments are freed once it is released."""
-        self.private[stream] = kept
-
-    def empty_pool(self, stream: int) -> None:
-        """Give back what is free in a private pool (the end of a ``torch.cuda.MemPool``)."""
-        release.release_private(self, stream)
+    def keep_pool(self, stream: int) -> None:
+        """A stream within a private pool: its segments are kept as long as the pool is."""
+        self.private.add(stream)
 
     def _find(self, pool: Pool, rounded: int, stream: int) -> Block | None:
         """The smallest free block that fits; the lowest address among equals."""
@@ -169,7 +153,6 @@ class CachingAllocator(AllocatorState):
             block = self._new_block(pool, rounded, stream)
         if block is not None:
             return block
-        self.ooms += 1
         self.trace.append(("oom", self.device.free, rounded, stream))
         held = self.levels()
         raise DeviceOutOfMemoryError(
@@ -193,8 +176,7 @@ class CachingAllocator(AllocatorState):
 
     def _new_block(self, pool: Pool, rounded: int, stream: int) -> Block | None:
         size = self.segment_size(rounded)
-        reserved = self.stats.device.reserved.current
-        if self.allowed is not None and reserved + size > self.allowed:
+        if self.allowed is not None and self.stats.reserved + size > self.allowed:
             return None
         if self.settings.expandable:
             return expandable.allocate(self, pool, rounded, stream)
@@ -202,8 +184,6 @@ class CachingAllocator(AllocatorState):
         if address is None:
             return None
         block = self.heads[address] = Block(pool, stream, address, size)
-        self.change_reserved(pool, size, segments=1)
-        if self.limited and size >= self.settings.max_split:
-            self.oversize_segments.change(1)
+        self.stats.change_reserved(size)
         self.trace.append(("segment_alloc", address, size, stream))
         return block

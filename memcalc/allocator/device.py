@@ -20,25 +20,17 @@ class DeviceMemory:
     Args:
         total: bytes of the device (``cudaDeviceProp.totalGlobalMem``); fractions refer to it.
         available: bytes of it this process's allocator may take; ``None``: all.
-        addresses: where segments lie, in the order they are taken.
-        first_address: where they lie once ``addresses`` is used up.
     """
 
-    __slots__ = ("_addresses", "_next", "available", "total", "used")
+    __slots__ = ("_addresses", "available", "next_address", "total", "used")
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        available: int | None = None,
-        addresses: Iterable[int] = (),
-        first_address: int = FIRST_ADDRESS,
-    ) -> None:
+    def __init__(self, total: int, *, available: int | None = None) -> None:
         self.total = total
         self.available = total if available is None else available
         self.used = 0
-        self._addresses = deque(addresses)
-        self._next = first_address
+        self._addresses = deque[int]()
+        self.next_address = FIRST_ADDRESS
+        """Where the next segment lies that no address was expected for."""
 
     @property
     def free(self) -> int:
@@ -74,8 +66,8 @@ class DeviceMemory:
         """Reserve a range of addresses without memory behind it, as ``cuMemAddressReserve``."""
         if self._addresses:
             return self._addresses.popleft()
-        address = self._next
-        self._next += _whole_pages(size)
+        address = self.next_address
+        self.next_address += _whole_pages(size)
         return address
 
 

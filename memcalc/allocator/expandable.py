@@ -63,7 +63,7 @@ def unmap(state: AllocatorState, block: Block) -> None:
     state.merge(block, block.prev)
     state.merge(block, block.next)
     state.device.release(size)
-    state.change_reserved(pool, -size)
+    state.stats.change_reserved(-size)
     state.trace.append(("segment_unmap", start, size, block.stream))
     if block.is_split:
         pool.add_hole(block)
@@ -118,7 +118,7 @@ def _map(state: AllocatorState, hole: Block, size: int) -> bool:
     state.merge(hole, hole.prev)
     state.merge(hole, hole.next)
     pool.add(hole)
-    state.change_reserved(pool, mapped)
+    state.stats.change_reserved(mapped)
     state.trace.append(("segment_map", start, mapped, hole.stream))
     return True
 

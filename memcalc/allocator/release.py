@@ -18,28 +18,17 @@ def release_cached(state: AllocatorState) -> None:
     """Wait for all streams, then give back every segment, and every page, that is free as a whole.
 
     Other streams' segments go too, not only those of the stream that is short of memory; those of
-    private pools only once nobody uses the pool.
+    private pools are kept.
     """
-    state.syncs += 1
     state.complete_all()
     for pool in (state.large, state.small):
-        free = [block for block in pool if not state.private.get(block.stream)]
+        free = [block for block in pool if block.stream not in state.private]
         for block in free:
             if block.segment is None and not block.is_split:
                 release_segment(state, block)
         for block in free:
             if block.segment is not None:
                 expandable.unmap(state, block)
-
-
-def release_private(state: AllocatorState, stream: int) -> None:
-    """Give back what is free in a private pool, and nothing else."""
-    for pool in (state.large, state.small):
-        for block in [block for block in pool if block.stream == stream]:
-            if block.segment is not None:
-                expandable.unmap(state, block)
-            elif not block.is_split:
-                release_segment(state, block)
 
 
 def release_oversize(state: AllocatorState, pool: Pool, rounded: int, stream: int) -> bool:
@@ -67,17 +56,6 @@ def release_oversize(state: AllocatorState, pool: Pool, rounded: int, stream: in
     return released >= wanted
 
 
-def release_one(state: AllocatorState, size: int, stream: int) -> None:
-    """Give back a segment of exactly that size that is free as a whole; of several the first."""
-    free = state.large.free.get(stream)
-    for block in free.blocks[bisect_left(free.keys, size << 64) :] if free is not None else ():
-        if block.size > size:
-            return
-        if block.segment is None and not block.is_split:
-            release_segment(state, block)
-            return
-
-
 def collect_garbage(state: AllocatorState) -> None:
     """Give back large cached segments that were long not reused, once reserved is over threshold.
 
@@ -87,7 +65,7 @@ def collect_garbage(state: AllocatorState) -> None:
     if state.allowed is None:
         return
     threshold = int(state.settings.gc_threshold * float(state.allowed))
-    target = state.stats.device.reserved.current - threshold
+    target = state.stats.reserved - threshold
     if target <= 0:
         return
     pool = state.large
@@ -114,7 +92,5 @@ def release_segment(state: AllocatorState, block: Block) -> None:
     block.pool.remove(block)
     del state.heads[block.address]
     state.device.give_back(block.size)
-    state.change_reserved(block.pool, -block.size, segments=-1)
-    if block.size >= state.settings.max_split:
-        state.oversize_segments.change(-1)
+    state.stats.change_reserved(-block.size)
     state.trace.append(("segment_free", block.address, block.size, block.stream))

@@ -6,15 +6,12 @@ An event is a plain tuple, so that a million of them cost little:
 ``(key, size)``, ``size`` > 0          storage ``key`` is born, on the default stream
 ``(key, size, stream)``                the same on another stream
 ``(key, 0)`` or ``(key, None)``        storage ``key`` dies
-``(Op.MARK, name)``                    a interval of events begins: a phase, a step
+``(Op.MARK, name)``                    an interval of events begins: a phase, a step
 ``(Op.USED_BY, key, stream)``          another stream uses the storage (``Tensor.record_stream``)
 ``(Op.PASSED, key)``                   the other streams are done with a storage that died; without
                                        this they are by the next birth (see ``streams_lag``)
 ``(Op.EMPTY_CACHE, None)``             ``torch.cuda.empty_cache()``
-``(Op.GIVE_BACK, stream, size)``       a segment that is free as a whole goes back to the device
-``(Op.KEEP_POOL, stream)``             the stream is one within a private pool, which is in use
-``(Op.LET_GO_POOL, stream)``           nobody uses that pool any more
-``(Op.EMPTY_POOL, stream)``            what is free in that pool goes back to the device
+``(Op.KEEP_POOL, stream)``             the stream is one within a private pool, which is kept
 =====================================  ==========================================================
 """
 
@@ -28,10 +25,9 @@ import msgspec
 
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, DeviceOutOfMemoryError, FailedRequest
-from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.levels import Levels
 from memcalc.allocator.settings import AllocatorSettings
-from memcalc.allocator.state import TraceEntry
 
 Event = tuple[Any, ...]
 
@@ -43,48 +39,27 @@ class Op(Enum):
     USED_BY = "used_by"
     PASSED = "passed"
     EMPTY_CACHE = "empty_cache"
-    GIVE_BACK = "give_back"
     KEEP_POOL = "keep_pool"
-    LET_GO_POOL = "let_go_pool"
-    EMPTY_POOL = "empty_pool"
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """What happened from one mark to the next."""
 
     name: Hashable
-    begin: Levels
-    """Levels at the mark itself."""
     peaks: Levels
     """The highest level of each rung, the one at the mark included; not simultaneous."""
-    end: Levels
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a replay ran out of memory; it ends there."""
-
-    event: int
-    """Index of the event that failed."""
-    key: Hashable
-    interval: Hashable
-    """The mark it happened after; ``None``: before any."""
-    why: FailedRequest
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """What the caching allocator made of the events. All in bytes."""
 
-    settings: AllocatorSettings
     peaks: Levels
     end: Levels
-    at_reserved_peak: Levels
-    """All rungs right after the request that first took reserved to its peak."""
     intervals: tuple[Interval, ...]
     retries: int
     """How often the cache had to be emptied to serve a request (``num_alloc_retries``)."""
-    out_of_memory: Failure | None
-    device_events: tuple[TraceEntry, ...]
-    """Segments taken and given back, in order."""
+    out_of_memory: FailedRequest | None
+    """The request that found no memory; the replay ends there."""
 
 
 def replay(
@@ -106,32 +81,34 @@ def replay(
         streams_lag: a dead storage that other streams used is free only at its ``Op.PASSED``.
 
     Returns:
-        Peaks, intervals and device events; up to the failure, if memory ran out.
+        Peaks and intervals; up to the failure, if memory ran out.
 
     Raises:
         ValueError: the events contradict themselves: a storage is born twice, or one dies that
             was not alive.
     """
     device = DeviceMemory(device_bytes, available=available)
-    player = Player(CachingAllocator(settings, device, streams_lag=streams_lag))
+    player = _Player(CachingAllocator(settings, device, streams_lag=streams_lag))
     failure = player.play(events)
     player.close_interval()
-    return player.result(settings, failure)
+    return Replay(
+        peaks=player.peaks,
+        end=player.allocator.levels(),
+        intervals=tuple(player.intervals),
+        retries=player.allocator.retries,
+        out_of_memory=failure,
+    )
 
 
-def to_pools(allocator: CachingAllocator, what: Op, stream: int, size: int = 0) -> None:
-    """Tell an allocator of its cache, or of a private pool."""
+def to_pools(allocator: CachingAllocator, what: Op, stream: int) -> None:
+    """Tell an allocator that its cache is emptied, or of a private pool."""
     if what is Op.EMPTY_CACHE:
         allocator.empty_cache()
-    elif what is Op.GIVE_BACK:
-        allocator.give_back(size, stream)
-    elif what is Op.EMPTY_POOL:
-        allocator.empty_pool(stream)
     else:
-        allocator.keep_pool(stream, kept=what is Op.KEEP_POOL)
+        allocator.keep_pool(stream)
 
 
-class Player:
+class _Player:
     """One pass over the events."""
 
     def __init__(self, allocator: CachingAllocator) -> None:
@@ -141,12 +118,10 @@ class Player:
         self.intervals: list[Interval] = []
         self.peaks = allocator.levels()
         self._name: Hashable = None
-        self._begin = self.peaks
 
-    def play(self, events: Iterable[Event]) -> Failure | None:
+    def play(self, events: Iterable[Event]) -> FailedRequest | None:
         """Run all events, or up to the one that fails."""
         allocate, free, live = self.allocator.allocate, self.allocator.free, self.live
-        index, key = 0, None
         try:
             for index, event in enumerate(events):
                 key = event[0]
@@ -161,43 +136,22 @@ class Player:
                 else:
                     raise ValueError(f"storage {key!r} dies, but is not alive (event {index})")
         except DeviceOutOfMemoryError as error:
-            return Failure(event=index, key=key, interval=self._name, why=error.why)
+            return error.why
         return None
 
     def close_interval(self) -> None:
-        """End the interval that runs, and fold its peaks into those of the whole."""
-        statistics = self.allocator.stats
-        peaks, end = statistics.peaks(), statistics.levels()
-        self.add(Interval(name=self._name, begin=self._begin, peaks=peaks, end=end))
-        self._begin = end
-        statistics.reset_peaks()
+        """End the interval that runs, and fold its peaks into those of the whole.
 
-    def add(self, interval: Interval) -> None:
-        """Take what an interval came to; one without a name counts for the peaks alone."""
-        if interval.name is not None:
-            self.intervals.append(interval)
-        peaks = interval.peaks
+        One without a name counts for the peaks alone.
+        """
+        peaks = self.allocator.stats.peaks()
+        if self._name is not None:
+            self.intervals.append(Interval(name=self._name, peaks=peaks))
+        rungs = Levels.__struct_fields__
         self.peaks = Levels(
-            requested=max(self.peaks.requested, peaks.requested),
-            allocated=max(self.peaks.allocated, peaks.allocated),
-            active=max(self.peaks.active, peaks.active),
-            reserved=max(self.peaks.reserved, peaks.reserved),
+            **{rung: max(getattr(self.peaks, rung), getattr(peaks, rung)) for rung in rungs}
         )
-
-    def result(self, settings: AllocatorSettings, failure: Failure | None) -> Replay:
-        """All of it, once the last interval is closed."""
-        allocator = self.allocator
-        entries = allocator.trace
-        return Replay(
-            settings=settings,
-            peaks=self.peaks,
-            end=allocator.levels(),
-            at_reserved_peak=allocator.at_reserved_peak,
-            intervals=tuple(self.intervals),
-            retries=allocator.retries,
-            out_of_memory=failure,
-            device_events=tuple(entry for entry in entries if entry[0].startswith("segment_")),
-        )
+        self.allocator.stats.reset_peaks()
 
     def _special(self, event: Event) -> None:
         if event[0] is Op.MARK:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -32,12 +32,8 @@ _EXAMPLE = "write key:value pairs set apart by commas, such as expandable_segmen
 _PAIR = re.compile(r"([^:,\[\]]+):(?:([^:,\[\]]+)|\[([^\[\]]*)\])(?:,|$)")
 
 
-def pairs(text: str) -> Iterator[tuple[str, Value]]:
-    """Cut a configuration into its keys and values; white space counts for nothing.
-
-    Raises:
-        UsageError: the text is not a list of ``key:value``.
-    """
+def _pairs(text: str) -> Iterator[tuple[str, Value]]:
+    """Cut a configuration into its keys and values; white space counts for nothing."""
     packed = "".join(text.split())
     at = 0
     while at < len(packed):
@@ -49,12 +45,6 @@ def pairs(text: str) -> Iterator[tuple[str, Value]]:
         at = match.end()
 
 
-def each(text: str) -> Iterator[str]:
-    """The ``key:value`` pairs of a configuration that was read, as they are written."""
-    for match in _PAIR.finditer("".join(text.split())):
-        yield match[0].rstrip(",")
-
-
 def _listed(key: str, text: str) -> tuple[tuple[str, str], ...]:
     entries = [entry.split(":") for entry in text.split(",")] if text else []
     if any(len(entry) != 2 or not all(entry) for entry in entries):
@@ -62,46 +52,21 @@ def _listed(key: str, text: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, count) for name, count in entries)
 
 
-def whole(key: str, value: Value) -> int:
-    """Read a whole number.
-
-    Raises:
-        UsageError: it is none. (PyTorch cuts ``200.5`` to 200 and takes ``-5`` for a huge number;
-        nobody means that.)
-    """
+def _whole(key: str, value: Value) -> int:
+    """Read a whole number; PyTorch cuts ``200.5`` to 200 and takes ``-5`` for a huge number."""
     if isinstance(value, str) and value.isascii() and value.isdigit():
         return int(value)
     raise UsageError(f"{key} takes a whole number of MiB: write {key}:128.")
 
 
-def fraction(key: str, value: Value) -> float:
-    """Read a number such as ``0.8``.
-
-    Raises:
-        UsageError: it is none.
-    """
+def _fraction(key: str, value: Value) -> float:
+    """Read a number such as ``0.8``."""
     if isinstance(value, str) and re.fullmatch(r"\d*\.?\d+|\d+\.", value, re.ASCII):
         return float(value)
     raise UsageError(f"{key} takes a number from 0 to 1: write {key}:0.8.")
 
 
-def boolean(key: str, value: Value) -> bool:
-    """Read ``True`` or ``False``, spelled so.
-
-    Raises:
-        UsageError: it is neither.
-    """
-    if value in ("True", "False"):
-        return value == "True"
-    raise UsageError(f"{key} takes True or False, spelled so: write {key}:True.")
-
-
-def power_of_two(key: str, text: str) -> int:
-    """Read a power of two.
-
-    Raises:
-        UsageError: it is none.
-    """
+def _power_of_two(key: str, text: str) -> int:
     number = int(text) if text.isascii() and text.isdigit() else 0
     if number and number & (number - 1) == 0:
         return number
@@ -148,13 +113,18 @@ def parse_alloc_conf(text: str, *, torch: Version = NEWEST_TORCH) -> AllocatorSe
         UsageError: a key is unknown to that version, or a value is not one it takes.
     """
     given: dict[str, Value] = {}
-    for key, value in pairs(text):
+    for key, value in _pairs(text):
         _check_key(key, torch)
         given[key] = value
     settings = AllocatorSettings(torch=torch)
-    for key, read in _READERS.items():  # the segment size first: the others are checked against it
+    if (backend := given.get(_BACKEND, "native")) != "native":
+        raise UsageError(
+            f"backend:{backend} is not modeled: write backend:native, or leave it out."
+        )
+    for key, (field, read) in _FIELDS.items():
+        # The segment size comes first: the others are checked against it.
         if key in given:
-            settings = read(settings, given[key])
+            settings = replace(settings, **{field: read(settings, key, given[key])})
     return settings
 
 
@@ -163,8 +133,8 @@ def without_fraction(text: str) -> str:
 
     A run that shall tell what it needs must not be refused memory.
     """
-    kept = (one for one in each(text) if not one.startswith(_FRACTION))
-    return ",".join(kept)
+    found = (match[0].rstrip(",") for match in _PAIR.finditer("".join(text.split())))
+    return ",".join(one for one in found if not one.startswith(_FRACTION))
 
 
 def round_size(size: int, divisions: tuple[int, ...]) -> int:
@@ -192,93 +162,79 @@ def _check_key(key: str, torch: Version) -> None:
     if key in SINCE_2_13 and torch < (2, 12):
         version = ".".join(map(str, torch))
         raise UsageError(f"PyTorch {version} does not know {key}: leave it out, or name 2.13.")
-    if key not in _READERS and key not in NO_SIZE_CHANGE:
-        known = sorted(NO_SIZE_CHANGE.union(_READERS))
+    known = sorted({*NO_SIZE_CHANGE, *_FIELDS, _BACKEND})
+    if key not in known:
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
         listed = ", ".join(known)
         raise UsageError(f"Unknown allocator setting {key!r}: did you mean {close}? ({listed})")
 
 
-def _large_segment(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    size = whole("large_segment_size_mb", value) * MIB
+def _large_segment(settings: AllocatorSettings, key: str, value: Value) -> int:
+    size = _whole(key, value) * MIB
     if size <= MIN_OWN_SEGMENT:
-        raise UsageError("large_segment_size_mb must be more than 10: write 11 or more.")
-    return replace(settings, large_segment=size)
+        raise UsageError(f"{key} must be more than 10: write 11 or more.")
+    return size
 
 
 def _at_least_segment(settings: AllocatorSettings, key: str, value: Value) -> int:
-    size = whole(key, value) * MIB
+    size = _whole(key, value) * MIB
     if size < settings.large_segment:
         least = settings.large_segment // MIB
         raise UsageError(f"{key} is too small: write {least} (the large segment) or more.")
     return min(size, UNLIMITED // MIB * MIB)
 
 
-def _max_split(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    return replace(settings, max_split=_at_least_segment(settings, "max_split_size_mb", value))
-
-
-def _max_non_split_rounding(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    size = _at_least_segment(settings, "max_non_split_rounding_mb", value)
-    return replace(settings, max_non_split_rounding=size)
-
-
-def _gc_threshold(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    threshold = fraction("garbage_collection_threshold", value)
+def _gc_threshold(settings: AllocatorSettings, key: str, value: Value) -> float:
+    threshold = _fraction(key, value)
     if not 0.0 < threshold < 1.0:
-        raise UsageError("garbage_collection_threshold must lie between 0 and 1: write 0.8.")
-    return replace(settings, gc_threshold=threshold)
+        raise UsageError(f"{key} must lie between 0 and 1: write 0.8.")
+    return threshold
 
 
-def _memory_fraction(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    part = fraction("per_process_memory_fraction", value)
+def _memory_fraction(settings: AllocatorSettings, key: str, value: Value) -> float:
+    part = _fraction(key, value)
     # PyTorch takes 0 as well, with which nothing can be allocated.
     if not 0.0 < part <= 1.0:
-        raise UsageError("per_process_memory_fraction must lie above 0, and at most 1: write 0.5.")
-    return replace(settings, memory_fraction=part)
+        raise UsageError(f"{key} must lie above 0, and at most 1: write 0.5.")
+    return part
 
 
-def _expandable(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    return replace(settings, expandable=boolean("expandable_segments", value))
+def _boolean(settings: AllocatorSettings, key: str, value: Value) -> bool:
+    if value in ("True", "False"):
+        return value == "True"
+    raise UsageError(f"{key} takes True or False, spelled so: write {key}:True.")
 
 
-def _backend(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    if value != "native":
-        raise UsageError(f"backend:{value} is not modeled: write backend:native, or leave it out.")
-    return settings
-
-
-def _divisions(settings: AllocatorSettings, value: Value) -> AllocatorSettings:
-    key = "roundup_power2_divisions"
+def _divisions(settings: AllocatorSettings, key: str, value: Value) -> tuple[int, ...]:
     if isinstance(value, str):
-        steps = power_of_two(key, value)
-        return replace(settings, divisions=(steps,) * DIVISION_INTERVALS)
+        return (_power_of_two(key, value),) * DIVISION_INTERVALS
     intervals = [0] * DIVISION_INTERVALS
     last, first = 0, True
     for name, count in value:
-        steps = 0 if count == "0" else power_of_two(key, count)
+        steps = 0 if count == "0" else _power_of_two(key, count)
         if name == ">":
             start = last if settings.torch < _DIVISIONS_FROM_NEXT else last + 1
             intervals[start:] = [steps] * len(intervals[start:])
             continue
-        last = min(power_of_two(key, name).bit_length() - 1, DIVISION_INTERVALS - 1)
+        last = min(_power_of_two(key, name).bit_length() - 1, DIVISION_INTERVALS - 1)
         if first:
             intervals[:last] = [steps] * last
             first = False
         intervals[last] = steps
-    return replace(settings, divisions=tuple(intervals))
+    return tuple(intervals)
 
 
-_READERS: Final[dict[str, Callable[[AllocatorSettings, Value], AllocatorSettings]]] = {
-    "large_segment_size_mb": _large_segment,
-    "max_split_size_mb": _max_split,
-    "max_non_split_rounding_mb": _max_non_split_rounding,
-    "garbage_collection_threshold": _gc_threshold,
-    "roundup_power2_divisions": _divisions,
-    "expandable_segments": _expandable,
-    "per_process_memory_fraction": _memory_fraction,
-    "backend": _backend,
+_FIELDS: Final[dict[str, tuple[str, Callable[[AllocatorSettings, str, Value], Any]]]] = {
+    "large_segment_size_mb": ("large_segment", _large_segment),
+    "max_split_size_mb": ("max_split", _at_least_segment),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _at_least_segment),
+    "garbage_collection_threshold": ("gc_threshold", _gc_threshold),
+    "roundup_power2_divisions": ("divisions", _divisions),
+    "expandable_segments": ("expandable", _boolean),
+    _FRACTION: ("memory_fraction", _memory_fraction),
 }
+"""The field that each key sets, and how its value is read."""
+_BACKEND: Final = "backend"
 
 SINCE_2_13: Final = frozenset(
     {

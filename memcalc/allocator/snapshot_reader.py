@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 
 import msgspec
 
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 from memcalc.files.artifact import decode

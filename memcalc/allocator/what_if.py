@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from memcalc.allocator import expandable, release
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
-from memcalc.allocator.counter import Levels
 from memcalc.allocator.device import DeviceMemory
+from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Event, Op, Replay, replay
 from memcalc.allocator.segments import segments
 from memcalc.allocator.settings import AllocatorSettings

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.budgets import baseline, collect, reasons, sizes
-from memcalc.budgets.judge import judge, worst_first
+from memcalc.budgets import baseline, collect, sizes
+from memcalc.budgets.judge import Remedy, judge, no_remedy, worst_first
 from memcalc.budgets.records import (
     Baseline,
     BudgetedRun,
@@ -36,7 +36,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of the one the file names."""
     update: bool = False
     """Write the baseline anew from what is found."""
-    remedy: reasons.Remedy = reasons.no_remedy
+    remedy: Remedy = no_remedy
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):

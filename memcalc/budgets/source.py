@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import msgspec
 
 from memcalc.budgets.records import Where
-from memcalc.budgets.toml_lines import line_of, locate
 from memcalc.errors import UsageError
 from memcalc.files import untrusted_values
 
@@ -27,7 +27,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
     prefix: Key = ()
     """Where it begins: ``tool.memcalc`` in a pyproject.toml."""
-    lines: dict[tuple[str | int, ...], int] = msgspec.field(default_factory=dict)
+    lines: dict[Key, int] = msgspec.field(default_factory=dict)
 
     def where(self, key: Key) -> Where:
         """The line of a key, or of what is around it."""
@@ -135,3 +135,62 @@ def _line_in(reason: str) -> int:
     _, found, rest = reason.partition("(at line ")
     number = rest.split(",")[0]
     return int(number) if found and number.isdigit() else 1
+
+
+_LONGEST = 1000
+"""Lines of one value; keys behind a longer one have the line of their table."""
+
+
+def locate(text: str) -> dict[Key, int]:
+    """Find the line of every key; what stands in a value of several lines has that of its key.
+
+    Args:
+        text: TOML that ``tomllib`` accepts.
+
+    Returns:
+        Line, counted from 1, by path; of an array of tables the first that has the key.
+    """
+    found: dict[Key, int] = {}
+    table: Key = ()
+    for line, written in _statements(text):
+        paths = list(_paths(tomllib.loads(written)))
+        if written.lstrip().startswith("["):
+            table = max(paths, key=len)
+        else:
+            paths = [table + path for path in paths]
+        for path in paths:
+            found.setdefault(path, line)
+    return found
+
+
+def line_of(lines: Mapping[Key, int], path: Key) -> int:
+    """The line of a key, or of the nearest table around it."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return 1
+
+
+def _statements(text: str) -> Iterator[tuple[int, str]]:
+    """Headers and pairs, each the fewest lines that are TOML alone, and where they begin."""
+    begun, written = 1, ""
+    for line, more in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        if not written:
+            begun = line
+        written += f"{more}\n"
+        if line - begun > _LONGEST:
+            return
+        try:
+            tomllib.loads(written)
+        except tomllib.TOMLDecodeError:
+            continue
+        yield begun, written
+        written = ""
+
+
+def _paths(value: Any, path: Key = ()) -> Iterator[Key]:
+    """Every key of a statement, and of the tables in it."""
+    for part in value if isinstance(value, list) else [value]:
+        for key, below in part.items() if isinstance(part, dict) else ():
+            yield (*path, key)
+            yield from _paths(below, (*path, key))

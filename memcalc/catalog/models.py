@@ -99,7 +99,12 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
         )
     path = Path(os.path.expanduser(name))
     if is_local(name) or os.path.exists(path):
-        return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
+        return _checked(
+            name,
+            "local",
+            _read(path / "config.json" if os.path.isdir(path) else path),
+            trust_remote_code,
+        )
     same = _same_sizes(name)
     if same is not None:
         return same
@@ -203,10 +208,6 @@ def _bundled_file(name: str) -> Path | None:
         return names.get(bare) if org in _FORMER_ORGS else None
     endings = [file for key, file in names.items() if key.endswith(f"/{bare or wanted}")]
     return endings[0] if len(endings) == 1 else None
-
-
-def _config_file(path: Path) -> Path:
-    return path / "config.json" if os.path.isdir(path) else path
 
 
 @functools.cache

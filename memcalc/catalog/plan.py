@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from memcalc.catalog import gpus
 from memcalc.catalog.launch_files import many, spelled_out
 from memcalc.errors import SettingError, UsageError, unknown
+from memcalc.files import shipped, untrusted_values
 from memcalc.records.compact_options import input_of
 from memcalc.records.disagreement import disagreement
 from memcalc.records.fields import FIELDS
@@ -28,12 +31,9 @@ def make(settings: Mapping[str, Any]) -> Plan:
             settings that do not go together.
     """
     checked: dict[str, Any] = {}
-    for key, value in spelled_out(settings).items():
-        name = str(key).replace("-", "_")
+    for name, value in spelled_out(settings).items():
         if name not in FIELDS:
-            raise unknown("setting", str(key), FIELDS, hint="see memcalc estimate --help.")
-        if name in checked:
-            raise SettingError(name, f"{name} is given twice: give it once.")
+            raise unknown("setting", name, FIELDS, hint="see memcalc estimate --help.")
         if value is not None:
             checked[name] = FIELDS[name].check(value)
     if not checked.get("model") and "command" not in checked:
@@ -105,6 +105,40 @@ def _samples(checked: Mapping[str, Any]) -> int:
             "out, or describe inputs of that size.",
         )
     return samples
+
+
+def load(path: Path) -> list[Plan]:
+    """Read a suite: ``[defaults]`` and a list of ``[[run]]``, each with the keys of a plan.
+
+    A list under ``optim`` makes one run for each. A bare name that is no file here, such as
+    ``community``, is one that memcalc brings along.
+
+    Raises:
+        UsageError: the file cannot be read, holds no runs, or a run is not understood.
+    """
+    brought = shipped.configs() / "suites" / f"{path}.toml"
+    if path.parent == Path() and not os.path.exists(path) and os.path.isfile(brought):
+        path = brought
+    data = untrusted_values.toml(path)
+    defaults, runs = data.get("defaults", {}), data.get("run", [])
+    if not isinstance(runs, list) or not runs or not isinstance(defaults, dict):
+        raise UsageError(f"{path} lists no runs: write [[run]] with a model for each.")
+    plans: list[Plan] = []
+    for number, run in enumerate(runs, start=1):
+        try:
+            if not isinstance(run, dict):
+                raise UsageError("it is no table: write [[run]] and its keys below.")
+            plans += _spread({**defaults, **run})
+        except UsageError as error:
+            raise UsageError(f"{path}, run {number}: {error}") from None
+    return plans
+
+
+def _spread(settings: dict[str, Any]) -> list[Plan]:
+    settings = spelled_out(settings)
+    wanted = settings.get("optim", "adamw")
+    names = wanted if isinstance(wanted, list) else [wanted]
+    return [make({**settings, "optim": name}) for name in names]
 
 
 def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:

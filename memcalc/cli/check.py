@@ -4,36 +4,68 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 
 from memcalc.budgets.check import CheckResult, Question, check, exit_code
 from memcalc.budgets.collect import Effort, keep
-from memcalc.budgets.formats import github, markdown, render, table
+from memcalc.budgets.formats import Shown, github, markdown, render
 from memcalc.budgets.read import read
-from memcalc.budgets.reasons import Remedy, no_remedy
 from memcalc.budgets.records import Report
 from memcalc.budgets.source import discover
-from memcalc.cli.command import argument, option, say, verb
+from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
 from memcalc.cli.output import NoCache, colored, put, width
 from memcalc.cli.progress import progress
-from memcalc.cli.values import DEVICE, SECONDS, TEXT, counted
+from memcalc.cli.values import DEVICE, TEXT, counted
 from memcalc.errors import UsageError, sentence
 from memcalc.files.formats import chosen, formats, listed
 from memcalc.files.results import save as save_runs
 
-
-class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """How and where to tell."""
-
-    format: str
-    outputs: tuple[Path, ...]
-    quiet: bool
+_Files = Annotated[
+    list[Path] | None,
+    argument(
+        "Budget files. Default: the nearest memcalc.toml, or pyproject.toml with a [tool.memcalc].",
+        metavar="FILES",
+    ),
+]
+_Format = Annotated[str, option("--format", "-f", value=TEXT, help=f"{listed(formats('check'))}.")]
+_Output = Annotated[
+    list[Path] | None,
+    option(
+        *("--output", "-o"),
+        metavar="FILE",
+        help="Write here too; format by extension; repeatable.",
+    ),
+]
+_ExitZero = Annotated[bool, option("--exit-zero", help="Exit 0 even where a budget is exceeded.")]
+_Baseline = Annotated[
+    Path | None, option("--baseline", metavar="FILE", help="Judge growth against this file.")
+]
+_UpdateBaseline = Annotated[
+    bool, option("--update-baseline", help="Update the baseline, then judge.")
+]
+_Device = Annotated[str, option("--device", value=DEVICE, help="Where to measure: cuda or cpu.")]
+_Saved = Annotated[
+    list[Path] | None,
+    option("--from", metavar="FILE", help="Judge these saved results; repeatable."),
+]
+_Save = Annotated[
+    Path | None, option("--save", metavar="FILE", help="Keep what was found, for --from.")
+]
+_Suggest = Annotated[
+    bool, option("--suggest", help="Estimate changes that would meet exceeded budgets.")
+]
+_Jobs = Annotated[
+    int | None,
+    option(
+        *("--jobs", "-j"),
+        value=counted(1),
+        help="Largest number of processes. Default: by cores and free memory.",
+    ),
+]
 
 
 @verb(
@@ -43,63 +75,21 @@ class _Delivery(msgspec.Struct, frozen=True, kw_only=True):
     fetches=True,
 )
 def command(
-    files: Annotated[
-        list[Path] | None,
-        argument(
-            "Budget files. Default: the nearest memcalc.toml, or pyproject.toml with a "
-            "[tool.memcalc].",
-            metavar="FILES",
-        ),
-    ] = None,
-    format: Annotated[
-        str, option("--format", "-f", value=TEXT, help=f"{listed(formats('check'))}.")
-    ] = "table",
-    output: Annotated[
-        list[Path] | None,
-        option(
-            *("--output", "-o"),
-            metavar="FILE",
-            help="Write here too; format by extension; repeatable.",
-        ),
-    ] = None,
+    files: _Files = None,
+    format: _Format = "table",
+    output: _Output = None,
     quiet: Annotated[bool, option("--quiet", "-q", help="Print only what fails.")] = False,
-    exit_zero: Annotated[
-        bool, option("--exit-zero", help="Exit 0 even where a budget is exceeded.")
-    ] = False,
-    baseline: Annotated[
-        Path | None, option("--baseline", metavar="FILE", help="Judge growth against this file.")
-    ] = None,
-    update_baseline: Annotated[
-        bool, option("--update-baseline", help="Update the baseline, then judge.")
-    ] = False,
+    exit_zero: _ExitZero = False,
+    baseline: _Baseline = None,
+    update_baseline: _UpdateBaseline = False,
     measure: Annotated[bool, option("--measure", help="Train for real, do not estimate.")] = False,
-    device: Annotated[
-        str, option("--device", value=DEVICE, help="Where to measure: cuda or cpu.")
-    ] = "cuda",
-    steps: Annotated[
-        int, option("--steps", value=counted(2), help="Optimizer steps of a measured run.")
-    ] = 4,
-    timeout: Annotated[
-        float, option("--timeout", value=SECONDS, help="Seconds for one measured run.")
-    ] = 600.0,
-    saved: Annotated[
-        list[Path] | None,
-        option("--from", metavar="FILE", help="Judge these saved results; repeatable."),
-    ] = None,
-    save: Annotated[
-        Path | None, option("--save", metavar="FILE", help="Keep what was found, for --from.")
-    ] = None,
-    suggest: Annotated[
-        bool, option("--suggest", help="Estimate changes that would meet exceeded budgets.")
-    ] = False,
-    jobs: Annotated[
-        int | None,
-        option(
-            *("--jobs", "-j"),
-            value=counted(1),
-            help="Largest number of processes. Default: by cores and free memory.",
-        ),
-    ] = None,
+    device: _Device = "cuda",
+    steps: Steps = 4,
+    timeout: Timeout = 600.0,
+    saved: _Saved = None,
+    save: _Save = None,
+    suggest: _Suggest = False,
+    jobs: _Jobs = None,
     no_cache: NoCache = False,
 ) -> None:
     """Judge the memory budgets of a repository's training runs.
@@ -109,85 +99,55 @@ def command(
     """
     if measure and saved:
         raise UsageError("--measure finds out and --from reads: choose one.")
-    delivery = _delivery(format, tuple(output or ()), quiet)
-    effort = Effort(
-        use_cache=not no_cache,
-        workers=jobs,
-        device=device if measure else None,
-        steps=steps,
-        timeout=timeout,
-    )
+    name = chosen("check", format)
+    written = {path: chosen("check", None, path) for path in output or ()}
+    effort = Effort(workers=jobs, steps=steps, timeout=timeout, use_cache=not no_cache)
     question = Question(
-        effort=effort, saved=tuple(saved or ()), baseline=baseline, update=update_baseline
+        effort=replace(effort, device=device if measure else None),
+        saved=tuple(saved or ()),
+        baseline=baseline,
+        update=update_baseline,
     )
-    with _adviser(suggest, not no_cache) as remedy:
-        question = replace(question, remedy=remedy)
-        code = _run(files or [discover(Path.cwd())], question, delivery, exit_zero, save)
+    files = files or [discover(Path.cwd())]
+    try:
+        outcome = _checked(files, question, suggest, save)
+        code = exit_code(outcome.report, exit_zero=exit_zero)
+        for path, kind in written.items():
+            put(render(outcome.report, kind, code), path)
+        put(render(outcome.report, name, code, Shown(quiet, width(), colored(None))))
+    except Exception as error:
+        if name == "github":
+            put(github.refusal(sentence(error)))
+        raise
+    if name == "github":
+        _append_summary(outcome.report)
     raise typer.Exit(code)
 
 
-@contextlib.contextmanager
-def _adviser(wanted: bool, use_cache: bool) -> Iterator[Remedy]:
-    if not wanted:
-        yield no_remedy
-        return
-    from memcalc.budgets.remedies import Adviser
+def _checked(
+    files: list[Path], question: Question, suggest: bool, save: Path | None
+) -> CheckResult:
+    with contextlib.ExitStack() as stack:
+        if suggest:
+            from memcalc.budgets.remedies import Adviser
 
-    with Adviser(use_cache=use_cache) as adviser:
-        yield adviser
-
-
-def _run(
-    files: list[Path], question: Question, delivery: _Delivery, exit_zero: bool, save: Path | None
-) -> int:
-    """Check and tell."""
-    try:
-        with progress("checking memory budgets"):
-            outcome = check([read(file) for file in files], question)
-        code = exit_code(outcome.report, exit_zero=exit_zero)
-        if save is not None:
-            save_runs(save, keep(outcome.runs, outcome.evidence))
-        _deliver(outcome, delivery, code)
-    except Exception as error:
-        if delivery.format == "github":
-            put(github.refusal(sentence(error)))
-        raise
-    return code
+            adviser = stack.enter_context(Adviser(use_cache=question.effort.use_cache))
+            question = replace(question, remedy=adviser)
+        stack.enter_context(progress("checking memory budgets"))
+        outcome = check([read(file) for file in files], question)
+    if save is not None:
+        save_runs(save, keep(outcome.runs, outcome.evidence))
+    return outcome
 
 
-def _delivery(format: str, outputs: tuple[Path, ...], quiet: bool) -> _Delivery:
-    for path in outputs:
-        chosen("check", None, path)
-    return _Delivery(format=chosen("check", format), outputs=outputs, quiet=quiet)
-
-
-def _deliver(outcome: CheckResult, delivery: _Delivery, code: int) -> None:
-    report = outcome.report
-    for path in delivery.outputs:
-        put(render(report, chosen("check", None, path), code), path)
-    put(_text(report, delivery, code))
+def _append_summary(report: Report) -> None:
+    """Show it on the page that GitHub has for the job."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    if delivery.format == "github" and summary:
-        _append(Path(summary), markdown.render(report))
-
-
-def _text(report: Report, delivery: _Delivery, code: int) -> str:
-    if delivery.format == "table":
-        return table.render(
-            report,
-            width=width(),
-            color=colored(None),
-            only_failures=delivery.quiet,
-        )
-    if delivery.format == "markdown":
-        return markdown.render(report, only_failures=delivery.quiet)
-    return render(report, delivery.format, code)
-
-
-def _append(path: Path, text: str) -> None:
+    if not summary:
+        return
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(markdown.render(report) + "\n")
     except OSError as error:
         # The verdict stands; only its copy on GitHub's page is missing.
-        say(f"warning: cannot write the step summary {path}: {error.strerror}")
+        say(f"warning: cannot write the step summary {summary}: {error.strerror}")

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from memcalc import untrusted_text
 from memcalc.cli.app import plainly_read
-from memcalc.cli.values import Value
+from memcalc.cli.values import SECONDS, Value, counted
 from memcalc.files.offline import stay_offline
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -79,6 +79,28 @@ def option(*names: str, help: str, value: Value | None = None, **more: Any) -> A
 def argument(help: str, **more: Any) -> Any:
     """An argument and what it is, for ``Annotated``."""
     return typer.Argument(help=help, show_default=False, **more)
+
+
+Words = Annotated[
+    list[str], argument("The command, after --, with its arguments.", metavar="COMMAND")
+]
+Steps = Annotated[
+    int,
+    option(
+        "--steps",
+        value=counted(2),
+        help="Optimizer steps; the last is measured, those before warm up.",
+    ),
+]
+Timeout = Annotated[float, option("--timeout", value=SECONDS, help="Seconds for one run.")]
+Depth = Annotated[
+    int | None,
+    option("--depth", value=counted(1), help="Shorten module paths to this many names."),
+]
+Top = Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")]
+Remedies = Annotated[
+    bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
+]
 
 
 def verb(

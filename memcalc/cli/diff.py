@@ -8,13 +8,12 @@ from typing import Annotated
 
 from memcalc.advice.explain.difference import difference
 from memcalc.advice.explain.sections import Chapter, again, chapter
-from memcalc.cli.command import argument, option, verb
+from memcalc.cli.command import Top, argument, verb
 from memcalc.cli.options import plans_of, understood
-from memcalc.cli.output import NoCache, Output, deliver, format_option
+from memcalc.cli.output import NoCache, Output, deliver_answer, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, saved
-from memcalc.cli.values import counted
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.files import untrusted_values
 from memcalc.files.formats import chosen
@@ -38,14 +37,13 @@ def command(
     now: Annotated[
         str, argument("What to compare it with, in any of the same forms.", metavar="NOW")
     ],
-    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
+    top: Top = 12,
     format: Annotated[str | None, format_option("difference")] = None,
     output: Output = None,
     no_cache: NoCache = False,
 ) -> None:
     """Show what changed between two answers: by component, phase and module."""
     from memcalc.estimation.validate import check
-    from memcalc.report import differences
 
     name = chosen("difference", format, output)
     asked = [_understood(text) for text in (before, now)]
@@ -56,8 +54,7 @@ def command(
         first = _chapter(asked[0], tracer)
         steps.at(1, 2)
         found = difference(first, _chapter(asked[1], tracer))
-    blocks = list(differences.blocks(found, top))
-    deliver(name, output, blocks, json=lambda: differences.as_json(found))
+    deliver_answer(found, name, output, top=top)
 
 
 def _understood(text: str) -> Prediction | Plan:
@@ -68,10 +65,7 @@ def _understood(text: str) -> Prediction | Plan:
 def _chapter(asked: Prediction | Plan, tracer: Tracer) -> Chapter:
     if isinstance(asked, Prediction):
         return again(asked, tracer)
-    answer = tracer.trace(asked)
-    if isinstance(answer, MemcalcError):
-        raise answer
-    return chapter(answer)
+    return chapter(tracer.trace(asked))
 
 
 def _plan(text: str) -> Plan:

@@ -17,6 +17,24 @@ from memcalc.estimation.estimate import advised, answers
 from memcalc.files.formats import chosen
 from memcalc.records.prediction import Prediction
 
+_Method = Annotated[
+    str,
+    option(
+        "--method",
+        value=METHOD,
+        help="trace (run the real code on a simulated GPU) or analytic.",
+    ),
+]
+_Lengths = Annotated[
+    str | None,
+    option(
+        "--lengths",
+        value=TEXT,
+        help="Replay a hundred batches of varying length: FILE with one length a line, "
+        "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
+    ),
+]
+
 
 @with_plan(
     "memcalc estimate gpt2 --gpu t4",
@@ -25,23 +43,8 @@ from memcalc.records.prediction import Prediction
 )
 def command(
     settings: dict[str, Any],
-    method: Annotated[
-        str,
-        option(
-            "--method",
-            value=METHOD,
-            help="trace (run the real code on a simulated GPU) or analytic.",
-        ),
-    ] = "trace",
-    lengths: Annotated[
-        str | None,
-        option(
-            "--lengths",
-            value=TEXT,
-            help="Replay a hundred batches of varying length: FILE with one length a line, "
-            "normal:MEAN,STD or uniform:A,B; samples are truncated to --seq.",
-        ),
-    ] = None,
+    method: _Method = "trace",
+    lengths: _Lengths = None,
     format: Annotated[str | None, format_option("predictions")] = None,
     output: Output = None,
     verbose: Verbose = False,

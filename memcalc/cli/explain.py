@@ -9,25 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memcalc.advice.explain.explain import Wish, explain_plan
-from memcalc.cli.command import option
+from memcalc.cli.command import Depth, Remedies, Top, option
 from memcalc.cli.options import plan_of, with_plan
 from memcalc.cli.output import (
     NoCache,
     Output,
     Verbose,
-    deliver_explanation,
+    deliver_answer,
     format_option,
     put,
     width,
 )
 from memcalc.cli.progress import Steps, progress
-from memcalc.cli.saved import check_alone, saved
-from memcalc.cli.values import SIZE, counted
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.cli.saved import check_alone, plans_in, saved
+from memcalc.cli.values import SIZE
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
-from memcalc.estimation.question import code_in
 from memcalc.files.formats import chosen
-from memcalc.files.results import predictions
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
@@ -50,14 +48,9 @@ def command(
             "memory, if the plan does not fit it.",
         ),
     ] = None,
-    depth: Annotated[
-        int | None,
-        option("--depth", value=counted(1), help="Shorten module paths to this many names."),
-    ] = None,
-    top: Annotated[int, option("--top", value=counted(1), help="Kinds of storage to list.")] = 12,
-    remedies: Annotated[
-        bool, option("--remedies/--no-remedies", help="Estimate remedies that need less.")
-    ] = True,
+    depth: Depth = None,
+    top: Top = 12,
+    remedies: Remedies = True,
     plot: Annotated[bool, option("--plot", help="Draw the step's timeline.")] = False,
     format: Annotated[str | None, format_option("explanation")] = None,
     output: Output = None,
@@ -72,7 +65,7 @@ def command(
     wish = Wish(depth=depth, remedies=remedies, under=under, use_cache=not no_cache)
     with progress(f"explaining {plans[0].name}") as steps:
         found = explain_plan(plans[0], wish, _teller(steps))
-    deliver_explanation(found, name, output, top, verbose=verbose)
+    deliver_answer(found, name, output, top=top, verbose=verbose)
     if plot:
         put(_drawn(plans[0], use_cache=not no_cache))
     best = found.search.best if found.search is not None else None
@@ -91,8 +84,6 @@ def _drawn(plan: Plan, *, use_cache: bool) -> str:
 
     with Tracer(use_cache=use_cache) as tracer:
         answer = tracer.trace(plan)
-    if isinstance(answer, MemcalcError):
-        raise answer
     return terminal.timeline(timeline(answer.trace, plan), width=width())
 
 
@@ -107,12 +98,7 @@ def _saved(settings: dict[str, Any]) -> list[Plan]:
         check_alone(settings)
     if data is None or data.get("kind") in ("measurements", "explanation"):
         return []
-    path = Path(str(settings["model"]))
-    plans = [found.plan for found in predictions(data, path)]
-    code = next((code_in(plan) for plan in plans if not plan.command and code_in(plan)), None)
-    if code is not None:
-        raise UsageError(f"{path} names {code}, which is code: type memcalc explain {code} itself.")
-    return plans
+    return plans_in(data, Path(str(settings["model"])), "explain")
 
 
 def _teller(steps: Steps) -> Callable[[Explanation], None]:

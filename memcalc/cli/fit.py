@@ -6,13 +6,38 @@ from typing import Annotated, Any
 
 from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver, format_option, in_full
+from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.values import SIZE, TEXT
 from memcalc.errors import UsageError
 from memcalc.files.formats import chosen
 
 _AXES = ("batch", "seq")
+
+
+_Memory = Annotated[
+    int | None,
+    option(
+        "--memory",
+        value=SIZE,
+        help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
+    ),
+]
+_Find = Annotated[
+    str | None,
+    option(
+        "--find",
+        value=TEXT,
+        help="What to find the largest of: batch, seq or batch,seq. Default: both, "
+        "unless --grid, --gpus, --settings or --count ask for something else.",
+    ),
+]
+_SettingsToo = Annotated[
+    bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
+]
+_Count = Annotated[
+    bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
+]
 
 
 @with_plan(
@@ -22,56 +47,28 @@ _AXES = ("batch", "seq")
 )
 def command(
     settings: dict[str, Any],
-    memory: Annotated[
-        int | None,
-        option(
-            "--memory",
-            value=SIZE,
-            help="Fit this much instead, such as '10 GiB'; with --gpu, of that GPU.",
-        ),
-    ] = None,
-    find: Annotated[
-        str | None,
-        option(
-            "--find",
-            value=TEXT,
-            help="What to find the largest of: batch, seq or batch,seq. Default: both, "
-            "unless --grid, --gpus, --settings or --count ask for something else.",
-        ),
-    ] = None,
+    memory: _Memory = None,
+    find: _Find = None,
     grid: Annotated[bool, option("--grid", help="Show batches by sequences.")] = False,
     gpus: Annotated[bool, option("--gpus", help="Show which GPUs fit the plan.")] = False,
-    settings_too: Annotated[
-        bool, option("--settings", help="Show which changes to the plan fit, and their cost.")
-    ] = False,
-    count: Annotated[
-        bool, option("--count", help="Show how many of this GPU the plan needs, by layout.")
-    ] = False,
+    settings_too: _SettingsToo = False,
+    count: _Count = False,
     format: Annotated[str | None, format_option("fit")] = None,
     output: Output = None,
     verbose: Verbose = False,
     no_cache: NoCache = False,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
-    from memcalc.advice.fit.fit import Question, answer
-    from memcalc.report import fitted
+    from memcalc.advice.fit.fit import answer
 
     plan = plan_of(settings, "memcalc fit answers for")
     name = chosen("fit", format, output)
-    axes = _axes(find, otherwise=not (grid or gpus or settings_too or count))
-    question = Question(
-        memory=memory,
-        batch="batch" in axes,
-        seq="seq" in axes,
-        grid=grid,
-        gpus=gpus,
-        settings=settings_too,
-        devices=count,
-    )
+    more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}
+    wanted = [thing for thing, asked in more.items() if asked]
+    wanted += _axes(find, otherwise=not wanted)
     with progress(f"fitting {plan.model}"):
-        found = answer(plan, question, use_cache=not no_cache)
-    blocks = fitted.blocks(found, verbose=in_full(verbose, output, name))
-    deliver(name, output, blocks, json=lambda: fitted.as_json(found))
+        found = answer(plan, wanted, memory=memory, use_cache=not no_cache)
+    deliver_answer(found, name, output, verbose=verbose)
 
 
 def _axes(find: str | None, *, otherwise: bool) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +13,6 @@ from msgspec.structs import replace
 from memcalc.budgets import detect, sizes, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.read import OF_COMMANDS, check_name
-from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
 from memcalc.cli.command import argument, option
@@ -23,11 +21,36 @@ from memcalc.cli.progress import progress
 from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
-from memcalc.files import artifact
+from memcalc.files import artifact, shipped
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 TARGET = Path("memcalc.toml")
+
+
+_Arguments = Annotated[
+    list[str] | None,
+    argument(
+        "In place of a model: a command of your own, after --; it is simulated.",
+        metavar="COMMAND",
+    ),
+]
+_Source = Annotated[
+    Path | None,
+    option(
+        "--from",
+        metavar="FILE",
+        help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
+        "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
+        "what is found in this folder.",
+    ),
+]
+_Margin = Annotated[
+    str, option("--margin", value=TEXT, help="How far above today's estimate limits are.")
+]
+_WithSchema = Annotated[
+    bool, option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
+]
 
 
 @with_plan(
@@ -37,31 +60,12 @@ TARGET = Path("memcalc.toml")
 )
 def command(
     settings: dict[str, Any],
-    arguments: Annotated[
-        list[str] | None,
-        argument(
-            "In place of a model: a command of your own, after --; it is simulated.",
-            metavar="COMMAND",
-        ),
-    ] = None,
-    source: Annotated[
-        Path | None,
-        option(
-            "--from",
-            metavar="FILE",
-            help="Training configuration to start from: TrainingArguments (JSON, YAML, or a "
-            "script that calls them; it is not run), axolotl's or accelerate's YAML. Default: "
-            "what is found in this folder.",
-        ),
-    ] = None,
-    margin: Annotated[
-        str, option("--margin", value=TEXT, help="How far above today's estimate limits are.")
-    ] = "5%",
+    arguments: _Arguments = None,
+    source: _Source = None,
+    margin: _Margin = "5%",
     name: Annotated[str | None, option("--name", value=TEXT, help="Name of the run.")] = None,
     method: Annotated[str, option("--method", value=METHOD, help="trace or analytic.")] = "trace",
-    with_schema: Annotated[
-        bool, option("--schema", help=f"Write {starter.SCHEMA_FILE} too, for editors.")
-    ] = False,
+    with_schema: _WithSchema = False,
     force: Annotated[bool, option("--force", help="Overwrite memcalc.toml.")] = False,
 ) -> None:
     """Write a starter memcalc.toml with budgets from today's estimate."""
@@ -100,7 +104,8 @@ def command(
 def _write(text: str, with_schema: bool) -> None:
     artifact.write(TARGET, text)
     if with_schema:
-        artifact.write(Path(starter.SCHEMA_FILE), json.dumps(schema(), indent=2) + "\n")
+        shown = shipped.configs() / starter.SCHEMA_FILE
+        artifact.write_bytes(Path(starter.SCHEMA_FILE), shown.read_bytes())
     typer.echo(text, nl=False)
     typer.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,16 +11,41 @@ import typer
 from msgspec.structs import replace
 
 from memcalc.accuracy.campaign import How, Watcher, estimate_all, measure_all
-from memcalc.cli.command import argument, option, say, verb
-from memcalc.cli.live import follow
+from memcalc.cli.command import Steps, Timeout, argument, option, say, verb
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import deliver
-from memcalc.cli.values import DEVICE, SECONDS, counted
+from memcalc.cli.progress import Steps as Told
+from memcalc.cli.progress import progress
+from memcalc.cli.values import DEVICE
 from memcalc.errors import UsageError
 from memcalc.files.results import ResultsWriter, Run, keeping, load
 from memcalc.records.disagreement import disagreement
+from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
+from memcalc.units import format_mib
 from memcalc.workload import layouts
+
+_Suite = Annotated[
+    Path | None, option("--suite", metavar="FILE", help="Suite file with many runs.")
+]
+_Device = Annotated[
+    str | None, option("--device", value=DEVICE, help="cuda or cpu. Default: --target.")
+]
+_Weights = Annotated[
+    bool, option("--weights", help="Load real weights (safetensors) instead of random ones.")
+]
+_Output = Annotated[
+    Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
+]
+_More = Annotated[
+    bool, option("--continue", help="Continue the output file; skip the runs it has.")
+]
+_Estimate = Annotated[
+    bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
+]
+_Snapshot = Annotated[
+    Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
+]
 
 
 @with_plan(
@@ -28,38 +55,15 @@ from memcalc.workload import layouts
 )
 def command(
     settings: dict[str, Any],
-    suite: Annotated[
-        Path | None, option("--suite", metavar="FILE", help="Suite file with many runs.")
-    ] = None,
-    device: Annotated[
-        str | None, option("--device", value=DEVICE, help="cuda or cpu. Default: --target.")
-    ] = None,
-    steps: Annotated[
-        int,
-        option(
-            "--steps",
-            value=counted(2),
-            help="Optimizer steps; the last is measured, those before warm up.",
-        ),
-    ] = 4,
-    weights: Annotated[
-        bool, option("--weights", help="Load real weights (safetensors) instead of random ones.")
-    ] = False,
-    timeout: Annotated[
-        float, option("--timeout", value=SECONDS, help="Seconds for one run.")
-    ] = 600.0,
-    output: Annotated[
-        Path | None, option("--output", "-o", metavar="FILE", help="Keep results here.")
-    ] = None,
-    more: Annotated[
-        bool, option("--continue", help="Continue the output file; skip the runs it has.")
-    ] = False,
-    estimate: Annotated[
-        bool, option("--estimate/--no-estimate", help="Put the estimate beside each run.")
-    ] = True,
-    snapshot: Annotated[
-        Path | None, option("--snapshot", metavar="FILE", help="Dump PyTorch's memory snapshot.")
-    ] = None,
+    suite: _Suite = None,
+    device: _Device = None,
+    steps: Steps = 4,
+    weights: _Weights = False,
+    timeout: Timeout = 600.0,
+    output: _Output = None,
+    more: _More = False,
+    estimate: _Estimate = True,
+    snapshot: _Snapshot = None,
 ) -> None:
     """Train for real, one process per run, beside the estimate."""
     plans = _plans(settings, suite, device)
@@ -132,7 +136,7 @@ def _plans(settings: dict[str, Any], suite: Path | None, device: str | None) -> 
         if plans[0].engine is not None:
             raise UsageError("Engines are not run: memcalc estimate says what one would reserve.")
     else:
-        from memcalc.catalog.suite import load as load_suite
+        from memcalc.catalog.plan import load as load_suite
 
         if settings:
             given = ", ".join(settings)
@@ -159,3 +163,41 @@ def compare(
         for number, run in estimate_all(runs, watcher):
             runs[number] = run
     deliver("table", None, accuracy.blocks(runs))
+
+
+class _Followed:
+    """Keeps the moving line up to date, and leaves a line for each run that has ended."""
+
+    def __init__(self, steps: Told) -> None:
+        self._steps = steps
+        self._what = ""
+        self.busy = steps.now
+        self.note = steps.note
+
+    def begins(self, plan: Plan, number: int, count: int) -> None:
+        """A run starts."""
+        self._what = f"{plan.model} {plan.optim} {plan.precision}"
+        self._steps.at(number, count)
+        self.busy(f"{self._what}: starting")
+
+    def said(self, reading: PhaseReading) -> None:
+        """A phase of the run has ended."""
+        level = reading.allocated if reading.allocated is not None else reading.requested
+        where = f"step {reading.step} {reading.phase.value}"
+        self.busy(f"{self._what}: {where}, {format_mib(level)}")
+
+    def ended(self, run: Run) -> None:
+        """A run has ended."""
+        from memcalc.report.measured import line
+
+        if run.error is not None:
+            self.note(f"{run.plan.model} {run.plan.optim}: {run.error}")
+        else:
+            self._steps.row(f"{self._what}: {line(run)}")
+
+
+@contextmanager
+def follow() -> Iterator[Watcher]:
+    """An observer of the runs that reports on standard error."""
+    with progress("starting") as steps:
+        yield _Followed(steps)

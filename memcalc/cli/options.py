@@ -22,27 +22,30 @@ _NAMED = {"gpu": "GPU", "optim": "NAME", "alloc_conf": "CONF", "torch": "VERSION
 _NAMED |= {"transformers": "VERSION", **dict.fromkeys(FILES, "FILE")}
 
 
-def _parameter(field: Field) -> Parameter:
-    """A field of a plan as an argument or option; what is typed, the field itself reads."""
+def plan_option(name: str) -> Any:
+    """The option of a plan's field, for ``Annotated``."""
+    field = FIELDS[name]
     words = f"{field.help} {field.typed}".strip()
-    kind: Any = list[str] if field.repeats else str
-    if field.name == "model":
-        told = argument(words, autocompletion=complete.models, metavar="MODEL")
-    elif field.kind is bool:
-        kind = bool
-        told = option(
+    if field.kind is bool:
+        return option(
             f"--{field.option}/--no-{field.option}", help=words, rich_help_panel=field.group
         )
-    else:
-        usual = "NAME" if field.choices else _METAVARS[field.kind]
-        told = option(
-            f"--{field.option}",
-            help=words,
-            metavar=_NAMED.get(field.name, usual),
-            autocompletion=complete.of(field),
-            rich_help_panel=field.group,
-        )
-    return _declared(field.name, kind | None, told)
+    return option(
+        f"--{field.option}",
+        help=words,
+        metavar=_NAMED.get(field.name, "NAME" if field.choices else _METAVARS[field.kind]),
+        autocompletion=complete.of(field),
+        rich_help_panel=field.group,
+    )
+
+
+def _parameter(field: Field) -> Parameter:
+    """A field of a plan as an argument or option; what is typed, the field itself reads."""
+    if field.name == "model":
+        told = argument(field.help, autocompletion=complete.models, metavar="MODEL")
+        return _declared("model", str | None, told)
+    kind: Any = list[str] if field.repeats else bool if field.kind is bool else str
+    return _declared(field.name, kind | None, plan_option(field.name))
 
 
 def _declared(name: str, kind: Any, told: Any) -> Parameter:

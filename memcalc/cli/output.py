@@ -15,9 +15,9 @@ from memcalc.files import artifact
 from memcalc.files.formats import FORMATS, formats, listed
 
 if TYPE_CHECKING:
-    from memcalc.advice.explain.records import Explanation
     from memcalc.records.prediction import Prediction
     from memcalc.report.blocks import Block
+    from memcalc.report.suggested import Work
 
 Output = Annotated[
     Path | None,
@@ -112,11 +112,18 @@ def deliver_predictions(
     deliver(name, output, blocks, json=lambda: json.render(found), csv=lambda: csv.render(found))
 
 
-def deliver_explanation(
-    found: Explanation, name: str, output: Path | None, top: int, *, verbose: bool = False
+def deliver_answer(
+    found: Any,
+    name: str,
+    output: Path | None,
+    *,
+    verbose: bool = False,
+    top: int = 0,
+    work: Work | None = None,
 ) -> None:
-    """Print or write an explanation."""
-    from memcalc.report import explained
+    """Print or write an answer of one of ``report.saved.KINDS``."""
+    from memcalc.report import saved
 
-    blocks = explained.blocks(found, top, verbose=in_full(verbose, output, name))
-    deliver(name, output, blocks, json=lambda: explained.as_json(found))
+    full = in_full(verbose, output, name)
+    blocks = saved.blocks(found, verbose=full, top=top, work=work)
+    deliver(name, output, blocks, json=lambda: saved.as_json(found))

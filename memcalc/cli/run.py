@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from memcalc.cli.command import AS_TYPED, argument, option, say, verb
+from memcalc.cli.command import AS_TYPED, Words, option, say, verb
 from memcalc.cli.output import seen_width
 from memcalc.errors import UsageError
 from memcalc.files import results
@@ -22,17 +22,14 @@ from memcalc.files import results
     context_settings=AS_TYPED,
 )
 def command(
-    command: Annotated[
-        list[str],
-        argument("The command, after --, with its arguments.", metavar="COMMAND"),
-    ],
+    command: Words,
     output: Annotated[
         Path | None, option("--output", "-o", metavar="FILE", help="Add the result here.")
     ] = None,
 ) -> None:
     """Run any command and report its GPU and main memory; its exit code is passed on."""
     from memcalc.measure.watched_command import run
-    from memcalc.report.watched_command import render
+    from memcalc.report.measured import render
 
     if output is not None:
         try:

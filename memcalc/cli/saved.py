@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from memcalc.advice.explain.records import Explanation
 from memcalc.errors import UsageError
+from memcalc.estimation.question import code_in
 from memcalc.files import artifact
 from memcalc.files.results import predictions
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 
@@ -35,11 +36,26 @@ def only_prediction(data: dict[str, Any], path: Path) -> Prediction:
         UsageError: it is damaged, or holds several.
     """
     if data.get("kind") == "explanation":
-        return explanation_in(data, path).prediction
+        from memcalc.report.saved import read
+
+        return cast(Prediction, read(data, path).prediction)
     found = predictions(data, path)
     if len(found) != 1:
         raise UsageError(f"{path} holds {len(found)} answers: compare files of one each.")
     return found[0]
+
+
+def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
+    """The plans of the answers in a result file, which are answered again; a command never is.
+
+    Raises:
+        UsageError: it is damaged, or names code, which is not run for a file.
+    """
+    plans = [found.plan for found in predictions(data, path)]
+    code = next((code_in(plan) for plan in plans if not plan.command and code_in(plan)), None)
+    if code is not None:
+        raise UsageError(f"{path} names {code}, which is code: type memcalc {verb} {code} itself.")
+    return plans
 
 
 def check_alone(settings: Mapping[str, Any]) -> None:
@@ -54,12 +70,3 @@ def check_alone(settings: Mapping[str, Any]) -> None:
             f"{settings.get('model')} is a saved answer with settings of its own: leave "
             f"{beside} out, or name its model."
         )
-
-
-def explanation_in(data: dict[str, Any], path: Path) -> Explanation:
-    """The explanation of a result file.
-
-    Raises:
-        UsageError: it is damaged.
-    """
-    return artifact.part(Explanation, data.get("record"), path, "explanation")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 import sys
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from memcalc.cli import complete
-from memcalc.cli.command import AS_TYPED, argument, option, say, verb
+from memcalc.cli.command import AS_TYPED, Words, option, say, verb
+from memcalc.cli.options import plan_option
 from memcalc.cli.output import Output, Verbose, deliver_predictions, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.values import TEXT, counted
@@ -19,6 +19,27 @@ from memcalc.files.formats import chosen, formats
 from memcalc.script.prefixes import to_type
 from memcalc.script.records import Ending
 from memcalc.units import format_bytes
+
+_Steps = Annotated[
+    int,
+    option("--steps", value=counted(0), help="Stop after this many optimizer steps; 0: never."),
+]
+_Weights = Annotated[
+    bool,
+    option(
+        "--weights",
+        help="Download and read real weights, for scripts whose control flow depends on their "
+        "values.",
+    ),
+]
+_Python = Annotated[
+    str | None,
+    option(
+        "--python",
+        value=TEXT,
+        help="The Python that runs it, with PyTorch. Default: this one.",
+    ),
+]
 
 
 @verb(
@@ -29,51 +50,13 @@ from memcalc.units import format_bytes
     fetches=True,
 )
 def command(
-    command: Annotated[
-        list[str],
-        argument("The command, after --, with its arguments.", metavar="COMMAND"),
-    ],
-    gpu: Annotated[
-        str | None,
-        option(
-            "--gpu",
-            metavar="GPU",
-            autocompletion=complete.gpus,
-            help="GPU to simulate; see memcalc list gpus.",
-        ),
-    ] = None,
-    steps: Annotated[
-        int,
-        option("--steps", value=counted(0), help="Stop after this many optimizer steps; 0: never."),
-    ] = 3,
-    torch: Annotated[
-        str | None,
-        option(
-            "--torch",
-            metavar="VERSION",
-            help="PyTorch version that will run. Default: the installed one.",
-        ),
-    ] = None,
-    alloc_conf: Annotated[
-        str | None,
-        option("--alloc-conf", metavar="CONF", help="PYTORCH_ALLOC_CONF of the run."),
-    ] = None,
-    weights: Annotated[
-        bool,
-        option(
-            "--weights",
-            help="Download and read real weights, for scripts whose control flow depends on their "
-            "values.",
-        ),
-    ] = False,
-    python: Annotated[
-        str | None,
-        option(
-            "--python",
-            value=TEXT,
-            help="The Python that runs it, with PyTorch. Default: this one.",
-        ),
-    ] = None,
+    command: Words,
+    gpu: Annotated[str | None, plan_option("gpu")] = None,
+    steps: _Steps = 3,
+    torch: Annotated[str | None, plan_option("torch")] = None,
+    alloc_conf: Annotated[str | None, plan_option("alloc_conf")] = None,
+    weights: _Weights = False,
+    python: _Python = None,
     format: Annotated[str | None, format_option("predictions")] = None,
     output: Output = None,
     verbose: Verbose = False,
@@ -85,13 +68,7 @@ def command(
     name = chosen("simulation", format, output)
     if output is None and name in formats("page"):
         raise UsageError(f"{name} is written to a file: add --output simulated.{name}.")
-    plan = plan_of(
-        command,
-        gpu=gpu,
-        steps=steps,
-        torch=torch,
-        alloc_conf=alloc_conf,
-    )
+    plan = plan_of(command, gpu=gpu, steps=steps, torch=torch, alloc_conf=alloc_conf)
     if gpu is None:
         _say_where_gpu_belongs(command)
     if torch is not None and python is None:
@@ -100,15 +77,7 @@ def command(
             environment.find(torch)
     found = simulate(plan, weights=weights, python=python)
     if found.traced is None:
-        _say_what_became(found.ending, figures=False)
-        elsewhere = _elsewhere(found.ending)
-        if found.ending.code:
-            if elsewhere:
-                say(f"memcalc: {elsewhere}")
-            raise typer.Exit(found.ending.code)
-        if elsewhere:
-            raise EstimateError(f"The script itself put nothing on the GPU. {elsewhere}")
-        raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
+        _refuse(found.ending)
     if output is not None and name in formats("page"):
         from memcalc.cli.report import draw
 
@@ -118,6 +87,19 @@ def command(
     sys.stdout.flush()
     _say_what_became(found.ending)
     raise typer.Exit(found.ending.code)
+
+
+def _refuse(ending: Ending) -> NoReturn:
+    """Of a script that put nothing on the GPU: what became of it, and what to do."""
+    _say_what_became(ending, figures=False)
+    elsewhere = _elsewhere(ending)
+    if ending.code:
+        if elsewhere:
+            say(f"memcalc: {elsewhere}")
+        raise typer.Exit(ending.code)
+    if elsewhere:
+        raise EstimateError(f"The script itself put nothing on the GPU. {elsewhere}")
+    raise EstimateError("The script put nothing on the GPU: does it use torch.device('cuda')?")
 
 
 def _say_where_gpu_belongs(command: list[str]) -> None:

@@ -10,7 +10,7 @@ import typer
 from memcalc.catalog import gpus
 from memcalc.cli.command import option
 from memcalc.cli.options import plan_of, with_plan
-from memcalc.cli.output import NoCache, Output, Verbose, deliver, format_option, in_full, put
+from memcalc.cli.output import NoCache, Output, Verbose, deliver_answer, format_option, put
 from memcalc.cli.progress import progress
 from memcalc.cli.values import TEXT, TOKENS, of
 from memcalc.errors import UsageError
@@ -23,6 +23,26 @@ if TYPE_CHECKING:
 _PROGRAM = of(Literal["trainer", "accelerate", "axolotl"])
 
 
+_Program = Annotated[
+    str | None,
+    option(
+        "--as",
+        value=_PROGRAM,
+        metavar="[trainer|accelerate|axolotl]",
+        help="Print the best way alone, as settings of this program.",
+    ),
+]
+_Tokens = Annotated[float | None, option("--tokens", value=TOKENS, help="To train on: says hours.")]
+_Price = Annotated[
+    str | None,
+    option(
+        "--price",
+        value=TEXT,
+        help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the cost.",
+    ),
+]
+
+
 @with_plan(
     "memcalc suggest Qwen/Qwen2.5-1.5B --gpu 4090",
     "memcalc suggest gpt2 --gpu t4 --batch 64 --as trainer",
@@ -30,27 +50,9 @@ _PROGRAM = of(Literal["trainer", "accelerate", "axolotl"])
 )
 def command(
     settings: dict[str, Any],
-    program: Annotated[
-        str | None,
-        option(
-            "--as",
-            value=_PROGRAM,
-            metavar="[trainer|accelerate|axolotl]",
-            help="Print the best way alone, as settings of this program.",
-        ),
-    ] = None,
-    tokens: Annotated[
-        float | None, option("--tokens", value=TOKENS, help="To train on: says hours.")
-    ] = None,
-    price: Annotated[
-        str | None,
-        option(
-            "--price",
-            value=TEXT,
-            help="Price of one GPU for an hour, or a TOML file with one for each GPU; says the "
-            "cost.",
-        ),
-    ] = None,
+    program: _Program = None,
+    tokens: _Tokens = None,
+    price: _Price = None,
     format: Annotated[str | None, format_option("suggestions")] = None,
     output: Output = None,
     verbose: Verbose = False,
@@ -93,8 +95,7 @@ def command(
         assert best is not None
         put(snippet(best.plan, program), output)
         return
-    blocks = list(suggested.blocks(found, work, verbose=in_full(verbose, output, name)))
-    deliver(name, output, blocks, json=lambda: suggested.as_json(found))
+    deliver_answer(found, name, output, verbose=verbose, work=work)
     if not found.fitting:
         raise typer.Exit(1)
 
@@ -116,7 +117,6 @@ def _cards(
         if work.prices is not None and work.prices.by_gpu:
             among = tuple(gpus.find(gpu) for gpu in work.prices.by_gpu)
         found = cards(plan, among=among, use_cache=use_cache, seen=tell)
-    blocks = list(report.blocks(found, work, verbose=in_full(verbose, output, name)))
-    deliver(name, output, blocks, json=lambda: report.as_json(found))
+    deliver_answer(found, name, output, verbose=verbose, work=work)
     if not found.fitting:
         raise typer.Exit(1)

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from memcalc.engine import flops, wrappers
+from memcalc.engine import decisions, flops, wrappers
 from memcalc.engine import program as programs
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.cpu import CpuRecorder
 from memcalc.engine.history import Timeline
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Recorder
+from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
@@ -31,16 +32,12 @@ STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 
 
-Drop = Callable[[str, str], None]
-"""Is told which module runs, and an operator's name or nothing."""
-
-
 def trace(
     program: Program,
     *,
     detailed: bool = False,
     counted: bool = False,
-    drop: Drop | None = None,
+    drop: Callable[[str], None] | None = None,
 ) -> Trace:
     """Run a program and read the birth and death of every block.
 
@@ -55,15 +52,15 @@ def trace(
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
-    compiling = _Compiled(plan)
-    with wrappers.followed(recorder, plan), compiling:
+    followed = _Followed(plan)
+    with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         with _place_told(program.model, drop):
             if plan.infers:
                 _infer(program, recorder)
             else:
                 _train(program, optimizer, recorder, steps)
-    traced = compiling.said_of(_read(program, recorder, steps))
+    traced = followed.said_of(_read(program, recorder, steps))
     if plan.infers or not counted:
         return traced
     operations = flops.of_step(lambda counter: _one_more_step(program, optimizer, counter))
@@ -73,7 +70,7 @@ def trace(
 
 
 @contextlib.contextmanager
-def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
+def _place_told(model: torch.nn.Module, drop: Callable[[str], None] | None) -> Iterator[None]:
     """Say which module of a model runs, as it begins."""
     if drop is None:
         yield
@@ -83,7 +80,7 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
     def begins(module: torch.nn.Module, _: Any) -> None:
         path = paths.get(id(module))
         if path:
-            drop(path, "")
+            drop(path)
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(begins)
     try:
@@ -95,24 +92,33 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
     """Operations of the loop's step: its micro-batches are alike, so that one of them is run."""
     job = programs.job(program, optimizer, program.plan.target)
-    job = replace(job, restore=None, eval_batches=0, compile=None, grad_accum=1)
+    once = replace(job.plan, eval=None, compile=None, grad_accum=1)
+    job = replace(job, plan=once, restore=None)
     watch = _OfEachBatch(counter)
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, watch, 1)
     return counter.total + watch.found * (program.plan.grad_accum - 1)
 
 
-class _Compiled(Patches):
-    """Follows the compiler meanwhile, where a plan asks for it."""
+class _Followed(Patches):
+    """Follows what a plan's code reads back from the GPU, and the compiler, meanwhile."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._said: dict[str, None] = {}
         if plan.compile is not None:
-            Compiling(lambda said: self._said.setdefault(said)).install(self)
+            Compiling(self._say).install(self)
+        if plan.target != "cpu":
+            values = Values(self._say)
+            decisions.install(self, values, self._say)
+            if ":" in plan.model:
+                values.install(self)
+
+    def _say(self, assumed: str) -> None:
+        self._said[assumed] = None
 
     def said_of(self, trace: Trace) -> Trace:
-        """The trace with what is assumed of compiled code."""
+        """The trace with what is assumed of it."""
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
 
 
@@ -154,15 +160,15 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    compiling = _Compiled(plan)
-    with wrappers.followed(recorder, plan), compiling:
+    followed = _Followed(plan)
+    with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         job = programs.job(program, optimizer, plan.target)
-        job = replace(job, batch=batch, eval_batches=0)
+        job = replace(job, batch=batch, plan=replace(plan, eval=None))
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
     traced = replace(_read(program, recorder, len(lengths)), whole=True)
-    return compiling.said_of(traced)
+    return followed.said_of(traced)
 
 
 def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
@@ -182,7 +188,7 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
 
 def _passes(program: Program) -> tuple[int, ...]:
     """The passes of a generation that are followed: the prompt's, the first ones and the last."""
-    last = (program.until or program.plan.generate or 1) - 1
+    last = (program.plan.generate or 1) - 1
     return tuple(sorted({0, 1, 2, last - 1, last}))
 
 
@@ -246,11 +252,11 @@ def _infer(program: Program, recorder: Recorder) -> None:
             )
             recorder.name(Component.KV_CACHE, caches_of(outputs))
 
-    job = program.inference(device=program.plan.target, batch=lambda: _batch(program, recorder))
+    noted = replace(program, batch=lambda _: _batch(program, recorder))
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
-        inference.run(replace(job, between=between), recorder)
+        inference.run(noted, recorder, device=program.plan.target, between=between)
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:
@@ -289,7 +295,7 @@ def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
 
 
 def _said(program: Program) -> tuple[str, ...]:
-    passes = program.until or program.plan.generate
+    passes = program.plan.generate
     skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
     scheme = () if program.plan.scheme is None else (quantised.described(program.inventory),)
     return tuple(dict.fromkeys((*program.assumptions, *scheme, *skipped)))

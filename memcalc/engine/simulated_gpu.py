@@ -9,10 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.capabilities import ARCHITECTURES, Target
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.stub import load as stub
-from memcalc.engine.target import Target
 from memcalc.errors import EstimateError
 from memcalc.files import cache
 from memcalc.units import GIB

@@ -1,7 +1,7 @@
 """The estimating child: opens the stub driver before importing PyTorch, then answers.
 
 ``{"plan": ...}`` is answered by ``{"prediction": ...}``, with ``"keep": true`` also by its
-``"trace"``, packed; ``"bare": true`` by the trace alone, and ``"inventory": true`` by
+``"trace"``, packed; with ``"devices": [...]`` by ``{"judged": ...}``, and ``"inventory": true`` by
 ``{"inventory": ...}``, for which nothing is run.
 """
 

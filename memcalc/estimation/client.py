@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from memcalc.allocator.levels import Levels
 from memcalc.catalog import models
 from memcalc.children.client import Child, Parent
 from memcalc.engine import driver, environment
@@ -25,8 +27,10 @@ from memcalc.records.trace import Trace
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one run fits each of some devices."""
+    """The highest levels of one run, and whether it fits each of some devices."""
 
+    peaks: Levels
+    """In bytes."""
     fits: tuple[Fit, ...]
     seq: int | None
     """Tokens per sample that were settled on; ``None``: the model takes no tokens."""
@@ -34,15 +38,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     uncounted: tuple[str, ...] = ()
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest levels of one run in bytes, and whether it fits a device."""
-
-    requested: int
-    allocated: int
-    reserved: int
-    fit: Fit | None = None
-
-
+_IDLE = 300.0
+"""Seconds after which warm processes that nobody asks are ended."""
 ENGINE = "-engine"
 """The kind of process that has opened the stub driver."""
 _ENVIRONMENT = {
@@ -62,7 +59,7 @@ class Engines:
     def __init__(self) -> None:
         self._parents: dict[tuple[str | None, str | None], Parent] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self.closed = False
 
     def __enter__(self) -> Engines:
         return self
@@ -81,16 +78,62 @@ class Engines:
         with self._lock:
             if key not in self._parents:
                 self._parents[key] = _parent(torch, transformers)
-                if self._closed:
+                if self.closed:
                     self._parents[key].close()
             return self._parents[key]
 
     def close(self) -> None:
         """Leave no process behind."""
         with self._lock:
-            self._closed = True
+            self.closed = True
             for parent in self._parents.values():
                 parent.close()
+
+
+class WarmEngines:
+    """The engines of all that this process asks: the second question imports nothing.
+
+    They end with the process, or after ``_IDLE`` seconds in which nobody asked.
+    """
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start anew without ending what there is: a forked process does not own it."""
+        self._lock = threading.Lock()
+        self._engines = Engines()
+        self._variables: dict[str, str] = {}
+        self._askers = 0
+        self._timer: threading.Timer | None = None
+
+    def __enter__(self) -> Engines:
+        with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
+            changed = self._variables != os.environ
+            if self._engines.closed or (changed and not self._askers):
+                self._engines.close()
+                self._engines, self._variables = Engines(), dict(os.environ)
+            self._askers += 1
+            return self._engines
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._askers -= 1
+            if not self._askers:
+                self._timer = threading.Timer(_IDLE, self._engines.close)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self._engines.close()
+
+
+warm_engines = WarmEngines()
+atexit.register(warm_engines.close)
+os.register_at_fork(after_in_child=warm_engines.forget)
 
 
 def _parent(torch: str | None, transformers: str | None) -> Parent:
@@ -98,15 +141,6 @@ def _parent(torch: str | None, transformers: str | None) -> Parent:
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     variables = {**os.environ, **_ENVIRONMENT, **_no_inductor_folder(), **told}
     return Parent(EstimateError, variables, kind=ENGINE, first=found.path)
-
-
-def trace_all(
-    plans: Iterable[Plan], engines: Engines | None = None
-) -> Iterator[Prediction | MemcalcError]:
-    """Run plans in one child process, in order; yields each answer as it comes."""
-    with Client(engines) as client:
-        for plan in plans:
-            yield client.ask(plan)
 
 
 class Client:
@@ -136,10 +170,6 @@ class Client:
         elif self._child is not None:
             self._child.end()
 
-    def abandon(self) -> None:
-        """End it for good: a thread that waits for its answer hears of it."""
-        self._engines.close()
-
     def ask(self, plan: Plan, *, counted: bool = False) -> Prediction | MemcalcError:
         """Run one plan; ``counted``: and one step more, for its floating-point operations."""
         answer = self._answer(plan, counted=counted)
@@ -153,28 +183,25 @@ class Client:
         answer = self._answer(plan, keep=True)
         if isinstance(answer, MemcalcError):
             return answer
-        trace = _unpacked(answer)
-        if isinstance(trace, MemcalcError):
-            return trace
+        try:
+            trace = unpack(base64.b64decode(answer["trace"]))
+        except DamagedTraceError as error:
+            return EstimateError(f"The simulated run's answer cannot be read: {error}.")
         return decode(Prediction, answer["prediction"]), trace
 
-    def bare(self, plan: Plan) -> Trace | MemcalcError:
-        """Trace one plan, for its events alone."""
-        answer = self._answer(plan, bare=True)
-        return answer if isinstance(answer, MemcalcError) else _unpacked(answer)
+    def judged(
+        self, plan: Plan, devices: Sequence[Device], lengths: Sequence[int] = ()
+    ) -> Judged | MemcalcError:
+        """Run one plan, and see which of these devices it fits.
 
-    def judged(self, plan: Plan, devices: Sequence[Device]) -> Judged | MemcalcError:
-        """Run one plan, and see which of these devices it fits."""
-        answer = self._answer(plan, devices=[encode(device) for device in devices])
+        Args:
+            plan: what to run.
+            devices: where it should fit.
+            lengths: of batches to train on, one a step; empty: those of the plan.
+        """
+        told = [encode(device) for device in devices]
+        answer = self._answer(plan, devices=told, lengths=list(lengths))
         return answer if isinstance(answer, MemcalcError) else decode(Judged, answer["judged"])
-
-    def lengths(
-        self, plan: Plan, lengths: Sequence[int], device: Device | None
-    ) -> Reached | MemcalcError:
-        """Train one plan on batches of these lengths, one a step."""
-        told = encode(device) if device is not None else None
-        answer = self._answer(plan, lengths=list(lengths), device=told)
-        return answer if isinstance(answer, MemcalcError) else decode(Reached, answer["reached"])
 
     def inventory(self, plan: Plan) -> Inventory | MemcalcError:
         """The tensors of a plan's model, and of its adapters where it has some."""
@@ -199,13 +226,6 @@ class Client:
             return self._child.ask({"plan": encode(plan), **more})
         except MemcalcError as error:
             return error
-
-
-def _unpacked(answer: dict[str, Any]) -> Trace | EstimateError:
-    try:
-        return unpack(base64.b64decode(answer["trace"]))
-    except DamagedTraceError as error:
-        return EstimateError(f"The simulated run's answer cannot be read: {error}.")
 
 
 def _no_inductor_folder() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from memcalc.records.trace import Trace
 from memcalc.records.values import checked
 
 if TYPE_CHECKING:
-    from memcalc.estimation.client import Client
     from memcalc.estimation.pool import Pool
 
 Answer = Prediction | MemcalcError
@@ -138,24 +138,34 @@ class Tracer:
         missing = [plan for index, plan in enumerate(plans) if index not in known]
         traced: Iterator[Answer] = iter(())
         if missing:
-            traced = self._children().predictions(missing, counted=self._counted)
+            from memcalc.estimation.client import Client
+
+            ask = functools.partial(Client.ask, counted=self._counted)
+            traced = self.pool().each(missing, ask)
         for index in range(len(plans)):
             answer = known[index] if index in known else next(traced)
             if index not in known and isinstance(answer, Prediction) and index in names:
                 cache.store(names[index], answer)
             yield _noted(answer, self._check(plans[index]))
 
-    def trace(self, plan: Plan) -> Traced | MemcalcError:
-        """Trace one plan and keep its events, or find them in the cache."""
-        return next(self.traces([plan]))
+    def trace(self, plan: Plan) -> Traced:
+        """Trace one plan and keep its events, or find them in the cache.
+
+        Raises:
+            MemcalcError: it cannot be traced.
+        """
+        answer = next(self.traces([plan]))
+        if isinstance(answer, MemcalcError):
+            raise answer
+        return answer
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
-        """The same of several plans, in order, and side by side."""
+        """The same of several plans, in order, side by side; what fails yields its error."""
         from memcalc.estimation.client import Client
 
         known = {plan: self._kept(plan) for plan in plans}
         missing = [plan for plan, found in known.items() if found is None]
-        answers = self._children().each(missing, Client.trace) if missing else iter(())
+        answers = self.pool().each(missing, Client.trace) if missing else iter(())
         fresh = iter(missing)
         for plan in plans:
             while (found := known[plan]) is None:
@@ -207,11 +217,8 @@ class Tracer:
             return None
         return cache.key(canonical(plan), config, "trace")
 
-    def clients(self, count: int) -> list[Client]:
-        """Children of this tracer, for what it does not ask itself."""
-        return self._children().clients(count)
-
-    def _children(self) -> Pool:
+    def pool(self) -> Pool:
+        """Children of this tracer, also for what it does not ask itself."""
         if self._pool is None:
             from memcalc.estimation.pool import Pool
 

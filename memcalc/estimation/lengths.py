@@ -8,7 +8,6 @@ drawn, always the same ones, and three ways of training on them are compared.
 from __future__ import annotations
 
 import os
-import queue
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -17,9 +16,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from memcalc.errors import MemcalcError, UsageError
-from memcalc.estimation.client import Client, Reached
+from memcalc.estimation.client import Judged
 from memcalc.estimation.fits import device_of
-from memcalc.estimation.pool import Pool, asking
+from memcalc.estimation.pool import Pool
 from memcalc.estimation.question import Asked, asked
 from memcalc.files.untrusted_values import content
 from memcalc.records.plan import Plan
@@ -89,7 +88,7 @@ def varied(plan: Plan, text: str) -> Varied:
     as_drawn = [max(part) for part in _parts(drawn, plan.batch)]
     bucketed = [max(part) for part in _parts(sorted(drawn), plan.batch)]
     random.Random(_SEED).shuffle(bucketed)
-    growing = replace(plan, alloc_conf=_expandable(plan.alloc_conf))
+    growing = replace(plan, alloc_conf=(f"{plan.alloc_conf},expandable_segments:True".lstrip(",")))
     runs = (
         ("in the order drawn", plan, as_drawn),
         ("bucketed by length", plan, bucketed),
@@ -101,58 +100,45 @@ def varied(plan: Plan, text: str) -> Varied:
     ways = tuple(
         Way(
             name=name,
-            requested=found.requested,
-            allocated=found.allocated,
-            reserved=found.reserved,
+            requested=found.peaks.requested,
+            allocated=found.peaks.allocated,
+            reserved=found.peaks.reserved,
             shortest=min(lengths),
             longest=max(lengths),
         )
         for (name, _, lengths), found in zip(runs[:3], reached, strict=False)
     )
     return Varied(
-        fit=reached[0].fit,
+        fit=next(iter(reached[0].fits), None),
         lengths=text,
         batches=BATCHES,
         longest=max(drawn),
-        least=reached[3].allocated,
-        most=reached[4].allocated,
+        least=reached[3].peaks.allocated,
+        most=reached[4].peaks.allocated,
         ways=ways,
     )
 
 
-def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> list[Reached]:
+def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> list[Judged]:
     """Run each of these, as many at once as the machine has room for.
 
     Raises:
         MemcalcError: one could not be run.
     """
     gpu = question.gpu
-    device = device_of(gpu, plan=question.plan) if gpu is not None else None
-    with Pool(None) as pool:
-        clients = pool.clients(min(pool.workers, len(runs)))
-        with asking(clients) as threads:
-            free = queue.SimpleQueue[Client]()
-            for client in clients:
-                free.put(client)
+    devices = [device_of(gpu, plan=question.plan)] if gpu is not None else []
+    with Pool(None) as pool, pool.threads() as threads:
 
-            def one(run: tuple[str, Plan, Sequence[int]]) -> Reached | MemcalcError:
-                client = free.get()
-                try:
-                    return client.lengths(run[1], run[2], device)
-                finally:
-                    free.put(client)
+        def one(run: tuple[str, Plan, Sequence[int]]) -> Judged | MemcalcError:
+            with pool.client() as client:
+                return client.judged(run[1], devices, run[2])
 
-            answers = list(threads.map(one, runs))
-    found = []
-    for answer in answers:
-        if isinstance(answer, MemcalcError):
-            raise answer
-        found.append(answer)
-    return found
-
-
-def _expandable(alloc_conf: str) -> str:
-    return f"{alloc_conf},expandable_segments:True".lstrip(",")
+        found = []
+        for answer in threads.map(one, runs):
+            if isinstance(answer, MemcalcError):
+                raise answer
+            found.append(answer)
+        return found
 
 
 def over_batches(answer: Prediction, found: Varied) -> Prediction:

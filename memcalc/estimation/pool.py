@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.estimation.client import Client, Engines
+from memcalc.estimation.client import Client, warm_engines
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Prediction
 
 T = TypeVar("T")
 
@@ -26,7 +24,8 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Pool:
     """Children that trace side by side; they are kept, with what they built, for what comes next.
 
-    A child starts when there is work for it.
+    A child starts when there is work for it, and ends with the pool; what forks it does not.
+    Threads may share a pool.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -36,105 +35,90 @@ class Pool:
             workers: at most so many processes; ``None``: what cores and free memory allow.
         """
         self.workers = workers if workers is not None else room()
-        self._engines = Engines()
+        self._stack = contextlib.ExitStack()
         self._clients: list[Client] = []
+        self._changed = threading.Condition()
 
     def __enter__(self) -> Pool:
+        self._engines = self._stack.enter_context(warm_engines)
+        for _ in range(max(self.workers, 1)):
+            self._clients.append(self._stack.enter_context(Client(self._engines)))
+        self._idle = list(self._clients)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._engines.close()
+        self._stack.close()
 
-    def clients(self, count: int) -> list[Client]:
-        """So many of its children, the same ones each time."""
-        while len(self._clients) < count:
-            self._clients.append(Client(self._engines))
-        return self._clients[:count]
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Client]:
+        """A child that nobody else asks meanwhile: of those that are idle the first."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._idle))
+            one = min(self._idle, key=self._clients.index)
+            self._idle.remove(one)
+        try:
+            yield one
+        finally:
+            with self._changed:
+                self._idle.append(one)
+                self._changed.notify()
 
-    def predictions(
-        self, plans: Sequence[Plan], *, counted: bool = False
-    ) -> Iterator[Prediction | MemcalcError]:
-        """Run plans; answers come in their order, each as soon as it and all before are known."""
-        return self.each(plans, functools.partial(Client.ask, counted=counted))
+    @contextlib.contextmanager
+    def threads(self) -> Iterator[ThreadPoolExecutor]:
+        """As many threads as there are children; Ctrl-C does not wait for what they asked."""
+        with ThreadPoolExecutor(len(self._clients)) as threads:
+            try:
+                yield threads
+            except (KeyboardInterrupt, SystemExit):
+                self._engines.close()
+                raise
 
     def each(
         self, plans: Sequence[Plan], ask: Callable[[Client, Plan], T]
     ) -> Iterator[T | MemcalcError]:
-        """Ask something of every plan, those of one model of the same child as far as that goes."""
-        shares = [list(share) for share in split([plan.model for plan in plans], self.workers)]
-        clients = self.clients(len(shares))
-        if len(shares) == 1:
+        """Ask something of every plan; answers come in their order, each as soon as it is known."""
+        if min(self.workers, len(plans)) <= 1:
             for plan in plans:
-                yield ask(clients[0], plan)
+                with self.client() as client:
+                    answer = ask(client, plan)
+                yield answer
             return
         answers: list[Future[T | MemcalcError]] = [Future() for _ in plans]
+        waiting = dict(enumerate(plans))
         lock = threading.Lock()
-        for number, client in enumerate(clients):
-            arguments = (client, number, shares, lock, plans, ask, answers)
-            threading.Thread(target=_work, args=arguments, daemon=True).start()
+        for _ in range(min(self.workers, len(plans))):
+            arguments = (waiting, lock, ask, answers)
+            threading.Thread(target=self._work, args=arguments, daemon=True).start()
         try:
-            for answer in answers:
-                yield answer.result()
+            for found in answers:
+                yield found.result()
         finally:
             with lock:
-                for share in shares:
-                    share.clear()
+                waiting.clear()
 
-
-def _work(
-    client: Client,
-    number: int,
-    shares: list[list[int]],
-    lock: threading.Lock,
-    plans: Sequence[Plan],
-    ask: Callable[[Client, Plan], T],
-    answers: Sequence[Future[T | MemcalcError]],
-) -> None:
-    """Do one's own share from its front, and then what is left of the longest from its end."""
-    while True:
-        with lock:
-            longest = max(shares, key=len)
-            if not longest:
-                return
-            index = shares[number].pop(0) if shares[number] else longest.pop()
-        try:
-            answers[index].set_result(ask(client, plans[index]))
-        except Exception as error:  # Whoever waits for it must hear of it.
-            answers[index].set_result(EstimateError(f"The simulated run did not start: {error}."))
-
-
-@contextlib.contextmanager
-def asking(clients: Sequence[Client]) -> Iterator[ThreadPoolExecutor]:
-    """Threads that ask clients at once; Ctrl-C does not wait for what they were asked."""
-    with ThreadPoolExecutor(len(clients)) as threads:
-        try:
-            yield threads
-        except (KeyboardInterrupt, SystemExit):
-            for client in clients:
-                client.abandon()
-            raise
-
-
-def split(models: Sequence[str], workers: int) -> list[list[int]]:
-    """Share plans out: evenly, those of one model together as far as that allows.
-
-    Args:
-        models: the model of each plan.
-        workers: at most so many shares.
-
-    Returns:
-        Indices of the plans, one list a worker, none empty.
-    """
-    count = max(1, min(workers, len(models)))
-    first = {model: index for index, model in reversed(list(enumerate(models)))}
-    order = sorted(range(len(models)), key=lambda index: (first[models[index]], index))
-    size, extra = divmod(len(order), count)
-    shares, at = [], 0
-    for number in range(count):
-        end = at + size + (number < extra)
-        shares.append(order[at:end])
-        at = end
-    return [share for share in shares if share]
+    def _work(
+        self,
+        waiting: dict[int, Plan],
+        lock: threading.Lock,
+        ask: Callable[[Client, Plan], T],
+        answers: Sequence[Future[T | MemcalcError]],
+    ) -> None:
+        """Have one child answer what is left, of the model that it built last before others."""
+        model = ""
+        with self.client() as client:
+            while True:
+                with lock:
+                    if not waiting:
+                        return
+                    same = (n for n, plan in waiting.items() if plan.model == model)
+                    index = next(same, next(iter(waiting)))
+                    plan = waiting.pop(index)
+                model = plan.model
+                try:
+                    answers[index].set_result(ask(client, plan))
+                except Exception as error:  # Whoever waits for it must hear of it.
+                    told = EstimateError(f"The simulated run did not start: {error}.")
+                    answers[index].set_result(told)
 
 
 def room() -> int:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.allocator.replay import Op, Replay, replay
 from memcalc.estimation.fits import Device, device_of, judge
 from memcalc.estimation.question import Asked, asked
@@ -143,5 +143,4 @@ def as_it_ran(trace: Trace) -> Iterator[tuple[Any, ...]]:
 def _told(aside: Aside) -> tuple[Any, ...]:
     if aside.what == "used_by":
         return Op.USED_BY, aside.storage, aside.stream
-    told = Op(aside.what), aside.stream
-    return (*told, aside.bytes) if aside.bytes else told
+    return Op(aside.what), aside.stream

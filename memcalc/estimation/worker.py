@@ -11,7 +11,7 @@ import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from memcalc.engine.cudnn import loading
 from memcalc.engine.cudnn.library import Missing
 from memcalc.engine.packages import bitsandbytes
 from memcalc.errors import UsageError
-from memcalc.estimation.client import Judged, Reached
+from memcalc.estimation.client import Judged
 from memcalc.estimation.fits import Device
 from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
@@ -37,7 +37,6 @@ from memcalc.estimation.serving.probe import generating, read
 from memcalc.estimation.state import state_for
 from memcalc.files.artifact import decode, encode
 from memcalc.files.trace_file import pack, unpack
-from memcalc.records.model import OptimizerState
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.records.trace import Trace
@@ -85,7 +84,7 @@ class Worker:
             MemcalcError: it cannot be answered.
         """
         plan = decode(Plan, request["plan"])
-        keep = bool(request.get("keep") or request.get("bare"))
+        keep = bool(request.get("keep"))
         self._counted = bool(keep or request.get("counted"))
         if plan.engine is not None:
             if keep:
@@ -96,24 +95,17 @@ class Worker:
             return {"inventory": encode(whole(source, tasks.choose(source, plan.task), plan))}
         question = asked(plan)
         program = self._prepared(question)
-        if "lengths" in request:
-            device = decode(Device, request["device"]) if request["device"] is not None else None
-            lengths = [int(length) for length in request["lengths"]]
-            varied = functools.partial(self._over_lengths, question, program, lengths, device)
-            return forked(varied, NAME, self._where)
         numbers = ranks.asked(program)
         if len(numbers) > 1:
             traced = self._largest(question, program, numbers, keep=keep)
-            if "devices" in request:
-                return _judged(question, traced, [decode(Device, d) for d in request["devices"]])
-            return _answered(question, traced, keep)
-        work: Callable[[int], dict[str, Any]]
-        if "devices" in request:
-            devices = [decode(Device, one) for one in request["devices"]]
-            work = functools.partial(self._judged_here, question, program, numbers[0], devices)
-        else:
-            work = functools.partial(self._answered_here, question, program, numbers[0], keep)
-        return self._in_enough_room(question, work)
+            return _said(question, traced, request)
+
+        def here(room: int) -> dict[str, Any]:
+            lengths = request.get("lengths", ())
+            traced = self._run_here(question, program, numbers[0], keep, room, lengths)
+            return _said(question, traced, request)
+
+        return self._in_enough_room(question, here)
 
     def trace(self, question: Asked, *, keep: bool = False) -> Trace:
         """The run that a question asks about; of several ranks the one that needs most.
@@ -136,33 +128,6 @@ class Worker:
         traces = {number: self._trace(question, program, number, keep) for number in numbers}
         return ranks.largest(traces, layouts.spread(question.plan).world)
 
-    def _answered_here(
-        self, question: Asked, program: Program, rank: int, keep: bool, room: int
-    ) -> dict[str, Any]:
-        return _answered(question, self._run_here(question, program, rank, keep, room), keep)
-
-    def _judged_here(
-        self, question: Asked, program: Program, rank: int, devices: list[Device], room: int
-    ) -> dict[str, Any]:
-        traced = self._run_here(question, program, rank, keep=False, room=room)
-        return _judged(question, traced, devices)
-
-    def _over_lengths(
-        self, question: Asked, program: Program, lengths: list[int], device: Device | None
-    ) -> dict[str, Any]:
-        """Train on batches of these lengths, in this process."""
-        self._settle(question, 0)
-        traced = run.over_lengths(program, lengths)
-        peaks = outcome(question, traced).peaks
-        fit = None
-        if device is not None:
-            state = state_for(question, traced)
-            fit = judged(question, traced, device.holding(state))
-        reached = Reached(
-            requested=peaks.requested, allocated=peaks.allocated, reserved=peaks.reserved, fit=fit
-        )
-        return {"reached": encode(reached)}
-
     def _trace(self, question: Asked, program: Program, rank: int, keep: bool) -> Trace:
         """Run one rank in a copy of this process."""
 
@@ -172,19 +137,31 @@ class Worker:
         return unpack(base64.b64decode(self._in_enough_room(question, work)["trace"]))
 
     def _run_here(
-        self, question: Asked, program: Program, rank: int, keep: bool, room: int
+        self,
+        question: Asked,
+        program: Program,
+        rank: int,
+        keep: bool,
+        room: int,
+        lengths: Sequence[int] = (),
     ) -> Trace:
         """Run in this process, which CUDA over the stub driver belongs to from here on."""
         plan = question.plan
         self._settle(question, rank, room)
         drop = self._breadcrumbs.drop if self._breadcrumbs is not None else None
         with in_its_words(plan.model, self._where):
-            traced = run.trace(program, detailed=keep, counted=self._counted, drop=drop)
+            traced = (
+                run.over_lengths(program, lengths)
+                if lengths
+                else run.trace(program, detailed=keep, counted=self._counted, drop=drop)
+            )
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
         if plan.target != "cpu":
             notes += loading.assumptions()
-            if isinstance(self._cudnn, Missing) and _convolves(traced):
+            if isinstance(self._cudnn, Missing) and (
+                any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
+            ):
                 missed = (*missed, *self._cudnn.uncounted)
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
@@ -198,7 +175,8 @@ class Worker:
         simulated_gpu.insert(question.gpu, question.target, room=room)
         self._cudnn = driver.cudnn(question.target.capability)
         os.environ.update(loading.environment(self._cudnn))
-        loading.adapt(self._cudnn)
+        if isinstance(self._cudnn, Missing):
+            loading.switch_off()
         internals.allow_cuda_after_fork()
         own = without_fraction(plan.alloc_conf)
         if own:
@@ -273,11 +251,6 @@ class Worker:
         return replace(known.resized(plan.batch, plan.seq), plan=plan)
 
 
-def _convolves(traced: Trace) -> bool:
-    """Whether operators that cuDNN has kernels for were run."""
-    return any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
-
-
 def _room(question: Asked) -> int:
     """Bytes that the allocator has on the plan's GPU beside the largest context; 80 GiB if none."""
     device = room_of(question)
@@ -301,17 +274,16 @@ def _said_of_room(question: Asked, room: int) -> tuple[str, ...]:
     return ()
 
 
-def _answered(question: Asked, traced: Trace, keep: bool) -> dict[str, Any]:
-    state: OptimizerState = state_for(question, traced)
-    kept = {"trace": pack(traced)} if keep else {}
-    return {"prediction": encode(predict(question, traced, state)), **kept}
-
-
-def _judged(question: Asked, traced: Trace, devices: list[Device]) -> dict[str, Any]:
-    """Whether a run fits each of these devices."""
+def _said(question: Asked, traced: Trace, request: dict[str, Any]) -> dict[str, Any]:
+    """What was asked of a run: whether it fits some devices, or what it costs."""
     state = state_for(question, traced)
+    if "devices" not in request:
+        kept = {"trace": pack(traced)} if request.get("keep") else {}
+        return {"prediction": encode(predict(question, traced, state)), **kept}
+    devices = [decode(Device, one).holding(state) for one in request["devices"]]
     found = Judged(
-        fits=tuple(judged(question, traced, device.holding(state)) for device in devices),
+        peaks=outcome(question, traced).peaks,
+        fits=tuple(judged(question, traced, device) for device in devices),
         seq=traced.seq,
         assumptions=traced.assumptions,
         uncounted=traced.uncounted,

@@ -69,10 +69,10 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
-def document(kind: str, body: dict[str, Any], *, indent: int = 2) -> str:
+def document(kind: str, body: dict[str, Any]) -> str:
     """A result as the text of its file; ``read`` takes it back."""
     head = {"schema": SCHEMA, "kind": kind, "memcalc": __version__}
-    return untrusted_text.json(json.dumps({**head, **body}, indent=indent)) + "\n"
+    return untrusted_text.json(json.dumps({**head, **body}, indent=1)) + "\n"
 
 
 def write(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ it is checked against the declared type, so what is refused is refused everywher
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -67,16 +68,6 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"One of {', '.join(self.choices)}."] if self.choices else []
         parts += [f"Default: {self.otherwise}."] if self.otherwise else []
         return " ".join(parts)
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema of the setting in a file."""
-        schema = msgspec.json.schema(self.type)
-        if self.choices:
-            schema["enum"] = list(self.choices)
-        if self.repeats and not self.is_table:
-            schema = {"anyOf": [schema["items"], schema]}
-        return {**schema, "description": self.help}
 
     def check(self, value: Any) -> Any:
         """Take a setting from a file or from Python and return it as the plan holds it.
@@ -176,6 +167,16 @@ def _written(kind: Any) -> Any:
 
 
 FIELDS = declared(Plan)
+
+
+def options(plan: Plan) -> str:
+    """The model and the batch, and every option that is not left at its default."""
+    told = changed_settings(plan) | ({} if plan.inputs else {"batch": plan.batch})
+    words = [plan.model]
+    for name, field in FIELDS.items():
+        if name in told and name != "model" and field.option is not None:
+            words += field.write(told[name])
+    return shlex.join(words)
 
 
 def plan_changes(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:

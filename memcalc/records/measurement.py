@@ -13,7 +13,7 @@ import msgspec
 from memcalc.records.display import Answer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS
-from memcalc.records.storage import GENERATION, ONCE, Phase
+from memcalc.records.trace import GENERATION, ONCE, Phase
 
 
 class PhaseReading(msgspec.Struct, frozen=True, kw_only=True):

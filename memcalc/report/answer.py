@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.advice.explain.command_line import options
 from memcalc.catalog.models import TAKEN
 from memcalc.catalog.plan import to_simulate
+from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction
+from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction, Varied
 from memcalc.records.trace import Component
-from memcalc.report import lengths, rows, serving
+from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
@@ -47,7 +47,7 @@ def blocks(prediction: Prediction) -> list[Block]:
         Line(""),
     ]
     below = [*_sentences(prediction), *notes(prediction, brief=True), *_next(prediction)]
-    varied = [] if prediction.varied is None else list(lengths.blocks(prediction.varied))
+    varied = [] if prediction.varied is None else list(of_lengths(prediction.varied))
     taken = sum(map(_height, (*above, *below, *varied)))
     return [*above, _table(prediction, LINES - taken), *below, *varied]
 
@@ -174,7 +174,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
     numbers = [*map(unit.number, sizes), others] if rest else unit.numbers(sizes)
     body: list[tuple[Cell, ...]] = [
         (
-            rows.component_word(component),
+            rows.COMPONENT_WORDS[component],
             number,
             Share(size / max(peak.requested, 1)),
             _note(prediction, component, size),
@@ -192,7 +192,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
 
 
 def _names(components: list[Component]) -> str:
-    words = [rows.component_word(component) for component in components]
+    words = [rows.COMPONENT_WORDS[component] for component in components]
     return ", ".join(words) if len(words) < 3 else f"{words[0]} and {len(words) - 1} more"
 
 
@@ -338,3 +338,30 @@ def _why(fit: Fit | None) -> str:
     if fit is not None and fit.verdict is not FitVerdict.FITS:
         return "what is alive at the peak and what would make it fit"
     return "what is alive at the peak and what would need less"
+
+
+def of_lengths(varied: Varied) -> Iterator[Block]:
+    """The peak and what is reserved, over all batches and by way of training."""
+    first, *others = varied.ways
+    yield Line(
+        f"Lengths {varied.lengths}: {varied.batches} batches of "
+        f"{first.shortest} to {first.longest} tokens",
+        Kind.HEADING,
+    )
+    yield Line(
+        f"one batch alone: peak allocated {format_bytes(varied.least)} to "
+        f"{format_bytes(varied.most)}; one after the other: reserved {format_bytes(first.reserved)}"
+    )
+    yield Table(
+        head=("way", "batches, tokens", "allocated", "reserved", "saved"),
+        rows=[
+            (
+                way.name,
+                f"{way.shortest} to {way.longest}",
+                Size(way.allocated),
+                Size(way.reserved),
+                "" if way is first else format_bytes(first.reserved - way.reserved),
+            )
+            for way in (first, *others)
+        ],
+    )

@@ -33,7 +33,7 @@ class Size(msgspec.Struct, frozen=True):
     unit: Unit | None = None
     """That of its column, which names it; ``None``: the largest that fits, named."""
     text: str = ""
-    """The figure beside others of one sum, so that they add up; empty: as it is by itself."""
+    """The figure where it is rounded so that a column adds up."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -193,9 +193,7 @@ def _cell(cell: Cell) -> Text:
 
 
 def _sized(size: Size) -> str:
-    if size.text:
-        return size.text
-    return size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes)
+    return size.text or (size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes))
 
 
 def sizes(parts: Sequence[int], unit: Unit) -> list[Size]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from memcalc.advice.explain.difference import Change, Difference
-from memcalc.files.artifact import document, encode
 from memcalc.report import rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.units import Unit, format_bytes, unit_for
@@ -35,11 +34,6 @@ def blocks(found: Difference, top: int) -> Iterator[Block]:
         yield _table("kind of storage", found.kinds[:top], unit)
         if len(found.kinds) > top:
             yield Line(f"{len(found.kinds) - top} more kinds (--top {len(found.kinds)} shows them)")
-
-
-def as_json(found: Difference) -> str:
-    """Everything, in exact bytes."""
-    return document("difference", encode(found), indent=1)
 
 
 def _headline(found: Difference) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.explain.layers import LayerKind
 from memcalc.advice.explain.records import Explanation, Group, PeakContents
 from memcalc.advice.remedies.records import Figures, Option, Search
-from memcalc.files.artifact import document, encode
+from memcalc.files.artifact import encode
+from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
@@ -135,8 +136,8 @@ def option_words(option: Option, explanation: Explanation) -> str:
     return f"{option.remedy.title}: {change} {unit.name} {rung}"
 
 
-def as_json(explanation: Explanation) -> str:
-    """Everything, in exact bytes; ``record`` reads back as an ``Explanation``."""
+def body(explanation: Explanation) -> dict[str, Any]:
+    """What is written as JSON; ``record`` reads back as an ``Explanation``."""
     before = explanation.figures
     tried = [
         {
@@ -147,14 +148,13 @@ def as_json(explanation: Explanation) -> str:
         }
         for option in explanation.options
     ]
-    body = {
+    return {
         "peak": encode(explanation.peak),
         "others": encode(explanation.others),
         "remedies": tried,
         "search": encode(explanation.search),
         "record": encode(explanation),
     }
-    return document("explanation", body, indent=1)
 
 
 def _group(group: Group) -> str:

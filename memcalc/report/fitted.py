@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.advice.remedies.records import Option
-from memcalc.files.artifact import document, encode
+from memcalc.records.fields import options
 from memcalc.records.prediction import Fit, FitVerdict
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report.blocks import Block, Kind, Line, Table
@@ -56,11 +55,6 @@ def _next(answer: FitAnswer) -> Iterator[Line]:
     # How many are asked for, so not how many there are.
     alone = replace(plan, devices=1, parallel=None, parallel_args=(), rank=None)
     yield Line(f"  memcalc fit {options(alone)} --count", Kind.COMMAND)
-
-
-def as_json(answer: FitAnswer) -> str:
-    """Everything, in exact bytes."""
-    return document("fit", encode(answer))
 
 
 def sentences(answer: FitAnswer) -> list[str]:
@@ -111,7 +105,7 @@ def _beyond(limit: Limit) -> str:
 
 def _does(probe: Probe) -> str:
     verdict = probe.fit.verdict
-    return "is tight" if verdict is FitVerdict.TIGHT else _verdict(probe.fit)
+    return "is tight" if verdict is FitVerdict.TIGHT else verdict.value
 
 
 def _search(answer: FitAnswer) -> list[Line]:
@@ -167,7 +161,6 @@ def _grid(answer: FitAnswer) -> Table:
 
 def _cell(probe: Probe) -> str:
     fit = probe.fit
-    assert fit.verdict is not None
     size = (fit.needed_high or fit.needed) / GIB
     text = f"{size:,.{1 if size < 100 else 0}f}"
     return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
@@ -175,10 +168,6 @@ def _cell(probe: Probe) -> str:
 
 def _spare(fit: Fit) -> str:
     return format_bytes(fit.least_margin)
-
-
-def _verdict(fit: Fit) -> str:
-    return fit.verdict.value if fit.verdict is not None else "n/a"
 
 
 def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
@@ -190,7 +179,7 @@ def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
 
 def _gpu(row: GpuFit, fit: Fit) -> tuple[str, ...]:
     used = format_bytes(fit.needed_high or fit.needed)
-    return row.name, format_bytes(row.capacity), used, _spare(fit), _verdict(fit)
+    return row.name, format_bytes(row.capacity), used, _spare(fit), fit.verdict.value
 
 
 def _devices(row: DevicesFit) -> tuple[str, ...]:
@@ -203,7 +192,7 @@ def _devices(row: DevicesFit) -> tuple[str, ...]:
         format_bytes(row.fit.needed_high or row.fit.needed),
         _spare(row.fit),
         format_bytes(row.sent),
-        _verdict(row.fit),
+        row.fit.verdict.value,
     )
 
 
@@ -216,7 +205,7 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
         remedy.title,
         format_bytes(saved) if saved is not None else "n/a",
         _spare(figures.fit),
-        _verdict(figures.fit),
+        figures.fit.verdict.value,
         remedy.cost,
     )
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from memcalc.advice.explain.command_line import options
 from memcalc.advice.remedies.goals import needed, needed_within
 from memcalc.advice.suggest.records import Card, Cards
-from memcalc.files.artifact import document, encode
+from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for
-from memcalc.report.suggested import Work, floor_words
+from memcalc.report.suggested import Work, untried
 from memcalc.units import format_bytes, unit_for
 
 
@@ -105,10 +104,8 @@ def _size(one: Card) -> str:
 
 
 def _missed(one: Card) -> str:
-    if one.error is not None:
-        return f"{one.way.title}: not estimated: {one.error}"
-    if one.floor is not None:
-        return f"{one.way.title}: {floor_words(one.floor)}"
+    if (told := untried(one)) is not None:
+        return told
     if one.closest is None:
         return f"{one.way.title}: fits no card"
     size = format_bytes(needed(one.closest))
@@ -120,8 +117,3 @@ def words(one: Card) -> str:
     if one.figures is None:
         return _missed(one)
     return f"{_title(one)}: {_size(one)}"
-
-
-def as_json(found: Cards) -> str:
-    """Everything, in exact bytes."""
-    return document("cards", encode(found), indent=1)

@@ -28,7 +28,6 @@ def render(predictions: Sequence[Prediction]) -> str:
 
 def _body(prediction: Prediction) -> dict[str, Any]:
     """The keys that others rely on; ``record`` holds everything, to be read back."""
-    peak = prediction.peak
     components = {name.value: prediction.components.get(name) for name in _ALWAYS}
     rest = {name.value: size for name, size in prediction.components.items() if size}
     return {
@@ -54,13 +53,7 @@ def _body(prediction: Prediction) -> dict[str, Any]:
             }
             for phase in prediction.phases
         },
-        "peak": {
-            "phase": peak.phase.value,
-            "requested": peak.requested,
-            "allocated": peak.allocated,
-            "reserved": peak.reserved,
-            "process_used": peak.process_used,
-        },
+        "peak": encode(prediction.peak),
         "context": encode(prediction.context),
         "allocated": encode(prediction.allocated),
         "allocator": encode(prediction.allocator),

@@ -12,8 +12,7 @@ from memcalc.accuracy.compare import pairs as compared
 from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.errors import UsageError
 from memcalc.files.results import Run
-from memcalc.records.prediction import RUNGS, Prediction
-from memcalc.records.trace import Component
+from memcalc.records.prediction import Prediction
 from memcalc.report import rows
 from memcalc.report.measured import percent
 from memcalc.report.palette import STYLES
@@ -41,8 +40,9 @@ def timeline(line: Timeline, title: str) -> Figure:
         style = STYLES[component]
         top = [low + size / unit for low, size in zip(floor, band, strict=True)]
         axes.fill_between(
-            moments, [*floor, floor[-1]], [*top, top[-1]], step="post", label=_words(component),
-            facecolor=style.color, hatch=style.hatch, edgecolor="#00000066", linewidth=0.2,
+            moments, [*floor, floor[-1]], [*top, top[-1]], step="post",
+            label=COMPONENT_WORDS[component], facecolor=style.color, hatch=style.hatch,
+            edgecolor="#00000066", linewidth=0.2,
         )  # fmt: skip
         floor = top
     for label, levels, dashes in (
@@ -68,34 +68,6 @@ def timeline(line: Timeline, title: str) -> Figure:
     return figure
 
 
-def ladder(prediction: Prediction) -> Figure:
-    """Requested, allocated, reserved and process used as bars, beside what the GPU has."""
-    figure, axes = _figure(9.5, 1.9)
-    known = [(rung, getattr(prediction.peak, rung)) for rung in RUNGS]
-    known = [(rung.replace("_", " "), size) for rung, size in known if size is not None]
-    capacity = prediction.fit.limit if prediction.fit is not None else 0
-    unit, name = _unit(max(capacity, *(size for _, size in known)))
-    bars = axes.barh(
-        [rung for rung, _ in known],
-        [size / unit for _, size in known],
-        color="#56B4E9",
-        edgecolor="black",
-        linewidth=0.5,
-    )
-    axes.bar_label(bars, [format_bytes(size) for _, size in known], padding=3)
-    if prediction.fit is not None:
-        axes.axvline(capacity / unit, color="black", ls="--", lw=1.2)
-        label = untrusted_text.picture(f"{prediction.fit.gpu}: {format_bytes(capacity)}")
-        axes.annotate(
-            label, (capacity / unit, 1.0), (3, 3), xycoords=("data", "axes fraction"),
-            textcoords="offset points", fontsize=8,
-        )  # fmt: skip
-    axes.invert_yaxis()
-    axes.set(xlabel=name)
-    axes.set_xlim(0, axes.get_xlim()[1] * 1.15)
-    return figure
-
-
 def optimizers(predictions: Sequence[Prediction]) -> Figure:
     """What several plans hold at their peaks, side by side; the smallest first."""
     ordered = sorted(predictions, key=lambda p: p.peak.requested)
@@ -109,7 +81,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
         if any(sizes):
             axes.barh(
                 places, sizes, left=floor, color=style.color, hatch=style.hatch,
-                edgecolor="#00000088", linewidth=0.3, label=_words(component),
+                edgecolor="#00000088", linewidth=0.3, label=COMPONENT_WORDS[component],
             )  # fmt: skip
             floor = [low + size for low, size in zip(floor, sizes, strict=True)]
     for row, prediction in enumerate(ordered):
@@ -217,7 +189,3 @@ def _mark_peak(axes: Any, line: Timeline, unit: int) -> None:
 
 def _unit(size: int) -> tuple[int, str]:
     return (GIB, "GiB") if size >= 2 * GIB else (MIB, "MiB")
-
-
-def _words(component: Component) -> str:
-    return COMPONENT_WORDS[component]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memcalc.advice.explain.recorded import Recorded, WhatIf
-from memcalc.files.artifact import document, encode
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.units import MIB, Unit, format_mib
@@ -39,11 +38,6 @@ def blocks(found: Recorded, top: int) -> list[Block]:
             if one.out_of_memory is not None
         ),
     ]
-
-
-def as_json(found: Recorded) -> str:
-    """Everything, in exact bytes."""
-    return document("snapshot", encode(found), indent=1)
 
 
 def _lines(found: Recorded) -> list[str]:

@@ -1,8 +1,8 @@
-"""Any answer as blocks, whether it was just found or a file keeps it."""
+"""Any answer as blocks and as JSON, whether it was just found or a file keeps it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from memcalc.advice.explain.recorded import Recorded
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.fit.records import FitAnswer
 from memcalc.advice.suggest.records import Cards, Suggestions
-from memcalc.files.artifact import part
+from memcalc.files.artifact import document, encode, part
 from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement
 from memcalc.records.prediction import Prediction
@@ -26,80 +26,81 @@ from memcalc.report import (
     suggested,
 )
 from memcalc.report.blocks import Block
+from memcalc.report.suggested import Work
 
 
-class Shown(NamedTuple):
-    """An answer that was read."""
+class _Shown(NamedTuple):
+    """How much of an answer is shown."""
 
-    kind: str
-    """Of ``memcalc.files.formats``: how it can be written."""
-    blocks: list[Block]
-    """For people."""
-    json: Callable[[], str]
-    """For programs."""
+    verbose: bool
+    top: int
+    work: Work
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
+    """One kind of answer."""
+
     record: type
     format: str
-    json: Callable[[Any], str]
+    """Of ``memcalc.files.formats``: how it can be written."""
+    blocks: Callable[[Any, _Shown], Iterable[Block]]
 
 
-_KINDS = {
-    "cards": _Kind(Cards, "suggestions", gpus.as_json),
-    "difference": _Kind(Difference, "difference", differences.as_json),
-    "fit": _Kind(FitAnswer, "fit", fitted.as_json),
-    "snapshot": _Kind(Recorded, "snapshot", recorded.as_json),
-    "suggestions": _Kind(Suggestions, "suggestions", suggested.as_json),
+KINDS = {
+    "cards": Kind(
+        Cards, "suggestions", lambda one, how: gpus.blocks(one, how.work, verbose=how.verbose)
+    ),
+    "difference": Kind(Difference, "difference", lambda one, how: differences.blocks(one, how.top)),
+    "explanation": Kind(
+        Explanation,
+        "explanation",
+        lambda one, how: explained.blocks(one, how.top, verbose=how.verbose),
+    ),
+    "fit": Kind(FitAnswer, "fit", lambda one, how: fitted.blocks(one, verbose=how.verbose)),
+    "snapshot": Kind(Recorded, "snapshot", lambda one, how: recorded.blocks(one, how.top)),
+    "suggestions": Kind(
+        Suggestions,
+        "suggestions",
+        lambda one, how: suggested.blocks(one, how.work, verbose=how.verbose),
+    ),
 }
 _HEAD = ("schema", "kind", "memcalc")
 
 
-def shown(data: Mapping[str, Any], path: Path, *, verbose: bool, top: int) -> Shown | None:
-    """What a result file holds that is neither a prediction, an explanation nor a measurement.
-
-    Args:
-        data: of the file, read.
-        path: where it is from, for a sentence on what is damaged.
-        verbose: every figure and source.
-        top: kinds of storage to list.
-
-    Returns:
-        ``None``: it holds something else.
+def read(data: Mapping[str, Any], path: Path) -> Any:
+    """The answer in a file that was read, which is of one of ``KINDS``.
 
     Raises:
         UsageError: it is damaged.
     """
-    name = str(data.get("kind"))
-    kind = _KINDS.get(name)
-    if kind is None:
-        return None
+    name = str(data["kind"])
     body = {key: value for key, value in data.items() if key not in _HEAD}
-    found: Any = part(kind.record, body, path, name)
-    return Shown(kind.format, blocks(found, verbose=verbose, top=top), lambda: kind.json(found))
+    if name == "explanation":
+        body = data.get("record", {})
+    return part(KINDS[name].record, body, path, name)
 
 
-def blocks(record: Any, *, verbose: bool, top: int) -> list[Block]:
+def as_json(record: Any) -> str:
+    """An answer of one of ``KINDS``: everything, in exact bytes."""
+    name = next(name for name, kind in KINDS.items() if isinstance(record, kind.record))
+    explains = isinstance(record, Explanation)
+    return document(name, explained.body(record) if explains else encode(record))
+
+
+def blocks(record: Any, *, verbose: bool, top: int, work: Work | None = None) -> list[Block]:
     """An answer as blocks.
 
     Args:
         record: a prediction, explanation, measurement or other answer.
         verbose: every figure and source.
         top: kinds of storage to list.
+        work: what to train, where suggestions shall say how long that takes.
     """
     if isinstance(record, Prediction):
         return predictions.blocks([record], verbose=verbose)
-    if isinstance(record, Explanation):
-        return explained.blocks(record, top, verbose=verbose)
-    if isinstance(record, FitAnswer):
-        return fitted.blocks(record, verbose=verbose)
-    if isinstance(record, Suggestions):
-        return list(suggested.blocks(record, suggested.Work(), verbose=verbose))
-    if isinstance(record, Cards):
-        return list(gpus.blocks(record, suggested.Work(), verbose=verbose))
-    if isinstance(record, Difference):
-        return list(differences.blocks(record, top))
-    if isinstance(record, Recorded):
-        return recorded.blocks(record, top)
-    run = Run(plan=record.plan, measurement=record) if isinstance(record, Measurement) else record
-    return measured.blocks([run])
+    if isinstance(record, Measurement):
+        record = Run(plan=record.plan, measurement=record)
+    if isinstance(record, Run):
+        return measured.blocks([record])
+    kind = next(kind for kind in KINDS.values() if isinstance(record, kind.record))
+    return list(kind.blocks(record, _Shown(verbose, top, work or Work())))

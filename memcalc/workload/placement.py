@@ -7,8 +7,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 _SPREAD = 0.02
+_LARGE = 512 << 20
+"""Bytes of a parameter that the host may refuse before it is registered: layers of experts."""
+_FACTORIES = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn}
+
+
+class _LargeOnMeta(TorchFunctionMode):
+    """Makes no large tensor on the host: no buffer that is computed comes near that size."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _FACTORIES and torch.device(kwargs.get("device") or "cpu").type == "cpu":
+            meta = func(*args, **{**kwargs, "device": "meta"})
+            if meta.is_floating_point() and meta.nbytes > _LARGE:
+                return meta
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -29,7 +47,8 @@ def parameters_on_meta() -> Iterator[None]:
 
     torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign, assignment]
     try:
-        yield
+        with _LargeOnMeta():
+            yield
     finally:
         torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 

@@ -14,8 +14,8 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from memcalc import untrusted_text
-from memcalc.budgets.figures import change, writer
 from memcalc.budgets.formats import github, junit, markdown, render, sarif, table, text
+from memcalc.budgets.formats.text import change, writer
 from memcalc.budgets.records import Amount, Budget, Report, Rule, Status, Verdict, Where
 
 DATA = pathlib.Path(__file__).parent.parent / "data"

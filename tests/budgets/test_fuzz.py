@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.__main__ import run as command
-from memcalc.budgets.limits import KEYS
-from memcalc.budgets.read import OWN_KEYS
+from memcalc.budgets.read import KEYS, OWN_KEYS
 from memcalc.budgets.starter import toml
 from memcalc.records.fields import FIELDS
 

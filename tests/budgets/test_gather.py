@@ -3,8 +3,6 @@
 from json import dumps
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from memcalc.budgets import collect
@@ -62,10 +60,10 @@ def test_an_answer_of_another_method_is_no_answer(runs, effort, tmp_path):
 
 
 def test_closed_forms_do_not_stand_in_for_a_trace_that_failed(runs, effort, monkeypatch):
-    def fails(self, plans, **_):
+    def fails(self, plans, _):
         return iter([EstimateError("the model's code stopped")] * len(plans))
 
-    monkeypatch.setattr(pool.Pool, "predictions", fails)
+    monkeypatch.setattr(pool.Pool, "each", fails)
     (run,) = runs()
     (evidence,) = collect.estimate([replace(run, method="trace")], effort)
     assert evidence == Evidence(error="the model's code stopped")
@@ -158,21 +156,6 @@ def test_what_cannot_be_compared_is_said(runs, effort, tmp_path):
         (evidence,) = collect.saved([replace(run, plan=plan)], [tmp_path / "saved.json"])
         assert evidence.prediction == known.prediction
         assert word in evidence.doubt
-
-
-MODELS = st.lists(st.sampled_from("abcdef"), max_size=30)
-
-
-@given(MODELS, st.integers(1, 8))
-def test_every_plan_goes_to_one_worker_and_models_stay_together(models, workers):
-    shares = pool.split(models, workers)
-    assert sorted(index for share in shares for index in share) == list(range(len(models)))
-    assert len(shares) <= workers
-    sizes = [len(share) for share in shares]
-    assert not sizes or max(sizes) - min(sizes) <= 1
-    # A model is cut only where one share ends and the next begins.
-    cuts = sum(len({models[i] for i in share}) for share in shares) - len(set(models))
-    assert cuts <= max(0, len(shares) - 1)
 
 
 def test_workers_are_bounded_by_free_memory_and_cores(monkeypatch):

@@ -22,14 +22,15 @@ def plan(small_model):
 def test_batches_of_one_length_reserve_what_the_estimate_says(plan):
     (answer,) = answers([plan], use_cache=False)
     with Client() as client:
-        found = client.lengths(plan, [64] * 4, None)
+        found = client.judged(plan, [], [64] * 4).peaks
     assert (found.allocated, found.reserved) == (answer.peak.allocated, answer.peak.reserved)
 
 
 def test_every_batch_of_another_length_counts(plan):
     with Client() as client:
         longest, first, last = (
-            client.lengths(plan, lengths, None) for lengths in ([64] * 3, [64, 16, 8], [8, 16, 64])
+            client.judged(plan, [], lengths).peaks
+            for lengths in ([64] * 3, [64, 16, 8], [8, 16, 64])
         )
     assert first.requested <= longest.requested
     assert last.requested == longest.requested

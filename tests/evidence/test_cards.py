@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from memcalc.accuracy.compare import peak
-from memcalc.catalog import models, suite
+from memcalc.catalog import models, plan
 from memcalc.files.results import load
 from memcalc.records.disagreement import disagreement
 
@@ -15,8 +15,8 @@ ALLOWED = {"requested": 0.001, "allocated": 0.01}
 
 
 def test_the_community_suite_is_found_by_its_name_and_holds_bundled_models_only():
-    plans = suite.load(Path("community"))
-    assert plans == suite.load(ROOT / "configs" / "suites" / "community.toml")
+    plans = plan.load(Path("community"))
+    assert plans == plan.load(ROOT / "configs" / "suites" / "community.toml")
     assert len(plans) == 16
     assert all(models.find(plan.model).origin == "bundled" for plan in plans)
     assert all(disagreement(plan) is None for plan in plans)
@@ -25,7 +25,7 @@ def test_the_community_suite_is_found_by_its_name_and_holds_bundled_models_only(
 def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("community").write_text('[[run]]\nmodel = "gpt2"\n')
-    assert [plan.model for plan in suite.load(Path("community"))] == ["gpt2"]
+    assert [plan.model for plan in plan.load(Path("community"))] == ["gpt2"]
 
 
 @pytest.mark.parametrize("path", CARDS, ids=lambda path: path.stem)

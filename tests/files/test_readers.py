@@ -22,16 +22,24 @@ from memcalc.advice.explain.sections import Chapter
 from memcalc.allocator import nccl
 from memcalc.budgets import baseline, detect
 from memcalc.budgets.read import read as read_budgets
-from memcalc.catalog import architectures, contexts, gpus, models, positions, quantised, suite
+from memcalc.catalog import architectures, contexts, gpus, models, plan, positions, quantised
 from memcalc.catalog.plan import make
-from memcalc.cli.saved import explanation_in
 from memcalc.errors import MemcalcError, sentence
 from memcalc.estimation import lengths
 from memcalc.files import artifact, cache, results, shipped, untrusted_values
 from memcalc.files.trace_file import MAGIC, DamagedTraceError, pack, unpack
 from memcalc.records.measurement import GpuReading, Measurement, Moment, OutOfMemory, PhaseReading
 from memcalc.records.prediction import Prediction
-from memcalc.report import accuracy, csv, differences, explained, measured, page, predictions
+from memcalc.report import (
+    accuracy,
+    csv,
+    differences,
+    explained,
+    measured,
+    page,
+    predictions,
+    saved,
+)
 from memcalc.report import json as as_json
 from memcalc.report import recorded as shown
 from memcalc.report.blocks import markdown, terminal
@@ -57,9 +65,9 @@ def _predictions(path):
 
 
 def _explanation(path):
-    found = explanation_in(artifact.read(path), path)
+    found = saved.read(artifact.read(path), path)
     _show(explained.blocks(found, 3))
-    explained.as_json(found)
+    saved.as_json(found)
     page.notebook(found)
 
 
@@ -211,10 +219,10 @@ def whole(small_model, settings, cached, traced, tmp_path_factory):
     quantised_config = json.dumps({**small, "quantization_config": BITS}).encode()
     return {
         "predictions": ("p.json", two, _predictions),
-        "an explanation": ("e.json", explained.as_json(why).encode(), _explanation),
+        "an explanation": ("e.json", saved.as_json(why).encode(), _explanation),
         "measurements": ("m.json", (folder / "runs.json").read_bytes(), _measured),
         "a snapshot": ("s.pickle", pickle.dumps(pickle.loads(snapshot)["snapshot"]), _snapshot),
-        "a suite": ("s.toml", next(iter(sorted(suite_text))).read_bytes(), suite.load),
+        "a suite": ("s.toml", next(iter(sorted(suite_text))).read_bytes(), plan.load),
         "a plan": ("p.toml", b'model = "gpt2"\nbatch = 8\noptim_args = {lr = 1.0}\n', _plan),
         "budgets": ("memcalc.toml", budgets, read_budgets),
         "a baseline": ("b.json", json.dumps(base).encode(), baseline.read),

@@ -5,7 +5,7 @@ import runpy
 
 import pytest
 
-from memcalc.catalog.suite import load
+from memcalc.catalog.plan import load
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import answers
 from memcalc.records.prediction import Prediction

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from memcalc import registry
 from memcalc.errors import EstimateError, UsageError
-from memcalc.measure.state import read_state
+from memcalc.measure.process import read_state
 from memcalc.records.model import Parameter, Place
 from memcalc.records.plan import Plan
 from memcalc.registry.build import build
@@ -179,7 +179,7 @@ def test_every_optimizer_name_of_transformers_is_accepted():
     from transformers.training_args import OptimizerNames
 
     for name in OptimizerNames:
-        assert registry.find(name.value, {}).implementation
+        assert registry.find(name.value, {}).row.implementation
 
 
 def test_no_two_optimizers_share_a_name():

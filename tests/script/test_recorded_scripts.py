@@ -9,7 +9,7 @@ import pytest
 from memcalc.script.simulate import plan_of, simulate
 
 ROOT = Path(__file__).parents[2]
-RECORDED = json.loads((ROOT / "evidence/standin/scripts-torch2.13-cc90.json").read_text())
+RECORDED = json.loads((ROOT / "evidence/standin/scripts-torch2.14-cc90.json").read_text())
 ALWAYS = (
     "amp_scaler",
     "ema_eval",
@@ -19,6 +19,7 @@ ALWAYS = (
 )
 """Autocast and a scaler, copies, streams, attention; the rest at night."""
 NEEDED = {
+    "flash": "flash_attn",
     "trl": "trl",
     "diffusers": "diffusers",
     "accelerate_no_trainer": "datasets",
@@ -36,8 +37,6 @@ NEEDED = {
 
 def cases():
     for name in RECORDED["scripts"]:
-        if name == "flash_calls":  # its package has no build for this PyTorch
-            continue
         needed = next((n for start, n in NEEDED.items() if name.startswith(start)), None)
         missing = needed is not None and importlib.util.find_spec(needed) is None
         marks = [pytest.mark.skipif(missing, reason=f"{needed} is not installed")]

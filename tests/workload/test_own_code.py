@@ -7,6 +7,7 @@ from memcalc import imports, registry
 from memcalc.catalog import models
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
+from memcalc.estimation.client import Client
 from memcalc.estimation.question import code_in
 from memcalc.estimation.worker import Worker
 from memcalc.files.artifact import decode, encode
@@ -48,6 +49,19 @@ class Types(torch.nn.Module):
 
 def compiled():
     return torch.compile(Net())
+
+class Chooses(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.nn.Linear(8, 8)
+        self.sizes = torch.tensor([2, 0, 5])
+
+    def forward(self, x):
+        mean = self.mean(x)
+        drawn = torch.distributions.Normal(mean, mean.exp(), validate_args=True).rsample()
+        rows = self.sizes.cuda().nonzero()
+        assert rows.flatten().tolist() == [0, 2], "values of the code itself are read back"
+        return drawn.repeat(int(self.sizes.cuda().sum()), 1).mean()
 
 def no_net():
     raise RuntimeError("weights are missing")
@@ -138,7 +152,7 @@ def test_any_other_class_is_built_from_its_own_code(file, name):
     choice = registry.find(name, {"extra": 2})
     assert choice.row.foreign
     assert choice.traceable
-    assert not choice.closed_form
+    assert not choice.row.closed_form
     assert "own code" in choice.row.unknown
     assert type(build(choice, torch.nn.Linear(2, 2))).__name__ == "Slow"
     assert code_in(make({"model": "gpt2", "optim": name})) == name
@@ -158,7 +172,7 @@ def test_under_the_trainer_adafactor_is_that_of_transformers():
     named = {
         loop: registry.of(
             make({"model": "gpt2", "optim": "adafactor", "loop": loop})
-        ).implementation
+        ).row.implementation
         for loop in ("plain", "accelerate", "trainer")
     }
     assert named == {
@@ -202,3 +216,11 @@ def test_a_compiled_model_is_compiled_for_real(file, forked):
     (eager, weights), (compiled, same) = forked(eager_and_compiled)
     assert weights == same
     assert 0 < compiled <= eager
+
+
+def test_a_model_that_decides_by_values_on_the_gpu_decides_as_it_would_there(file):
+    plan = make({"model": "own_net:Chooses", "inputs": ["x=float32[4096,8]"], "gpu": "t4"})
+    with Client() as client:
+        answer = client.ask(plan)
+    assert isinstance(answer, Prediction), answer
+    assert any("read back correctly" in said for said in answer.assumptions)

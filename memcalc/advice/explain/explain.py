@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.remedies.advice import advise
 from memcalc.advice.remedies.goals import fitting, under
 from memcalc.advice.remedies.records import figures
+from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog.plan import make
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.records.plan import Plan
 from memcalc.units import parse_bytes
@@ -81,8 +81,6 @@ def explain_plan(
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     with Tracer(use_cache=wish.use_cache, workers=None, counted=True) as tracer:
         traced = tracer.trace(plan)
-        if isinstance(traced, MemcalcError):
-            raise traced
         found = _explained(traced, wish)
         seen(found)
         if plan.command:

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from memcalc.advice.fit.records import Probe
 from memcalc.catalog import positions
 from memcalc.errors import MemcalcError
-from memcalc.estimation.client import Client, Judged
+from memcalc.estimation.client import Judged
 from memcalc.estimation.fits import Device
-from memcalc.estimation.pool import asking
+from memcalc.estimation.pool import Pool
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Fit, FitVerdict
 
@@ -23,18 +23,17 @@ T = TypeVar("T")
 class Oracle:
     """Answers for one program on any device; what it learns is kept for the next question.
 
-    Threads may share it: each question is asked of a client that is free.
+    Threads may share it.
 
     Args:
-        clients: child processes.
+        pool: of child processes.
         config: the model's, where it has one.
     """
 
-    def __init__(self, clients: Sequence[Client], config: dict[str, Any] | None) -> None:
-        self._clients = clients
+    def __init__(self, pool: Pool, config: dict[str, Any] | None) -> None:
+        self._pool = pool
         self._config = config
-        self._free = list(clients)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._known: dict[tuple[Plan, tuple[Device, ...]], Judged] = {}
         self.traces = 0
         self.assumptions: tuple[str, ...] = ()
@@ -49,7 +48,7 @@ class Oracle:
             MemcalcError: it could not be estimated.
         """
         found = self._ask(plan, (device,))
-        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0], traced=True)
+        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0])
 
     def fits(self, plan: Plan, devices: Sequence[Device]) -> tuple[Fit, ...]:
         """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
@@ -65,7 +64,7 @@ class Oracle:
         Raises:
             MemcalcError: one could not be answered.
         """
-        with asking(self._clients) as threads:
+        with self._pool.threads() as threads:
             return [one.result() for one in [threads.submit(job) for job in jobs]]
 
     def table(self, plans: Sequence[Plan], device: Device) -> list[Probe]:
@@ -84,14 +83,18 @@ class Oracle:
             plan = plans[index]
             for other, probe in list(too_large):
                 if plan.batch >= other.batch and (plan.seq or 0) >= (other.seq or 0):
-                    found[index] = Probe(batch=plan.batch, seq=plan.seq, fit=_at_least(probe.fit))
+                    found[index] = Probe(
+                        batch=plan.batch,
+                        seq=plan.seq,
+                        fit=replace(probe.fit, metric="allocated", needed_high=None, retries=0),
+                    )
                     return
             found[index] = self.probe(plan, device)
             if found[index].fit.verdict is FitVerdict.DOES_NOT_FIT:
                 too_large.append((plan, found[index]))
 
         order = sorted(range(len(plans)), key=lambda n: plans[n].batch * (plans[n].seq or 1))
-        with asking(self._clients) as threads:
+        with self._pool.threads() as threads:
             for done in [threads.submit(one, index) for index in order]:
                 done.result()
         return [found[index] for index in range(len(plans))]
@@ -104,33 +107,16 @@ class Oracle:
         return named - (plan.generate or 1) + 1 if named is not None else None
 
     def _ask(self, plan: Plan, devices: tuple[Device, ...]) -> Judged:
-        with self._changed:
+        with self._lock:
             known = self._known.get((plan, devices))
         if known is not None:
             return known
-        client = self._taken()
-        try:
+        with self._pool.client() as client:
             answer = client.judged(plan, devices)
-        finally:
-            with self._changed:
-                self._free.append(client)
-                self._changed.notify()
         if isinstance(answer, MemcalcError):
             raise answer
-        with self._changed:
+        with self._lock:
             self.traces += 1
             self.assumptions, self.uncounted = answer.assumptions, answer.uncounted
             self._known[plan, devices] = answer
         return answer
-
-    def _taken(self) -> Client:
-        """The first idle client."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self._free))
-            first = min(self._free, key=self._clients.index)
-            self._free.remove(first)
-            return first
-
-
-def _at_least(fit: Fit) -> Fit:
-    return replace(fit, metric="allocated", needed_high=None, retries=0)

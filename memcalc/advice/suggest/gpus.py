@@ -8,7 +8,7 @@ not. Where one card is too few, 2, 4 and 8 of them share the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from memcalc.advice.remedies.rows.slower import SHARDED
 from memcalc.advice.remedies.trials import changed
 from memcalc.advice.suggest.records import Card, Cards, Way
 from memcalc.advice.suggest.speed import speed
-from memcalc.advice.suggest.strategies import ways
+from memcalc.advice.suggest.strategies import way_of, ways
 from memcalc.advice.suggest.suggest import COUNTS, Floor, check_trains
 from memcalc.catalog import gpus
 from memcalc.catalog.capabilities import ARCHITECTURES
@@ -66,10 +66,10 @@ def cards(
         seen(card, 2 * len(tried))
 
     with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
-        _answer([_Search(plan, way, False, sizes, floor) for way in tried], tracer, told)
+        _answer([_search(plan, way, False, sizes, floor) for way in tried], tracer, told)
         # Who fits the smallest card as it is needs nothing leaner.
         done = {one.way.key for one in found if one.gpu == sizes[0].name}
-        lean = [_Search(plan, way, True, sizes, floor) for way in tried if way.key not in done]
+        lean = [_search(plan, way, True, sizes, floor) for way in tried if way.key not in done]
         _answer(lean, tracer, told)
     order = [way.key for way in tried]
     found.sort(key=lambda one: (order.index(one.way.key), one.lean))
@@ -78,124 +78,121 @@ def cards(
     return Cards(plan=plan, found=tuple(found))
 
 
-def _answer(searches: Sequence[_Search], tracer: Tracer, told: Callable[[Card], None]) -> None:
+Search = Generator[Plan, Prediction | MemcalcError | None, Card]
+"""Asks for one estimate after the other, until the card is known."""
+
+
+def _answer(searches: Iterable[Search], tracer: Tracer, told: Callable[[Card], None]) -> None:
     """Take searches to their ends, a question of each side by side."""
-    while open_ones := [one for one in searches if one.card is None]:
-        plans = [one.question() for one in open_ones]
-        answers = tracer.answers([p for p in plans if isinstance(p, Plan)])
-        for one, asked in zip(open_ones, plans, strict=True):
-            one.learn(next(answers) if isinstance(asked, Plan) else asked)
-            if one.card is not None:
-                told(one.card)
 
-
-class _Search:
-    """Goes from the largest card to one of the size that is needed, then up or down by one."""
-
-    def __init__(
-        self, plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor
-    ) -> None:
-        self.plan = plan
-        self.way = way
-        self.lean = lean
-        self.card: Card | None = None
-        self._sizes = sizes
-        self._floor = floor
-        self._count = 1
-        self._missed: Card | None = None
-        """What is said where no number of cards is enough."""
-        self._begin()
-
-    def _begin(self) -> None:
-        self._known: dict[int, Prediction | None] = {}
-        """By card; ``None``: it cannot run there."""
-        self._at = len(self._sizes) - 1
-        asked = self.question()
-        least = self._floor.of(asked) if isinstance(asked, Plan) else None
-        if least is not None and self._count == 1:
-            self._at = self._holding(least * 3 // 2, 0)
-
-    def _holding(self, size: int, first: int) -> int:
-        """The smallest card, from the first on, that has so many bytes; else the largest."""
-        able = (n for n in range(first, len(self._sizes)) if self._sizes[n].memory >= size)
-        return next(able, len(self._sizes) - 1)
-
-    def question(self) -> Plan | MemcalcError | int:
-        """The plan to trace next; or the bytes that the card has no room for."""
-        there = replace(self.plan, gpu=self._sizes[self._at].name)
+    def next_of(
+        search: Search, answer: Prediction | MemcalcError | None
+    ) -> list[tuple[Search, Plan]]:
         try:
-            way = self._way_on(there)
-            lean = _lean(self.plan, self._count) if self.lean else ()
-            asked = changed(there, (*way.changes, *lean))
-        except StopIteration:
-            return UsageError(f"{there.gpu} does not compute in bfloat16.")
-        except MemcalcError as error:
-            return error
-        return self._floor.too_large(asked) or asked
+            return [(search, search.send(answer))]
+        except StopIteration as ended:
+            told(ended.value)
+            return []
 
-    def _way_on(self, there: Plan) -> Way:
-        """The way on the GPU of a plan: what half precision it computes in is part of it."""
-        return next(one for one in ways(there) if one.key == self.way.key)
+    waiting = [one for search in searches for one in next_of(search, None)]
+    while waiting:
+        answers = tracer.answers([plan for _, plan in waiting])
+        both = zip(waiting, answers, strict=True)
+        waiting = [one for (search, _), answer in both for one in next_of(search, answer)]
 
-    def learn(self, answer: Prediction | MemcalcError | int) -> None:
-        """Take the answer to the last question: it may be the last one."""
-        self._known[self._at] = answer if isinstance(answer, Prediction) else None
-        following = self._following()
-        if following is not None:
-            self._at = following
-        elif any(map(_fits, self._known.values())):
-            self._settle()
-        elif isinstance(answer, int):
-            self._miss(Card(way=self.way, lean=self.lean, floor=answer))
-        elif isinstance(answer, MemcalcError):
-            self._miss(Card(way=self.way, lean=self.lean, error=str(answer)))
-        else:
-            self._miss(Card(way=self.way, lean=self.lean, closest=figures(answer)))
 
-    def _following(self) -> int | None:
-        """The next card to try; ``None``: nothing is left to learn."""
-        fitting = [at for at, known in self._known.items() if _fits(known)]
-        too_small = max((at for at in self._known if at not in fitting), default=-1)
-        now = self._known[self._at]
-        size = needed(figures(now)) if now is not None else 0
-        if not fitting:
-            last = len(self._sizes) - 1
-            return self._holding(size, too_small + 1) if too_small < last else None
-        best = min(fitting)
-        if best == too_small + 1 or self._hopeless(best):
-            return None
-        return min(self._holding(size, too_small + 1), best - 1)
+def _search(plan: Plan, way: Way, lean: bool, sizes: Sequence[Gpu], floor: Floor) -> Search:
+    """The smallest card, or the fewest of the largest ones."""
+    missed: Card | None = None
+    count = 1
+    while True:
+        found = yield from _on_one_of(plan, way, lean, count, sizes, floor)
+        if found.figures is not None:
+            return found
+        missed = missed or found
+        count *= 2
+        wanted = lean and plan.devices == 1 and missed.error is None
+        if not wanted or count > max(COUNTS) or plan.batch * plan.grad_accum % count:
+            return missed
 
-    def _hopeless(self, best: int) -> bool:
-        """What is alive at once on the card that fits is too much for the next smaller one."""
-        known, below = self._known[best], self._sizes[best - 1]
-        alive = (known.peak.allocated or 0) if known is not None else 0
-        return hopeless(alive, device_of(below)) is not None
 
-    def _settle(self) -> None:
-        at, known = min((at, one) for at, one in self._known.items() if one and _fits(one))
-        gpu = self._sizes[at]
-        rate = speed(known, gpu)
-        self.card = Card(
-            way=self._way_on(replace(self.plan, gpu=gpu.name)),
-            lean=self.lean,
-            gpu=gpu.name,
-            sold_as=gpu.sold_as,
-            capacity=gpu.memory,
-            figures=figures(known),
-            speed=None if isinstance(rate, str) else rate,
-        )
+def _on_one_of(
+    plan: Plan, way: Way, lean: bool, count: int, sizes: Sequence[Gpu], floor: Floor
+) -> Search:
+    """Go from the largest card to one of the size that is needed, then up or down by one."""
+    more = _lean(plan, count) if lean else ()
+    known: dict[int, Prediction | None] = {}
+    at: int | None = len(sizes) - 1
+    asked = _on(plan, way, more, sizes[-1], floor)
+    least = floor.of(asked) if isinstance(asked, Plan) else None
+    if least is not None and count == 1:
+        at = _holding(sizes, least * 3 // 2)
+    while at is not None:
+        asked = _on(plan, way, more, sizes[at], floor)
+        answer = (yield asked) if isinstance(asked, Plan) else asked
+        known[at] = answer if isinstance(answer, Prediction) else None
+        at = _following(known, at, sizes)
+    fitting = {number: one for number, one in known.items() if one is not None and _fits(one)}
+    if fitting:
+        smallest = min(fitting)
+        return _card(plan, way, lean, sizes[smallest], fitting[smallest])
+    if isinstance(answer, Prediction):
+        return Card(way=way, lean=lean, closest=figures(answer))
+    if isinstance(answer, int):
+        return Card(way=way, lean=lean, floor=answer)
+    return Card(way=way, lean=lean, error=str(answer))
 
-    def _miss(self, card: Card) -> None:
-        """One card is too few, or so many are."""
-        self._missed = self._missed or card
-        self._count *= 2
-        plan = self.plan
-        wanted = self.lean and plan.devices == 1 and self._missed.error is None
-        if not wanted or self._count > max(COUNTS) or plan.batch * plan.grad_accum % self._count:
-            self.card = self._missed
-        else:
-            self._begin()
+
+def _on(
+    plan: Plan, way: Way, more: tuple[Change, ...], gpu: Gpu, floor: Floor
+) -> Plan | MemcalcError | int:
+    """The plan on a card; or the bytes that the card has no room for."""
+    there = replace(plan, gpu=gpu.name)
+    try:
+        # What half precision the card computes in is part of the way.
+        own = way_of(there, way.key)
+        if own is None:
+            return UsageError(f"{gpu.name} does not compute in bfloat16.")
+        asked = changed(there, (*own.changes, *more))
+    except MemcalcError as error:
+        return error
+    return floor.too_large(asked) or asked
+
+
+def _holding(sizes: Sequence[Gpu], size: int, first: int = 0) -> int:
+    """The smallest card, from the first on, that has so many bytes; else the largest."""
+    able = (number for number in range(first, len(sizes)) if sizes[number].memory >= size)
+    return next(able, len(sizes) - 1)
+
+
+def _following(known: dict[int, Prediction | None], at: int, sizes: Sequence[Gpu]) -> int | None:
+    """The next card to try after one; ``None``: nothing is left to learn."""
+    fitting = [number for number, one in known.items() if one is not None and _fits(one)]
+    too_small = max((number for number in known if number not in fitting), default=-1)
+    now = known[at]
+    size = needed(figures(now)) if now is not None else 0
+    if not fitting:
+        return _holding(sizes, size, too_small + 1) if too_small < len(sizes) - 1 else None
+    best = min(fitting)
+    smallest = known[best]
+    # What is alive at once on the card that fits may be too much for the next smaller one.
+    alive = (smallest.peak.allocated or 0) if smallest is not None else 0
+    if best == too_small + 1 or hopeless(alive, device_of(sizes[best - 1])) is not None:
+        return None
+    return min(_holding(sizes, size, too_small + 1), best - 1)
+
+
+def _card(plan: Plan, way: Way, lean: bool, gpu: Gpu, known: Prediction) -> Card:
+    rate = speed(known, gpu)
+    return Card(
+        way=way_of(replace(plan, gpu=gpu.name), way.key) or way,
+        lean=lean,
+        gpu=gpu.name,
+        sold_as=gpu.sold_as,
+        capacity=gpu.memory,
+        figures=figures(known),
+        speed=None if isinstance(rate, str) else rate,
+    )
 
 
 def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
@@ -212,8 +209,8 @@ def _lean(plan: Plan, count: int) -> tuple[Change, ...]:
     )
 
 
-def _fits(known: Prediction | None) -> bool:
-    return known is not None and known.fit is not None and known.fit.verdict is FitVerdict.FITS
+def _fits(known: Prediction) -> bool:
+    return known.fit is not None and known.fit.verdict is FitVerdict.FITS
 
 
 def _one_of_each_size(among: Iterable[Gpu]) -> Iterator[Gpu]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc import registry
-from memcalc.advice.remedies import sources
+from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Change
 from memcalc.advice.remedies.rows.lower_precision import half_of
 from memcalc.advice.suggest.records import Way
@@ -46,8 +46,13 @@ def ways(plan: Plan) -> Iterator[Way]:
             *_to("paged_adamw8bit"),
         ),
         costs=f"{bits}-bit base model; only adapters train",
-        source=sources.QLORA,
+        source=rows.QLORA,
     )
+
+
+def way_of(plan: Plan, key: str) -> Way | None:
+    """The way of that name on the plan's GPU; ``None``: it does not compute so."""
+    return next((way for way in ways(plan) if way.key == key), None)
 
 
 def _unquantised(plan: Plan) -> Iterator[Way]:
@@ -57,14 +62,14 @@ def _unquantised(plan: Plan) -> Iterator[Way]:
         title=f"full, {half} autocast",
         changes=(*_WHOLE, ("precision", f"amp-{half}"), *_optimizer(plan)),
         costs="nothing: every weight trains, in fp32",
-        source=sources.AMP,
+        source=rows.AMP,
     )
     yield Way(
         key="full-8bit",
         title=f"full, {half} autocast, 8-bit AdamW",
         changes=(*_WHOLE, ("precision", f"amp-{half}"), *_to("adamw8bit")),
         costs="optimizer states are rounded to 8 bit",
-        source=sources.EIGHT_BIT,
+        source=rows.EIGHT_BIT,
     )
     if half == "bf16":
         yield Way(
@@ -77,7 +82,7 @@ def _unquantised(plan: Plan) -> Iterator[Way]:
                 ("optim_args", ()),
             ),
             costs="weights in bf16; a correction term carries what rounding loses",
-            source=sources.CORRECTED,
+            source=rows.CORRECTED,
         )
     yield Way(
         key="lora",
@@ -89,7 +94,7 @@ def _unquantised(plan: Plan) -> Iterator[Way]:
             *_optimizer(plan),
         ),
         costs="only adapters train",
-        source=sources.LORA,
+        source=rows.LORA,
     )
 
 

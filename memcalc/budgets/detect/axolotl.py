@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc.budgets.detect import parallelism, trainer
+from memcalc.budgets.detect import trainer
 
 _ATTENTION = {
     "flash_attention": "flash_attention_2",
@@ -67,7 +67,7 @@ def settings(data: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], tup
     if kernels:
         found["liger"] = True
     notes = trainer.unread({key: one for key, one in data.items() if key not in _QUANT})
-    more, left = parallelism.found(data, folder)
+    more, left = trainer.spread_over(data, folder)
     found, notes = {**more, **found}, (*notes, *unlike, *left)
     if data.get("sample_packing") or data.get("pad_to_sequence_len"):
         found["padding"] = False

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from memcalc import untrusted_text
-from memcalc.budgets.figures import change
 from memcalc.budgets.formats import text
+from memcalc.budgets.formats.text import change
 from memcalc.budgets.records import Report, Status, Verdict
 from memcalc.version import __version__
 

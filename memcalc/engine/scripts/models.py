@@ -95,10 +95,6 @@ class Models:
         """What a module is called inside its model."""
         return self._paths.get(id(module), type(module).__name__)
 
-    def knows(self, module: torch.nn.Module) -> bool:
-        """It is part of a model that was called."""
-        return id(module) in self._paths
-
     def meet(self, module: torch.nn.Module) -> None:
         """A module is called from outside of all others."""
         if id(module) in self._paths or any(map(is_lazy, module.parameters())):
@@ -333,7 +329,7 @@ def addresses_of(tensor: torch.Tensor) -> list[int]:
         if not tensor.is_cuda or tensor.layout is not torch.strided:
             return addresses(tensor) if tensor.is_cuda else []
         try:
-            return [tensor.untyped_storage().data_ptr()]
+            return [tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()]
         except (NotImplementedError, RuntimeError, ValueError):
             return []
     try:

@@ -162,6 +162,9 @@ class Phases:
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
             return
+        if self._depth and self.step >= WATCHED:
+            self._depth += 1  # Most calls of a training.
+            return
         if not self._depth and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1
@@ -189,6 +192,8 @@ class Phases:
         if not self._depth:
             return
         self._depth -= 1
+        if self._depth and self.step >= WATCHED:
+            return
         if self.watched and len(self._stack) > 1:
             tag(out, self._stack.pop(), self._counters.mark)
             self._counters.mark(self._stack[-1])

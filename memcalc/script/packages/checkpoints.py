@@ -65,9 +65,21 @@ class SavedFolders:
         def load(original: Any, *args: Any, **kwargs: Any) -> Any:
             led = [self.found(one) if at == place else one for at, one in enumerate(args)]
             named = {key: self.found(kwargs[key]) for key in _NAMES if key in kwargs}
-            return original(*led, **{**kwargs, **named})
+            loaded = original(*led, **{**kwargs, **named})
+            pairs = (*zip(led, args, strict=True), *((named[key], kwargs[key]) for key in named))
+            _rename(loaded, {at: str(wanted) for at, wanted in pairs if at is not wanted})
+            return loaded
 
         self._patches.wrap(owner, name, load)
+
+
+def _rename(loaded: Any, names: dict[Any, str]) -> None:
+    """What was loaded from a folder of ours is called by the name that the script knows."""
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    for one in (model, getattr(model, "config", None)):
+        name = getattr(one, "name_or_path", None)
+        if one is not None and isinstance(name, str) and name in names:
+            one.name_or_path = names[name]
 
 
 _COPIED = 1 << 24

@@ -35,7 +35,6 @@ _METHODS = (
     "get_eval_dataloader",
     "get_batch_samples",
     "training_step",
-    "floating_point_ops",
     "evaluate",
     "prediction_step",
 )
@@ -46,11 +45,10 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     from transformers import Trainer
 
     from memcalc.workload import huggingface
-    from memcalc.workload.huggingface import settle, state
     from memcalc.workload.job import Turns, as_found
 
     with (
-        state(job.device),
+        huggingface.state(),
         tempfile.TemporaryDirectory(prefix="memcalc-") as folder,
         as_found(job.model),
     ):
@@ -62,7 +60,6 @@ def run(job: Job, watch: Watch, steps: int) -> None:
         )
         # Under FSDP it takes none, and makes one itself.
         trainer.optimizer = job.optimizer
-        settle(trainer.accelerator, job.precision, job.device)
         with _Followed(trainer, job, watch, Turns(watch)).attached():
             trainer.train()
 
@@ -84,11 +81,11 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
 
     from memcalc.workload import huggingface
 
-    half = huggingface.mixed(job.precision, job.device)
+    half = huggingface.mixed(job)
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
-        gradient_accumulation_steps=job.grad_accum,
+        gradient_accumulation_steps=job.plan.grad_accum,
         max_grad_norm=job.max_grad_norm or 0.0,
         bf16=half == "bf16",
         fp16=half == "fp16",
@@ -97,18 +94,18 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
         report_to="none",
         disable_tqdm=True,
         log_level="error",
-        torch_compile=job.compile is not None,
-        torch_compile_mode=job.compile,
+        torch_compile=job.plan.compile is not None,
+        torch_compile_mode=job.plan.compile,
+        per_device_eval_batch_size=job.plan.batch,
         **_spread(job),
     )
     engine_config = getattr(arguments, "hf_deepspeed_config", None)
     if engine_config is not None:
-        # It compares the engine's precision with its own, which no simulated device may have.
+        # It compares the engine's precision with autocast's, and plain bf16 weights have none.
         engine_config.mismatches.clear()
-    # A number or a symbol: what the losses of an evaluation are repeated by.
-    arguments.per_device_eval_batch_size = job.samples
-    if job.kv_cache is not None:
-        arguments.use_cache = job.kv_cache
+    if job.plan.kv_cache is not None:
+        # No argument before transformers 5.
+        arguments.use_cache = job.plan.kv_cache
     return arguments
 
 
@@ -120,7 +117,7 @@ def _spread(job: Job) -> dict[str, Any]:
         return {f"ddp_{name}": value for name, value in job.options.items()}
     engine = huggingface.engine(job)
     if engine is not None:
-        return {"deepspeed": engine, "per_device_train_batch_size": job.samples}
+        return {"deepspeed": engine, "per_device_train_batch_size": job.plan.batch}
     told = huggingface.sharding(job)
     if told is None:
         return {}
@@ -172,7 +169,7 @@ class _Followed:
     def get_train_dataloader(self, original: Any) -> Any:
         if not hasattr(self.trainer, _PREPARES):
             self._in_place.enter_context(self._preparing())
-        count = self.trainer.args.max_steps * self.job.grad_accum
+        count = self.trainer.args.max_steps * self.job.plan.grad_accum
         return Loader(lambda _: self.job.batch(), count)
 
     def get_eval_dataloader(self, original: Any, dataset: Any = None) -> Any:
@@ -208,10 +205,6 @@ class _Followed:
         if self.trainer.accelerator.sync_gradients:
             self._to(Phase.STEP)
         return loss
-
-    def floating_point_ops(self, original: Any, inputs: Any) -> int:
-        """Counted for its log, from the shape of a batch; a shape may be a symbol."""
-        return 0 if self.job.simulated else original(inputs)
 
     def backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._to(Phase.BACKWARD)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from memcalc.advice.explain.recorded import read
-from memcalc.allocator.counter import Levels
+from memcalc.allocator.levels import Levels
 from memcalc.errors import UsageError
 from memcalc.report import recorded as report
+from memcalc.report import saved
 from memcalc.report.blocks import markdown, terminal
 from memcalc.units import MIB
 
@@ -67,7 +68,7 @@ def test_a_history_that_starts_in_the_middle_says_so(snapshot):
 
 def test_all_formats_say_the_same(snapshot):
     found = read(snapshot("training-torch2.13")[0])
-    body = json.loads(report.as_json(found))
+    body = json.loads(saved.as_json(found))
     assert body["what_ifs"][0]["peaks"]["reserved"] == found.what_ifs[0].peaks.reserved
     pools = body["held"]["reserved_by_pool"]
     assert sum(pool["bytes"] for pool in pools) == found.held.levels.reserved

@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 import memcalc
-from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.sections import again, chapter
 from memcalc.advice.explain.snapshot import predicted
 from memcalc.advice.explain.timeline import timeline
@@ -26,6 +25,7 @@ from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.trace import Component
 from memcalc.report import drawing, page, plots, terminal
+from memcalc.report.page import Document
 from memcalc.report.palette import STYLES
 from memcalc.report.summary import hero
 from memcalc.units import format_bytes
@@ -158,7 +158,7 @@ def test_the_same_picture_is_the_same_file(traced):
 
 @pytest.mark.parametrize(("format", "magic"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_a_picture_can_be_saved_as(traced, format, magic):
-    assert plots.save(plots.ladder(traced.prediction), format).startswith(magic)
+    assert plots.save(plots.optimizers([traced.prediction]), format).startswith(magic)
 
 
 def test_every_component_has_a_style_told_apart_without_colour():

@@ -14,7 +14,7 @@ from memcalc.estimation.client import Client
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.replays import on_device
 from memcalc.records.prediction import FitVerdict
-from memcalc.report import fitted
+from memcalc.report import fitted, saved
 from memcalc.report.blocks import markdown, terminal
 
 
@@ -84,7 +84,7 @@ def test_every_format_holds_the_answer(found):
     assert max(map(len, table.splitlines())) <= 80
     assert f"largest batch at 128 tokens: {batch}" in table
     assert f"largest batch at 128 tokens: {batch}" in markdown(fitted.blocks(answer))
-    data = json.loads(fitted.as_json(answer))
+    data = json.loads(saved.as_json(answer))
     assert data["kind"] == "fit"
     assert data["limits"][0]["best"]["batch"] == batch
     assert data["limits"][0]["best"]["fit"]["verdict"] == "fits"
@@ -180,7 +180,7 @@ def test_what_generates_is_found_by_formulas_and_agrees_with_estimates(config, s
 
 def test_a_saved_answer_is_shown_in_full_in_markdown(found, cli, tmp_path):
     answer = found["gpt2"]
-    (tmp_path / "fit.json").write_text(fitted.as_json(answer))
+    (tmp_path / "fit.json").write_text(saved.as_json(answer))
     done = cli("show", "fit.json", "-f", "markdown")
     assert done.returncode == 0, done.stderr
     assert done.stdout == markdown(fitted.blocks(answer, verbose=True))

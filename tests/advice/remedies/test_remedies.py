@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from memcalc.advice.explain.command_line import options as typed
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.remedies.goals import needed, under
 from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial
@@ -17,10 +16,12 @@ from memcalc.errors import UsageError
 from memcalc.estimation.analytic import least
 from memcalc.estimation.estimate import answers
 from memcalc.files import artifact
+from memcalc.records.fields import options as typed
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak
 from memcalc.records.trace import Phase
 from memcalc.report import explained as report
+from memcalc.report import saved
 from memcalc.report.blocks import markdown, terminal
 
 
@@ -63,7 +64,7 @@ def test_the_combination_holds_when_it_is_estimated_again(explained):
 def test_an_explanation_reads_back_from_its_file(explained):
     import json
 
-    data = json.loads(report.as_json(explained))
+    data = json.loads(saved.as_json(explained))
     assert artifact.decode(Explanation, data["record"]) == explained
     assert sum(group["bytes"] for group in data["peak"]["groups"]) == data["peak"]["requested"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.advice.remedies import sources
+from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Remedy
 from memcalc.advice.remedies.rows.lower_precision import in_4_bit, not_in_4_bit, typed
 from memcalc.records.compact_options import USUAL_LORA, adapter
@@ -21,7 +21,7 @@ def lora(plan: Plan, task: Task) -> Iterator[Remedy]:
             changes=(("lora", USUAL_LORA),),
             rank=7,
             cost="only adapters train",
-            source=sources.LORA,
+            source=rows.LORA,
         )
 
 
@@ -40,7 +40,7 @@ def lower_rank(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=(("lora", less),),
         rank=7,
         cost="adapters of half the size learn less",
-        source=sources.LORA,
+        source=rows.LORA,
     )
 
 
@@ -55,6 +55,6 @@ def qlora(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=changes,
         rank=8,
         cost="only adapters train; 4-bit weights are dequantized for every product",
-        source=sources.QLORA,
+        source=rows.QLORA,
         unfit=not_in_4_bit(plan),
     )

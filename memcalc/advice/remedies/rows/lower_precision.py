@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memcalc import registry
-from memcalc.advice.remedies import sources
+from memcalc.advice.remedies import rows
 from memcalc.advice.remedies.records import Change, Remedy
 from memcalc.catalog import gpus, models
 from memcalc.catalog.capabilities import ARCHITECTURES
@@ -42,7 +42,7 @@ def autocast(plan: Plan, task: Task) -> Iterator[Remedy]:
             changes=(("precision", f"amp-{half}"),),
             rank=2,
             cost=f"matrix products in {half}; updates stay fp32",
-            source=sources.AMP,
+            source=rows.AMP,
         )
 
 
@@ -53,7 +53,7 @@ def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
         return
     twin = choice.row.twin_8bit
     reason = f"no {choice.row.name} with 8-bit states is known" if twin is None else None
-    if choice.closed_form and not choice.state([_ONE]).tensors:
+    if choice.row.closed_form and not choice.state([_ONE]).tensors:
         reason = f"{choice.row.name} keeps no state with these settings"
     lost = _lost(plan, twin) if twin is not None else None
     cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
@@ -63,7 +63,7 @@ def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=_optimizer(plan, twin) if twin is not None else (),
         rank=5,
         cost="states in 8 bit",
-        source=sources.EIGHT_BIT,
+        source=rows.EIGHT_BIT,
         unfit=reason or lost or cpu,
     )
 
@@ -81,7 +81,7 @@ def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
         cost=f"weights in bf16{slow}: small updates are lost",
         source=_PURE,
     )
-    if registry.of(plan).implementation != "torch.optim.AdamW":
+    if registry.of(plan).row.implementation != "torch.optim.AdamW":
         return
     name = "memcalc.adamw_bf16"
     yield Remedy(
@@ -90,7 +90,7 @@ def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=(("precision", "bf16"), *_optimizer(plan, name)),
         rank=6,
         cost=f"weights in bf16{slow}; a third state carries what rounding loses",
-        source=sources.CORRECTED,
+        source=rows.CORRECTED,
         unfit=_lost(plan, name),
     )
 
@@ -135,7 +135,7 @@ def weights_in_4_bit(plan: Plan, task: Task) -> Iterator[Remedy]:
         changes=changes,
         rank=8,
         cost="4-bit weights, dequantized for every product",
-        source=sources.FOUR_BIT,
+        source=rows.FOUR_BIT,
         unfit=not_in_4_bit(plan),
     )
 

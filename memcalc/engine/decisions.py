@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.session import Session
+from memcalc.engine.values import Values
 
 VALID = "arguments of torch.distributions are assumed valid"
 OVERLAP = "windows of torch.istft on the GPU are assumed to overlap"
 NO_END = "generate() sees no end-of-sequence token: it generates as many tokens as it may"
 
 
-def install(patches: Patches, session: Session) -> None:
+def install(patches: Patches, values: Values, say: Callable[[str], None]) -> None:
     """Answer from now on.
 
     Args:
         patches: what is changed.
-        session: told what a tensor holds, and what is taken to be so.
+        values: told what a tensor holds.
+        say: told what is taken to be so.
     """
-    values, say = session.values, session.say
 
     def all_true(original: Any, checked: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = original(checked)
