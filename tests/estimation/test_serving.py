@@ -98,7 +98,7 @@ def test_a_token_takes_what_the_model_keeps_of_it(llama, engine):
     assert serving.least.bytes == low
     assert found.components[Component.KV_CACHE] == low
     assert found.peak.allocated is None
-    assert "is not run" in found.unknown["allocated"]
+    assert "was not run" in found.unknown["allocated"]
     # 64 tokens are four blocks of 16, or 64 pages of one.
     assert serving.most.sequences == serving.most.blocks // (64 // serving.block)
 
