@@ -20,7 +20,7 @@ from memcalc.engine.recorder import Recorder
 from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
+from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Phase, Trace
 from memcalc.units import format_bytes
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
@@ -35,8 +35,8 @@ STEPS = 4
 _NOTED = 0.1
 """Share of the trained weights."""
 _UNREACHED = (
-    "gradients and optimizer state of {} of weights that got no gradient here, such as experts "
-    "without tokens"
+    f"{{}} of weights {NO_GRADIENT} in this run, such as experts without tokens: theirs, and their "
+    "optimizer state, come on top"
 )
 
 
@@ -140,7 +140,7 @@ class _Followed(Patches):
     def said_of(self, trace: Trace) -> Trace:
         """The trace with what is assumed of it, and what it lacks."""
         if self._unreached:
-            trace = replace(trace, uncounted=(*trace.uncounted, self._unreached))
+            trace = replace(trace, assumptions=(self._unreached, *trace.assumptions))
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
 
 

@@ -9,7 +9,7 @@ from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction, Varied
-from memcalc.records.trace import Component
+from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.units import Unit, format_bytes, unit_for
@@ -108,7 +108,7 @@ def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
 
 def _weight(text: str) -> int:
     """Lowest first: another model than the one typed, what an option changes, all else."""
-    if TAKEN in text:
+    if TAKEN in text or NO_GRADIENT in text:
         return 0
     return 1 if "--" in text or ENDED in text else 2
 

@@ -123,8 +123,13 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     if answer.gpus:
         head = ("GPU", "offers", "needs at most", "to spare", "verdict")
         shown = answer.gpus if verbose else _around(answer.gpus)
-        body = [_gpu(row) for row in shown]
+        body = [_gpu(row, row.fit) for row in shown if row.fit is not None]
         found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
+        failed: dict[str, list[str]] = {}
+        for row in shown:
+            if row.fit is None:
+                failed.setdefault(row.reason, []).append(row.name)
+        found += [Line(f"{', '.join(names)}: {why}") for why, names in failed.items()]
         if len(shown) < len(answer.gpus):
             left = len(answer.gpus) - len(shown)
             found.append(Line(f"{left} more GPUs (-v shows them)", Kind.NOTE))
@@ -172,11 +177,9 @@ def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
     return rows[max(first - _TOO_SMALL, 0) : first + _LARGE_ENOUGH]
 
 
-def _gpu(row: GpuFit) -> tuple[str, ...]:
-    if row.fit is None:
-        return row.name, format_bytes(row.capacity), "n/a", "n/a", row.reason
-    used = format_bytes(row.fit.needed_high or row.fit.needed)
-    return row.name, format_bytes(row.capacity), used, _spare(row.fit), row.fit.verdict.value
+def _gpu(row: GpuFit, fit: Fit) -> tuple[str, ...]:
+    used = format_bytes(fit.needed_high or fit.needed)
+    return row.name, format_bytes(row.capacity), used, _spare(fit), fit.verdict.value
 
 
 def _devices(row: DevicesFit) -> tuple[str, ...]:

@@ -145,7 +145,7 @@ class Engine:
         return [*found, *(_item(parts[p], 1, name) for p, name in outside.items() if p in parts)]
 
     def _refusal(self, taken: Sequence[Item], share: float, budget: int) -> str:
-        said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken)
+        said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken if one.low)
         hint = f"raise --engine-arg {self._rules.SETTING}, or name a larger --gpu."
         if sum(one.low for one in taken) >= self._gpu.memory:
             # Not even the whole GPU is enough.

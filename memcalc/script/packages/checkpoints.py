@@ -76,11 +76,10 @@ class SavedFolders:
 def _rename(loaded: Any, names: dict[Any, str]) -> None:
     """What was loaded from a folder of ours is called by the name that the script knows."""
     model = loaded[0] if isinstance(loaded, tuple) else loaded
-    named: Any
-    for named in (model, getattr(model, "config", None)):
-        name = getattr(named, "name_or_path", None)
-        if isinstance(name, str) and name in names:
-            named.name_or_path = names[name]
+    for one in (model, getattr(model, "config", None)):
+        name = getattr(one, "name_or_path", None)
+        if one is not None and isinstance(name, str) and name in names:
+            one.name_or_path = names[name]
 
 
 _COPIED = 1 << 24
