@@ -292,7 +292,7 @@ FAULTS = [
     Fault("a layout that does not make the devices", "Good", layout="tp=3", codes=(2,), lost=True),
     Fault("a layout of one size where two are needed", "Good", layout="hsdp=2", codes=(2,),
           lost=True),
-    Fault("more GPUs than there are", "Good", "PyTorch sees", settings={"options": [
+    Fault("more GPUs than there are", "Good", " here: ", settings={"options": [
         "--device", "cuda"]}, codes=(3,)),
 ]  # fmt: skip
 

@@ -115,7 +115,12 @@ def terminal(
     """
     out = io.StringIO()
     console = Console(
-        file=out, width=width, force_terminal=color, no_color=not color, highlight=False
+        file=out,
+        width=width,
+        force_terminal=color,
+        force_jupyter=False,
+        no_color=not color,
+        highlight=False,
     )
     for block in blocks:
         if isinstance(block, Line):

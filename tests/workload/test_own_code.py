@@ -9,9 +9,6 @@ from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.client import Client
 from memcalc.estimation.question import code_in
-from memcalc.estimation.worker import Worker
-from memcalc.files.artifact import decode, encode
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.registry.build import build
 from memcalc.workload.model import in_its_words
@@ -202,21 +199,16 @@ def test_a_model_keeps_the_types_that_its_code_gives_it(file):
     assert {one.dtype for one in made.values()} == {torch.bfloat16}
 
 
-def eager_and_compiled():
-    found = []
-    for name in ("Net", "compiled"):
-        plan = Plan(model=f"own_net.py:{name}", inputs=("x=float32[5,3,8,8]",), gpu="T4")
-        prediction = decode(Prediction, Worker().answer({"plan": encode(plan)})["prediction"])
-        found.append((prediction.peak.allocated, prediction.components["weights"]))
-    return found
-
-
 @pytest.mark.nightly
-def test_a_compiled_model_is_compiled_for_real(file, forked):
+def test_a_compiled_model_is_compiled_for_real(file):
     """Fusing keeps fewer results; the weights stay what they are."""
-    (eager, weights), (compiled, same) = forked(eager_and_compiled)
-    assert weights == same
-    assert 0 < compiled <= eager
+    of = {"inputs": ["x=float32[5,3,8,8]"], "gpu": "t4"}
+    with Client() as client:
+        eager, compiled = (
+            client.ask(make({"model": f"own_net.py:{name}", **of})) for name in ("Net", "compiled")
+        )
+    assert eager.components["weights"] == compiled.components["weights"]
+    assert 0 < compiled.peak.allocated <= eager.peak.allocated
 
 
 def test_a_model_that_decides_by_values_on_the_gpu_decides_as_it_would_there(file):
