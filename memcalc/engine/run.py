@@ -34,10 +34,7 @@ STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
 _NOTED = 0.1
 """Share of the trained weights."""
-_UNREACHED = (
-    f"{{}} of weights {NO_GRADIENT} in this run, such as experts without tokens: theirs, and their "
-    "optimizer state, come on top"
-)
+_UNREACHED = f"{{}} of weights {NO_GRADIENT} here (experts without tokens?): training may add it"
 
 
 def trace(
