@@ -60,6 +60,7 @@ class Phases:
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
+        self._patches = patches
         for hook in (
             modules.register_module_forward_pre_hook(self._entering),
             modules.register_module_forward_hook(self._leaving, always_call=True),
@@ -125,6 +126,8 @@ class Phases:
             self.backwards += 1
             if self.backwards in (1, 4) and not self._steps.made:
                 self._steps.find_own()
+            if self.backwards == 1 and not self._steps.has_optimizer:
+                self._models.watch_data(self._patches)
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.phase in (Phase.ZERO_GRAD, Phase.LOAD):

@@ -16,9 +16,13 @@ from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
-from memcalc.engine.scripts.steps import Steps
+from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
 
+_BY_HAND = (
+    "the script makes no optimizer: a change of its parameters between two backward passes is "
+    "taken for a step"
+)
 _NO_CUDNN = "cuDNN is off: convolutions run PyTorch's own kernels"
 
 
@@ -68,6 +72,8 @@ class Session:
         self.groups.settle()
         for said in loading.assumptions():
             self.say(said)
+        if BY_HAND in self.steps.made:
+            self.say(_BY_HAND)
         self.models.sweep()
         self.counters.end()
         self.patches.undo()
