@@ -18,7 +18,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_STUB, _CUDNN = "memcalc/engine/stub", "memcalc/engine/cudnn"
+_STUB = "memcalc/engine/stub"
 
 
 class StubDriverHook(BuildHookInterface):
@@ -38,10 +38,10 @@ class StubDriverHook(BuildHookInterface):
         machine = _machine()
         if self.target_name != "wheel" or machine is None:
             return
-        stub = self._build(_STUB)
+        build = self._module()
         compiler, tag = self._compiler(machine), f"linux_{machine}"
         if compiler is None:
-            compiler = stub.zig(machine)
+            compiler = build.zig(machine)
             tag = f"manylinux_2_17_{machine}.manylinux2014_{machine}"
         if compiler is None:
             raise RuntimeError(
@@ -49,22 +49,14 @@ class StubDriverHook(BuildHookInterface):
             )
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{tag}"
-        cudnn = self._build(_CUDNN)
         if version == "editable":
-            stub.build(Path(self.root, _STUB, stub.NAME), compiler)
-            cudnn.SHIPPED.mkdir(exist_ok=True)
-            cudnn.build(cudnn.SHIPPED, compiler)
+            build.BUILT.mkdir(exist_ok=True)
+            build.build(build.BUILT, compiler, machine)
             return
         # Not among the sources: a checkout may be built for another machine than its own.
         self._scratch = tempfile.TemporaryDirectory()
-        made, shim = Path(self._scratch.name, stub.NAME), Path(self._scratch.name, "shim")
-        stub.build(made, compiler)
-        shim.mkdir()
-        cudnn.build(shim, compiler)
-        build_data["force_include"] |= {
-            str(made): f"{_STUB}/{stub.NAME}",
-            str(shim): f"{_CUDNN}/{cudnn.SHIPPED.name}",
-        }
+        build.build(Path(self._scratch.name), compiler, machine)
+        build_data["force_include"][self._scratch.name] = f"{_STUB}/{build.BUILT.name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was compiled for the wheel."""
@@ -75,15 +67,14 @@ class StubDriverHook(BuildHookInterface):
         """The system's, if it works and the wheel is for this machine."""
         if os.environ.get("MEMCALC_WHEEL_MACHINE"):
             return None
-        stub = self._build(_STUB)
         found: list[str] | None = import_module("memcalc.files.compiler").system_compiler()
-        return found if found is not None and stub.works(found) else None
+        return found if found is not None and self._module().works(found) else None
 
-    def _build(self, folder: str) -> ModuleType:
-        """A module of this checkout that needs no package, for none is installed here."""
+    def _module(self) -> ModuleType:
+        """The builder of this checkout, which needs no package, for none is installed here."""
         if self.root not in sys.path:
             sys.path.insert(0, self.root)
-        return import_module(f"{folder.replace('/', '.')}.build")
+        return import_module(f"{_STUB.replace('/', '.')}.build")
 
 
 def _machine() -> str | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from memcalc.estimation.client import trace_all
+from memcalc.estimation import estimate
 from memcalc.files.artifact import decode
 from memcalc.records.fields import changed_settings
 from memcalc.records.measurement import PhaseReading, steady_peaks
@@ -121,7 +121,7 @@ def compare(path: pathlib.Path, *, first: int = 0, every: int = 1) -> list[Row]:
     plans = plans_of(recording)
     rows = []
     with as_recorded(recording):
-        answers = list(trace_all(plans))
+        answers = list(estimate.answers(plans, use_cache=False))
     for run, plan, answer in zip(recording["runs"], plans, answers, strict=True):
         if not isinstance(answer, Prediction):
             raise answer

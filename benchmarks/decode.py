@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.client import trace_all
+from memcalc.estimation.estimate import answers
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS as RUNGS
 from memcalc.records.prediction import Prediction
@@ -58,7 +58,7 @@ def compare(path: pathlib.Path, runs: Sequence[dict]) -> Iterator[dict[tuple[str
 
 def _answered(plan: Plan, loop: str) -> Prediction:
     with _zeros(loop == "generate"):
-        answer = next(trace_all([plan]))
+        answer = next(answers([plan], use_cache=False))
     if not isinstance(answer, Prediction):
         raise answer
     return answer

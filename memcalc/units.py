@@ -91,7 +91,7 @@ class Unit(NamedTuple):
     """What the figures of one table are written in."""
 
     name: str
-    bytes: float
+    bytes: int
 
     def number(self, count: int) -> str:
         """A byte count in this unit, without its name; what is there at all is not 0.0."""

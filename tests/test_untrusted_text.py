@@ -15,7 +15,6 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 
 from memcalc import untrusted_text
-from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.explain import explain
 from memcalc.advice.explain.sections import Chapter
 from memcalc.advice.remedies.records import Option, Remedy, Search, Trial
@@ -26,6 +25,7 @@ from memcalc.records.measurement import Measurement
 from memcalc.report import csv as as_csv
 from memcalc.report import explained, measured, page, plots, predictions, saved
 from memcalc.report.blocks import markdown, terminal
+from memcalc.report.page import Document
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07", "\x9b31m", "::error file=a::owned", "  ::set-output name=a::b",

@@ -46,34 +46,20 @@ class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """What happened from one mark to the next."""
 
     name: Hashable
-    begin: Levels
-    """Levels at the mark itself."""
     peaks: Levels
     """The highest level of each rung, the one at the mark included; not simultaneous."""
-    end: Levels
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a replay ran out of memory; it ends there."""
-
-    event: int
-    """Index of the event that failed."""
-    key: Hashable
-    interval: Hashable
-    """The mark it happened after; ``None``: before any."""
-    why: FailedRequest
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """What the caching allocator made of the events. All in bytes."""
 
-    settings: AllocatorSettings
     peaks: Levels
     end: Levels
     intervals: tuple[Interval, ...]
     retries: int
     """How often the cache had to be emptied to serve a request (``num_alloc_retries``)."""
-    out_of_memory: Failure | None
+    out_of_memory: FailedRequest | None
+    """The request that found no memory; the replay ends there."""
 
 
 def replay(
@@ -106,7 +92,6 @@ def replay(
     failure = player.play(events)
     player.close_interval()
     return Replay(
-        settings=settings,
         peaks=player.peaks,
         end=player.allocator.levels(),
         intervals=tuple(player.intervals),
@@ -133,12 +118,10 @@ class _Player:
         self.intervals: list[Interval] = []
         self.peaks = allocator.levels()
         self._name: Hashable = None
-        self._begin = self.peaks
 
-    def play(self, events: Iterable[Event]) -> Failure | None:
+    def play(self, events: Iterable[Event]) -> FailedRequest | None:
         """Run all events, or up to the one that fails."""
         allocate, free, live = self.allocator.allocate, self.allocator.free, self.live
-        index, key = 0, None
         try:
             for index, event in enumerate(events):
                 key = event[0]
@@ -153,7 +136,7 @@ class _Player:
                 else:
                     raise ValueError(f"storage {key!r} dies, but is not alive (event {index})")
         except DeviceOutOfMemoryError as error:
-            return Failure(event=index, key=key, interval=self._name, why=error.why)
+            return error.why
         return None
 
     def close_interval(self) -> None:
@@ -161,15 +144,13 @@ class _Player:
 
         One without a name counts for the peaks alone.
         """
-        peaks, end = self.allocator.stats.peaks(), self.allocator.levels()
+        peaks = self.allocator.stats.peaks()
         if self._name is not None:
-            interval = Interval(name=self._name, begin=self._begin, peaks=peaks, end=end)
-            self.intervals.append(interval)
+            self.intervals.append(Interval(name=self._name, peaks=peaks))
         rungs = Levels.__struct_fields__
         self.peaks = Levels(
             **{rung: max(getattr(self.peaks, rung), getattr(peaks, rung)) for rung in rungs}
         )
-        self._begin = end
         self.allocator.stats.reset_peaks()
 
     def _special(self, event: Event) -> None:

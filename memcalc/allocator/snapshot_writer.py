@@ -35,7 +35,6 @@ def predicted_snapshot(
     settings: AllocatorSettings,
     device_bytes: int,
     *,
-    available: int | None = None,
     frames: Callable[[Hashable], Sequence[Frame]] = lambda key: (),
 ) -> dict[str, Any]:
     """Replay events and write down what PyTorch's recorder would have.
@@ -45,13 +44,12 @@ def predicted_snapshot(
             changes nothing.
         settings: what ``PYTORCH_ALLOC_CONF`` says.
         device_bytes: bytes of the device.
-        available: bytes of it the allocator can get; ``None``: all.
         frames: what to show for a storage, by its key.
 
     Returns:
         A snapshot; if memory runs out it ends with the ``oom`` entry.
     """
-    allocator = CachingAllocator(settings, DeviceMemory(device_bytes, available=available))
+    allocator = CachingAllocator(settings, DeviceMemory(device_bytes))
     writer = _SnapshotWriter(allocator, frames)
     try:
         for event in events:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from memcalc.budgets.records import BudgetedRun, Evidence
-from memcalc.catalog import gpus, models
+from memcalc.catalog import models
 from memcalc.errors import MemcalcError, SettingError, UsageError
 from memcalc.estimation.estimate import answers
+from memcalc.estimation.question import canonical
 from memcalc.estimation.validate import check_names
 from memcalc.files import artifact
 from memcalc.files.results import Run, load, predictions
@@ -54,14 +54,22 @@ def _with_line(error: MemcalcError, run: BudgetedRun) -> str:
 
 
 def estimate(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
-    """Estimate every run; runs with the same plan are estimated once, and commands simulated."""
-    commands = _simulated([run for run in runs if run.plan.command])
+    """Estimate every run; runs with the same plan are estimated once.
+
+    A command is simulated in the folder of its budget file; what it prints goes to standard error,
+    and nothing is kept, for a script may have changed.
+    """
     estimated = iter(_estimated([run for run in runs if not run.plan.command], effort))
-    return [commands[run.name] if run.plan.command else next(estimated) for run in runs]
+    return [
+        of_command(run.plan, Path(run.where.file).resolve().parent, run.name)
+        if run.plan.command
+        else next(estimated)
+        for run in runs
+    ]
 
 
 def _estimated(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
-    found: dict[tuple[str, str], Prediction | MemcalcError] = {}
+    found: dict[tuple[str, Plan], Prediction | MemcalcError] = {}
     for method in dict.fromkeys(run.method for run in runs):
         plans = {_key(run.plan): run.plan for run in runs if run.method == method}
         asked = list(plans.values())
@@ -109,7 +117,7 @@ def measure(runs: Sequence[BudgetedRun], effort: Effort) -> list[Evidence]:
             f"{varying.where}: batches of varying length are replayed, not measured: leave "
             "--measure or lengths out."
         )
-    found: dict[str, Evidence] = {}
+    found: dict[Plan, Evidence] = {}
     estimates = estimate(runs, effort)
     with Runner() as runner:
         for run, estimated in zip(runs, estimates, strict=True):
@@ -185,13 +193,10 @@ def _results(file: Path) -> list[Run]:
     return [Run(plan=found.plan, prediction=found) for found in predictions(data, file)]
 
 
-def _key(plan: Plan) -> str:
-    """One text for a plan, however its GPU is spelled and its arguments are ordered."""
-    data = artifact.encode(plan)
-    data["optim_args"] = sorted(data["optim_args"], key=str)
-    if plan.gpu is not None:
-        data["gpu"] = gpus.find(plan.gpu).name
-    return json.dumps(data, sort_keys=True, default=str)
+def _key(plan: Plan) -> Plan:
+    """One plan for a question, however its names are spelled and its arguments are ordered."""
+    arguments = sorted(plan.optim_args, key=lambda one: one[0])
+    return canonical(replace(plan, optim_args=tuple(arguments)))
 
 
 def _absent(plan: Plan, others: Sequence[Plan], names: str) -> Evidence:
@@ -212,20 +217,6 @@ def keep(runs: Sequence[BudgetedRun], found: Sequence[Evidence]) -> list[Run]:
         )
         for run, evidence in zip(runs, found, strict=True)
     ]
-
-
-def _simulated(runs: Sequence[BudgetedRun]) -> dict[str, Evidence]:
-    """Run each command in the folder of its budget file, on a simulated GPU.
-
-    What scripts print goes to standard error. Nothing is kept: a script may have changed.
-
-    Returns:
-        What is known of each run, by its name.
-    """
-    return {
-        run.name: of_command(run.plan, Path(run.where.file).resolve().parent, run.name)
-        for run in runs
-    }
 
 
 def of_command(plan: Plan, folder: Path, name: str) -> Evidence:

@@ -230,7 +230,7 @@ def _fits(budget: Budget, evidence: Evidence) -> Verdict:
         reason = "no estimate for this GPU"
         return Verdict(budget=budget, status=Status.UNKNOWN, reason=reason)
     fit, spare = prediction.fit, _spare(budget, prediction.fit.capacity)
-    found = fits.verdict(fit, prediction.context, spare)
+    found = fits.with_spare(fit, prediction.context, spare)
     reason = why(budget, evidence, None)
     if found is FitVerdict.TIGHT:
         grows = prediction.growth

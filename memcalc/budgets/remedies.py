@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from memcalc.advice.remedies.advice import advise
 from memcalc.advice.remedies.goals import Goal
 from memcalc.advice.remedies.records import Change, Figures, Search, figures
+from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
 from memcalc.budgets import metrics
 from memcalc.budgets.collect import of_command
 from memcalc.budgets.judge import judged
 from memcalc.budgets.records import Budget, Evidence, Known, Rule, Status, Verdict
-from memcalc.estimation.estimate import Traced, Tracer
+from memcalc.budgets.starter import toml
+from memcalc.errors import MemcalcError
+from memcalc.estimation.estimate import Tracer
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.units import format_mib
@@ -88,8 +90,9 @@ class Adviser:
 
     def _of(self, plan: Plan) -> Trials | None:
         if plan not in self._trials:
-            base = self._tracer.trace(plan)
-            self._trials[plan] = Trials(base, self._tracer) if isinstance(base, Traced) else None
+            self._trials[plan] = None
+            with contextlib.suppress(MemcalcError):
+                self._trials[plan] = Trials(self._tracer.trace(plan), self._tracer)
         return self._trials[plan]
 
 
@@ -118,13 +121,4 @@ def _clause(found: Search, sizes: dict[tuple[str, ...], int | None], now: int | 
 def _written(change: Change) -> str:
     """A change as a budget file says it."""
     name, value = change
-    if isinstance(value, tuple):
-        inside = ", ".join(f"{key} = {_toml(one)}" for key, one in value)
-        return f"{name} = {{{inside}}}"
-    return f"{name} = {_toml(value)}"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return f"{name} = {toml(dict(value) if isinstance(value, tuple) else value)}"

@@ -14,7 +14,6 @@ import msgspec
 
 from memcalc import untrusted_text
 from memcalc.budgets.metrics import default_peak
-from memcalc.estimation.fits import verdict
 from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.model import Place
 from memcalc.records.prediction import FitVerdict, Prediction
@@ -126,8 +125,7 @@ def _settings(prediction: Prediction) -> dict[str, Any]:
 
 
 def _fits(prediction: Prediction) -> bool:
-    fit = prediction.fit
-    return fit is not None and verdict(fit, prediction.context) is FitVerdict.FITS
+    return prediction.fit is not None and prediction.fit.verdict is FitVerdict.FITS
 
 
 def _limits(starter: Starter) -> list[str]:

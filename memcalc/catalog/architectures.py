@@ -12,11 +12,7 @@ from memcalc.files.artifact import decode
 @functools.cache
 def table() -> dict[str, Any]:
     """``{model_type: {"config": class name, "heads": {task: class name}}}``."""
-    return shipped.read("architectures.json", _types)
-
-
-def _types(data: dict[str, Any]) -> dict[str, Any]:
-    return decode(dict[str, Any], data["types"])
+    return shipped.read("architectures.json", lambda data: decode(dict[str, Any], data["types"]))
 
 
 def heads(model_type: str) -> dict[str, str]:

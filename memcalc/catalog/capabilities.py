@@ -78,3 +78,18 @@ ARCHITECTURES = {
     (12, 0): _BLACKWELL_RTX,
     (12, 1): _BLACKWELL_RTX,
 }
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a card and of PyTorch decides which kernels run."""
+
+    capability: tuple[int, int]
+    """Compute capability, such as (9, 0)."""
+    multiprocessors: int
+    torch: tuple[int, int]
+    """PyTorch's version, such as (2, 13)."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """What its capability means."""
+        return ARCHITECTURES[self.capability]

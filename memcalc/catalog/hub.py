@@ -29,7 +29,7 @@ def config_file(name: str, revision: str | None = None) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        offline = is_offline() or not _reachable(name, revision)
+        offline = not is_reachable(name, revision)
         return Path(hf_hub_download(name, _FILE, revision=revision, local_files_only=offline))
     except errors.GatedRepoError:
         raise NotOnHubError("the model is gated: log in with hf auth login") from None
@@ -54,12 +54,14 @@ def revision_of(file: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def _reachable(name: str, revision: str | None) -> bool:
+def is_reachable(name: str, revision: str | None) -> bool:
     """Whether the hub answers: one question, because a download asks for half a minute.
 
     Raises:
         Exception: the hub's own answer, where that is a refusal.
     """
+    if is_offline():
+        return False
     from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
 
     try:

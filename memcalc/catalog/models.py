@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.catalog import hub
 from memcalc.catalog.validate import validate
 from memcalc.errors import UsageError, meant, unknown
 from memcalc.files import untrusted_values
@@ -98,7 +99,12 @@ def find(name: str, *, trust_remote_code: bool = False) -> ModelSource:
         )
     path = Path(os.path.expanduser(name))
     if is_local(name) or os.path.exists(path):
-        return _checked(name, "local", _read(_config_file(path)), trust_remote_code)
+        return _checked(
+            name,
+            "local",
+            _read(path / "config.json" if os.path.isdir(path) else path),
+            trust_remote_code,
+        )
     same = _same_sizes(name)
     if same is not None:
         return same
@@ -204,10 +210,6 @@ def _bundled_file(name: str) -> Path | None:
     return endings[0] if len(endings) == 1 else None
 
 
-def _config_file(path: Path) -> Path:
-    return path / "config.json" if os.path.isdir(path) else path
-
-
 @functools.cache
 def _shipped(path: Path) -> Any:
     return _read(path)
@@ -236,74 +238,8 @@ def _from_hub(name: str) -> tuple[Any, str | None]:
     if found is None:
         raise unknown("model", name, bundled(), hint="see memcalc list models.")
     try:
-        file = _from_cache_or_hub(found[1], found[2])
-    except NotOnHubError as error:
+        file = hub.config_file(found[1], found[2])
+    except hub.NotOnHubError as error:
         hint = f"{error}. See memcalc list models, or give a folder with a config.json."
         raise unknown("model", name, bundled(), hint=hint) from None
-    return _read(file), revision_of(file)
-
-
-_FILE = "config.json"
-
-
-class NotOnHubError(Exception):
-    """The hub has no such config for us; the message says why in a few words."""
-
-
-def _from_cache_or_hub(name: str, revision: str | None = None) -> Path:
-    """Download, or find in the hub's cache, the config.json of a model.
-
-    Args:
-        name: such as ``org/model``.
-        revision: a branch, a tag or a commit; ``None``: the newest.
-
-    Raises:
-        NotOnHubError: no such model, no access to it, or the hub cannot be reached.
-    """
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", "5")
-    os.environ.setdefault("HF_HUB_DOWNLOAD_TIMEOUT", "10")
-    from huggingface_hub import errors, hf_hub_download
-
-    try:
-        offline = not _reachable(name, revision)
-        return Path(hf_hub_download(name, _FILE, revision=revision, local_files_only=offline))
-    except errors.GatedRepoError:
-        raise NotOnHubError("the model is gated: log in with hf auth login") from None
-    except errors.RepositoryNotFoundError:
-        raise NotOnHubError("the hub has no model of that name") from None
-    except errors.RevisionNotFoundError:
-        raise NotOnHubError(f"on the hub it has no revision {revision}") from None
-    except errors.LocalEntryNotFoundError:
-        raise NotOnHubError("the hub cannot be reached and the model is not bundled") from None
-    except errors.EntryNotFoundError:
-        raise NotOnHubError(f"on the hub it has no {_FILE}") from None
-    except errors.HFValidationError:
-        raise NotOnHubError("that is no name of the hub's form") from None
-    except Exception as error:  # The hub's client lets errors of its transport through.
-        raise NotOnHubError(f"the hub answered {type(error).__name__}") from None
-
-
-def revision_of(file: Path) -> str | None:
-    """The commit that a file in the hub's cache is of."""
-    folder = file.parent
-    return folder.name if folder.parent.name == "snapshots" else None
-
-
-def _reachable(name: str, revision: str | None) -> bool:
-    """Whether the hub answers: one question, because a download asks for half a minute.
-
-    Raises:
-        Exception: the hub's own answer, where that is a refusal.
-    """
-    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
-
-    try:
-        get_hf_file_metadata(hf_hub_url(name, _FILE, revision=revision))
-    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-        response = getattr(error, "response", None)
-        if response is None or response.status_code >= 500:
-            return False
-        raise
-    except Exception:  # Whatever its transport calls it: no network, no name, no route.
-        return False
-    return True
+    return _read(file), hub.revision_of(file)

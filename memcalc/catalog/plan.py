@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,9 @@ def make(settings: Mapping[str, Any]) -> Plan:
             settings that do not go together.
     """
     checked: dict[str, Any] = {}
-    for key, value in spelled_out(settings).items():
-        name = str(key).replace("-", "_")
+    for name, value in spelled_out(settings).items():
         if name not in FIELDS:
-            raise unknown("setting", str(key), FIELDS, hint="see memcalc estimate --help.")
-        if name in checked:
-            raise SettingError(name, f"{name} is given twice: give it once.")
+            raise unknown("setting", name, FIELDS, hint="see memcalc estimate --help.")
         if value is not None:
             checked[name] = FIELDS[name].check(value)
     if not checked.get("model") and "command" not in checked:
@@ -141,3 +139,9 @@ def _spread(settings: dict[str, Any]) -> list[Plan]:
     wanted = settings.get("optim", "adamw")
     names = wanted if isinstance(wanted, list) else [wanted]
     return [make({**settings, "optim": name}) for name in names]
+
+
+def to_simulate(plan: Plan, options: str = "", command: str | None = None) -> str:
+    """What to type to run a plan's command, or one like it, on its GPU."""
+    gpu = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
+    return f"memcalc simulate {gpu}{options}-- {command or plan.command}"

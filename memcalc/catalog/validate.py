@@ -8,53 +8,17 @@ from typing import Any
 from memcalc.catalog import architectures
 from memcalc.errors import UsageError, unknown
 
-_LAYERS = [
-    "num_hidden_layers",
-    "num_layers",
-    "n_layer",
-    "n_layers",
-    "num_decoder_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "num_encoder_layers",
-    "num_hidden_groups",
-    "inner_group_num",
-]
-_SIZES = [
-    "hidden_size",
-    "d_model",
-    "n_embd",
-    "dim",
-    "vocab_size",
-    "intermediate_size",
-    "d_ff",
-    "ffn_dim",
-    "hidden_dim",
-    "n_inner",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "max_position_embeddings",
-    "n_positions",
-    "num_attention_heads",
-    "num_heads",
-    "n_head",
-    "n_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "d_kv",
-    "embedding_size",
-    "image_size",
-    "patch_size",
-    "num_channels",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "moe_intermediate_size",
-    "num_mel_bins",
-    "encoder_attention_heads",
-    "decoder_attention_heads",
-    "type_vocab_size",
-]
+_LAYERS = """
+    num_hidden_layers num_layers n_layer n_layers num_decoder_layers encoder_layers decoder_layers
+    num_encoder_layers num_hidden_groups inner_group_num
+""".split()
+_SIZES = """
+    hidden_size d_model n_embd dim vocab_size intermediate_size d_ff ffn_dim hidden_dim n_inner
+    encoder_ffn_dim decoder_ffn_dim max_position_embeddings n_positions num_attention_heads
+    num_heads n_head n_heads num_key_value_heads head_dim d_kv embedding_size image_size
+    patch_size num_channels num_experts num_local_experts n_routed_experts moe_intermediate_size
+    num_mel_bins encoder_attention_heads decoder_attention_heads type_vocab_size
+""".split()
 MOST_LAYERS = 2_000
 """An order of magnitude above the deepest models published; each is built, so this bounds time."""
 MOST_LABELS = 1 << 18

@@ -1,7 +1,7 @@
 """Child processes: how they are started, asked and ended.
 
 A *parent* is a process that imports what is heavy once and forks a *child* for each who asks
-(``parent.py``, ``child.py``); ``ask.py`` is the side of memcalc's own process. What the children
+(``parent.py``, ``child.py``); ``client.py`` is the side of memcalc's own process. What the children
 do is a job module, which has ``NAME`` (how its runs are called in a sentence), ``warm(hint)``
 (imports what all runs of this kind need, in the parent) and ``answer_for(breadcrumbs)``, called
 once in each child: a function from a request and a ``Speaker`` to an answer.

@@ -8,7 +8,7 @@ SIZE = 512
 
 
 class Breadcrumbs:
-    """Remembers the current module and operator; cheap enough to do at every operator.
+    """Remembers the module that runs; cheap enough to do for every module.
 
     Made by the parent before it forks: both see the same memory.
     """
@@ -16,9 +16,9 @@ class Breadcrumbs:
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, SIZE)
 
-    def drop(self, module: str, op: str) -> None:
+    def drop(self, module: str) -> None:
         """Remember this place, forget the last."""
-        text = f"{op}\0{module}\0".encode()[:SIZE]
+        text = module.encode()[: SIZE - 1] + b"\0"
         self._map[: len(text)] = text
 
     def clear(self) -> None:
@@ -26,14 +26,9 @@ class Breadcrumbs:
         self._map[:] = bytes(SIZE)
 
     def where(self) -> str:
-        """The last place in words, such as `` in model.layers.0, at addmm``; empty if unknown."""
-        op, module, *_ = (*self._map[:].split(b"\0"), b"")
-        place = f" in {module.decode(errors='replace')}" if module else ""
-        return f"{place}, at {op.decode(errors='replace')}" if op else place
-
-    def part(self) -> None:
-        """Remember places for this process alone from now on: a copy of it goes its own way."""
-        self._map = mmap.mmap(-1, SIZE)
+        """The last place in words, such as `` in model.layers.0``; empty if unknown."""
+        module, _, _ = self._map[:].partition(b"\0")
+        return f" in {module.decode(errors='replace')}" if module else ""
 
     def close(self) -> None:
         """Give the memory back."""

@@ -7,13 +7,11 @@ import importlib
 import os
 import socket
 import sys
-import traceback
 from typing import Any
 
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.channel import Channel
-from memcalc.children.exit_reason import stopped
-from memcalc.errors import MemcalcError
+from memcalc.children.exit_reason import told
 
 
 class Speaker:
@@ -22,11 +20,6 @@ class Speaker:
     def __init__(self, channel: Channel, job: int) -> None:
         self._channel = channel
         self._job = job
-
-    @property
-    def descriptor(self) -> int:
-        """What the answer goes through."""
-        return self._channel.end.fileno()
 
     def tell(self, **event: Any) -> None:
         """Something has happened."""
@@ -73,9 +66,7 @@ def serve(end: socket.socket, module: str, name: str, breadcrumbs: Breadcrumbs) 
                 work = importlib.import_module(module).answer_for(breadcrumbs)
             said = {"answer": work(request, Speaker(channel, job))}
         except BaseException as error:
-            if os.environ.get("MEMCALC_DEBUG"):
-                traceback.print_exc()
-            said = _failure(error, name, breadcrumbs.where())
+            said = told(error, name, breadcrumbs.where())
         with contextlib.suppress(ValueError, OSError):
             # What ran here may have closed it.
             sys.stdout.flush()
@@ -94,9 +85,3 @@ def _settle(place: dict[str, Any]) -> None:
     if place["folder"] is not None:
         os.chdir(place["folder"])
     sys.path[:] = place["path"]
-
-
-def _failure(error: BaseException, name: str, where: str) -> dict[str, Any]:
-    if isinstance(error, MemcalcError):
-        return {"error": str(error), "exit_code": error.exit_code}
-    return {"error": stopped(name, error, where), "exit_code": MemcalcError.exit_code}

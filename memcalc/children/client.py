@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memcalc.children.channel import Channel
-from memcalc.children.exit_reason import ending, noise_of
+from memcalc.children.exit_reason import ending, noise_of, status_of
 from memcalc.errors import MemcalcError, UsageError
 
 _PATIENCE = 5.0
-"""Seconds that a killed process has to be gone."""
+"""Seconds to wait for a killed process to exit."""
 WARM = "MEMCALC_WARM"
-"""Names an abstract socket of a parent that is already running, followed by its kind.
+"""Environment variable with the abstract socket of a parent that runs already; its kind follows.
 
-For tests, so that PyTorch is imported once; ``launch`` starts such a parent.
+Tests set it, so that PyTorch is imported once; ``launch`` starts such a parent.
 """
 
 
@@ -38,13 +38,13 @@ class Parent:
         kind: str = "",
         first: Sequence[str] = (),
     ) -> None:
-        """Ask nothing yet.
+        """Prepare; nothing is started yet.
 
         Args:
             failure: raised where a job fails.
             environment: of the process and its children.
-            kind: of the process: what its children need to have been loaded first.
-            first: folders that are searched before all others for what is imported.
+            kind: which parent of ``WARM`` is meant: by what it has loaded.
+            first: folders that come first on the import path.
         """
         self.first = tuple(first)
         self._kind = kind
@@ -63,30 +63,23 @@ class Parent:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def child(self, module: str, name: str, *, hint: str = "", aloud: bool = False) -> Child:
+    def child(self, module: str, name: str, *, hint: str = "") -> Child:
         """Fork a child.
 
         Args:
             module: the job module, by its full name.
             name: name of its jobs in messages.
             hint: told to the module's ``warm``.
-            aloud: what it prints goes to standard error as it comes, and it may read standard
-                input, unless that is a terminal.
 
         Raises:
-            MemcalcError: of the kind ``failure``: there is no process for it.
+            MemcalcError: ``failure``, where no process can be started.
         """
         with self._lock:
             self._number += 1
             message = {"fork": self._number, "module": module, "name": name, "hint": hint}
             here, there = socket.socketpair()
             with there:
-                aloud = aloud or bool(os.environ.get("MEMCALC_DEBUG"))
-                given = [
-                    there.fileno(),
-                    *([2] if aloud else []),
-                    *([0] if aloud and _piped() else []),
-                ]
+                given = [there.fileno(), *([2] if os.environ.get("MEMCALC_DEBUG") else [])]
                 try:
                     if not self._sent(message, given) and not self._sent(message, given):
                         raise self.failure(self.how_it_ended())
@@ -96,29 +89,28 @@ class Parent:
             return Child(self, self._number, here, name)
 
     def end(self, number: int) -> None:
-        """Have a child killed, with all that it has started."""
+        """Kill a child and all processes that it has started."""
         with self._lock, contextlib.suppress(OSError):
             if self._control is not None:
                 self._control.send(json.dumps({"end": number}).encode())
 
     def close(self) -> None:
-        """End the process and its children, for good."""
+        """End the process and its children; no more can be forked."""
         with self._lock:
             self._closed = True
             self._stop()
 
     def how_it_ended(self) -> str:
-        """One sentence on how a parent ended, or that it does not answer."""
+        """One sentence: how the process ended, or that it does not answer."""
         status, noise = None, ""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(_PATIENCE)
-                status = -code if code < 0 else code << 8
+                status = status_of(self._process.wait(_PATIENCE))
             noise = noise_of(self._noise)
         return ending("process that starts the runs", status, noise=noise)
 
     def _sent(self, message: dict[str, Any], given: list[int]) -> bool:
-        """Ask the parent; one that has died is replaced, and asked the next time."""
+        """Send to the process; ``False``: it was dead, and the next call starts another."""
         if self._closed:
             raise self.failure("The process that starts the runs was closed.")
         if self._process is not None and self._process.poll() is not None:
@@ -166,15 +158,6 @@ class Parent:
             self._noise = -1
 
 
-def _piped() -> bool:
-    """Something other than a terminal is there to be read on standard input."""
-    try:
-        os.fstat(0)
-    except OSError:
-        return False
-    return not os.isatty(0)
-
-
 def launch(
     control: socket.socket,
     environment: Mapping[str, str],
@@ -184,13 +167,13 @@ def launch(
     """Start a parent, which dies with this process.
 
     Args:
-        control: where it shall be asked, or listen for those who ask.
+        control: a connected socket for requests, or one that listens for clients.
         environment: of the process.
-        noise: descriptor for what it prints.
-        first: folders that are searched before all others.
+        noise: descriptor that its standard error goes to.
+        first: folders that come first on the import path.
     """
     return subprocess.Popen(
-        # Not the folder it is started in comes first, but what this process imports from.
+        # -P: modules are imported from where this process imports, not from the current folder.
         [
             *(sys.executable, "-P", "-m", "memcalc.children.parent"),
             *(str(control.fileno()), str(os.getpid())),
@@ -200,13 +183,13 @@ def launch(
         stderr=None if os.environ.get("MEMCALC_DEBUG") else noise,
         pass_fds=[control.fileno()],
         env={**environment, "PYTHONPATH": os.pathsep.join([*first, *_path()])},
-        # Ctrl-C at a terminal reaches the asker alone.
+        # Ctrl-C at a terminal reaches this process only.
         start_new_session=True,
     )
 
 
 class Child:
-    """One child, asked one job after the other by one thread, until one of them kills it."""
+    """A child process that does one job after another; used by one thread."""
 
     def __init__(self, parent: Parent, number: int, end: socket.socket, name: str) -> None:
         self.alive = True
@@ -236,16 +219,16 @@ class Child:
         """Have a job done.
 
         Args:
-            request: what; as the job module understands it.
-            heard: told of every event as it comes; one that waits goes on when this returns.
-            tick: called when something was heard, and at least every ``interval``.
+            request: for the job module.
+            heard: called with every event; a child that waits goes on when this returns.
+            tick: called after every message, and at least every ``interval``.
             interval: seconds.
-            timeout: seconds after which the child is ended.
+            timeout: seconds after which the child is killed.
 
         Raises:
-            TimeoutError: the time is up.
-            UsageError: the job says that it was asked wrongly.
-            MemcalcError: of the parent's kind ``failure``: it failed, or the child died.
+            TimeoutError: the job took too long.
+            UsageError: the job refuses the request.
+            MemcalcError: the parent's ``failure``: the job failed, or the child died.
         """
         self._job += 1
         self._garbled = False
@@ -255,7 +238,7 @@ class Child:
             for message in self._messages(time.monotonic() + timeout, interval, tick):
                 if "ended" in message:
                     self._close()
-                    raise self._parent.failure(self._what_came(str(message["ended"])))
+                    raise self._parent.failure(self._reason(str(message["ended"])))
                 if message.get("job") != self._job:
                     continue
                 if "event" in message:
@@ -264,12 +247,12 @@ class Child:
                         self._send({"go": self._job})
                     continue
                 done = True
-                return self._understood(message)
+                return self._answer_in(message)
             self._close()
-            raise self._parent.failure(self._what_came(self._parent.how_it_ended()))
+            raise self._parent.failure(self._reason(self._parent.how_it_ended()))
         finally:
             if not done:
-                # It is in the middle of a job that nobody waits for any more.
+                # The job may still be running, and nobody waits for it.
                 self.end()
 
     def end(self) -> None:
@@ -304,7 +287,7 @@ class Child:
             yield message
             tick()
 
-    def _understood(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _answer_in(self, message: dict[str, Any]) -> dict[str, Any]:
         answer = message.get("answer")
         if isinstance(answer, dict):
             return answer
@@ -313,11 +296,11 @@ class Child:
             raise UsageError(sentence)
         raise self._parent.failure(sentence)
 
-    def _what_came(self, sentence: str) -> str:
+    def _reason(self, sentence: str) -> str:
         return f"The {self._name} sent an unreadable message." if self._garbled else sentence
 
     def _send(self, message: dict[str, Any]) -> None:
-        # A child that is gone shows in what comes, or does not.
+        # If the child is gone, the next message says so.
         with contextlib.suppress(OSError):
             self._channel.end.settimeout(None)
             self._channel.send(message)

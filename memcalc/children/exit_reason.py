@@ -6,7 +6,11 @@ import contextlib
 import os
 import re
 import signal
+import traceback
 from pathlib import Path
+from typing import Any
+
+from memcalc.errors import MemcalcError
 
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/proc/vmstat")
 _LONGEST = 200
@@ -22,6 +26,11 @@ def oom_kills() -> int | None:
             if found is not None:
                 counts.append(int(found[1]))
     return sum(counts) if counts else None
+
+
+def status_of(code: int) -> int:
+    """What ``waitpid`` says of a process with this exit code of ``subprocess``."""
+    return -code if code < 0 else code << 8
 
 
 def ending(
@@ -45,21 +54,30 @@ def ending(
     return f"The {name} {how}{where}{f': {last}' if last else ''}."
 
 
-def stopped(name: str, error: BaseException, where: str = "") -> str:
-    """Describe an error that a user's code raised.
+def told(error: BaseException, name: str, where: str) -> dict[str, Any]:
+    """An error as whoever asked is told of it; with its ``kind`` where a user's code raised it.
 
     Args:
-        name: what it did: ``simulated run``.
-        error: what it raised.
+        error: what was raised.
+        name: what was done: ``simulated run``.
         where: its last place, as breadcrumbs say it.
     """
+    if os.environ.get("MEMCALC_DEBUG"):
+        traceback.print_exception(error)
+    if isinstance(error, MemcalcError):
+        return {"error": str(error), "exit_code": error.exit_code}
     reason = " ".join(str(error).split())[:_LONGEST_REASON] or "no reason given"
     said = f"{type(error).__name__}: {reason}"
     if isinstance(error, SystemExit):
-        said = f"its code called sys.exit({error.code!r})"
+        said = (
+            f"its code called sys.exit({error.code!r}), as scripts do that read arguments: type "
+            "memcalc simulate -- python SCRIPT to run all of it"
+        )
     elif isinstance(error, RecursionError):
         said = "its code recursed too deeply"
-    return f"The {name} stopped{where}: {said}"
+    sentence = f"The {name} stopped{where}: {said}"
+    kind = type(error).__name__
+    return {"error": sentence, "exit_code": MemcalcError.exit_code, "kind": kind}
 
 
 def noise_of(descriptor: int) -> str:

@@ -8,14 +8,13 @@ import os
 import signal
 import socket
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from memcalc.children.channel import Channel
-from memcalc.children.exit_reason import ending, oom_kills, stopped
-from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.children.exit_reason import ending, oom_kills, told
+from memcalc.errors import EstimateError, UsageError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -23,12 +22,10 @@ _PR_SET_PDEATHSIG = 1
 class CodeError(EstimateError):
     """The code in the copy raised something of its own."""
 
-    def __init__(self, message: str, kind: str, trace: str) -> None:
+    def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
         """Name of the exception's class."""
-        self.trace = trace
-        """Its traceback, as text."""
 
 
 def forked(
@@ -72,11 +69,11 @@ def forked(
         raise EstimateError(ending(name, status, kills=kills, where=where()))
     if "error" not in answer:
         return answer
-    if answer["kind"] == UsageError.__name__:
+    if answer["exit_code"] == UsageError.exit_code:
         raise UsageError(answer["error"])
-    if answer["kind"] == EstimateError.__name__:
-        raise EstimateError(answer["error"])
-    raise CodeError(answer["error"], answer["kind"], answer["trace"])
+    if "kind" in answer:
+        raise CodeError(answer["error"], answer["kind"])
+    raise EstimateError(answer["error"])
 
 
 def die_with(parent: int, number: int) -> None:
@@ -93,15 +90,8 @@ def _work(
     try:
         try:
             answer = work()
-        except MemcalcError as error:
-            kind = UsageError if isinstance(error, UsageError) else EstimateError
-            answer = {"error": str(error), "kind": kind.__name__}
         except BaseException as error:
-            answer = {
-                "error": stopped(name, error, where()),
-                "kind": type(error).__name__,
-                "trace": traceback.format_exc(),
-            }
+            answer = told(error, name, where())
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(ValueError, OSError):
                 stream.flush()

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from memcalc.children import child, scratch
+from memcalc.children import child
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.exit_reason import ending, noise_of, oom_kills
 from memcalc.children.fork import die_with
@@ -58,8 +58,6 @@ class _Child(msgspec.Struct):
     noise: int
     breadcrumbs: Breadcrumbs
     kills: int | None
-    scratch: str
-    """Where it may have written; empty: nowhere."""
 
 
 class _Family:
@@ -105,7 +103,7 @@ class _Family:
 
     def _hear(self, control: socket.socket) -> None:
         try:
-            line, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 3)
+            line, descriptors, _, _ = socket.recv_fds(control, _LONGEST, 2)
         except ConnectionError:
             line, descriptors = b"", []
         if not line:
@@ -136,21 +134,14 @@ class _Family:
             noise=noise,
             breadcrumbs=Breadcrumbs(),
             kills=oom_kills(),
-            scratch=scratch.name(),
         )
         try:
             pid = os.fork()
         except OSError as error:
-            for descriptor in given[2:]:
-                os.close(descriptor)
             self._farewell(one, f"There is no process for the {one.name}: {error.strerror}.")
             return
         if pid == 0:
-            for descriptor in given[2:]:
-                os.dup2(descriptor, 0)
             self._be(one, message["module"])
-        for descriptor in given[2:]:
-            os.close(descriptor)
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         self._living[pid] = one
@@ -168,7 +159,6 @@ class _Family:
             os.dup2(one.noise, 1)
             os.dup2(one.noise, 2)
             self._let_go_of_others(one)
-            scratch.use(one.scratch)
             gc.enable()
             # When garbage is looked for shall not depend on what was imported before.
             gc.collect()
@@ -212,7 +202,6 @@ class _Family:
         # Processes that the child's own code may have started.
         _kill_group(pid)
         one = self._living.pop(pid)
-        scratch.remove(one.scratch)
         where, noise = one.breadcrumbs.where(), noise_of(one.noise)
         sentence = ending(one.name, status, kills=one.kills, where=where, noise=noise)
         self._farewell(one, sentence)

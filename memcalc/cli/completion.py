@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import typer
+
 from memcalc.cli.command import argument, verb
 from memcalc.cli.values import of
 
 _SHELL = of(Literal["bash", "zsh", "fish"])
+_INSIDE = "zstyle ':completion:*:*:memcalc:*' matcher 'm:{a-zA-Z}={A-Za-z} l:|=* r:|=*'"
+"""zsh leaves out what does not begin with what was typed, unless it is told otherwise."""
 
 
 @verb("memcalc completion bash")
@@ -24,6 +28,8 @@ def command(
     Add its output to the shell's start, such as eval "$(memcalc completion bash)" in ~/.bashrc.
     """
     answer(f"source_{shell}")
+    if shell == "zsh":
+        typer.echo(_INSIDE)
 
 
 def answer(instruction: str) -> int:

@@ -13,7 +13,7 @@ from memcalc.cli.options import plans_of, understood
 from memcalc.cli.output import NoCache, Output, deliver_answer, format_option
 from memcalc.cli.progress import progress
 from memcalc.cli.saved import only_prediction, saved
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
 from memcalc.files import untrusted_values
 from memcalc.files.formats import chosen
@@ -65,10 +65,7 @@ def _understood(text: str) -> Prediction | Plan:
 def _chapter(asked: Prediction | Plan, tracer: Tracer) -> Chapter:
     if isinstance(asked, Prediction):
         return again(asked, tracer)
-    answer = tracer.trace(asked)
-    if isinstance(answer, MemcalcError):
-        raise answer
-    return chapter(answer)
+    return chapter(tracer.trace(asked))
 
 
 def _plan(text: str) -> Plan:

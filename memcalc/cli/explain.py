@@ -21,13 +21,11 @@ from memcalc.cli.output import (
     width,
 )
 from memcalc.cli.progress import Steps, progress
-from memcalc.cli.saved import check_alone, saved
+from memcalc.cli.saved import check_alone, plans_in, saved
 from memcalc.cli.values import SIZE
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
-from memcalc.estimation.question import code_in
 from memcalc.files.formats import chosen
-from memcalc.files.results import predictions
 from memcalc.records.plan import Plan
 
 if TYPE_CHECKING:
@@ -86,8 +84,6 @@ def _drawn(plan: Plan, *, use_cache: bool) -> str:
 
     with Tracer(use_cache=use_cache) as tracer:
         answer = tracer.trace(plan)
-    if isinstance(answer, MemcalcError):
-        raise answer
     return terminal.timeline(timeline(answer.trace, plan), width=width())
 
 
@@ -102,12 +98,7 @@ def _saved(settings: dict[str, Any]) -> list[Plan]:
         check_alone(settings)
     if data is None or data.get("kind") in ("measurements", "explanation"):
         return []
-    path = Path(str(settings["model"]))
-    plans = [found.plan for found in predictions(data, path)]
-    code = next((code_in(plan) for plan in plans if not plan.command and code_in(plan)), None)
-    if code is not None:
-        raise UsageError(f"{path} names {code}, which is code: type memcalc explain {code} itself.")
-    return plans
+    return plans_in(data, Path(str(settings["model"])), "explain")
 
 
 def _teller(steps: Steps) -> Callable[[Explanation], None]:
@@ -122,6 +113,10 @@ def _teller(steps: Steps) -> Callable[[Explanation], None]:
             if one.remedy.key not in told:
                 told.add(one.remedy.key)
                 steps.row(option_words(one, so_far))
-        steps.at(len(told), len(candidates(so_far.prediction.plan)))
+        total = len(candidates(so_far.prediction.plan))
+        steps.at(len(told), total)
+        if total == len(told):
+            steps.now(f"{steps.what}, looking for the cheapest plan that fits")
+            steps.at(0)
 
     return tell

@@ -59,22 +59,15 @@ def command(
     no_cache: NoCache = False,
 ) -> None:
     """Find the largest batch and sequence that fit a GPU, and which GPUs and settings fit."""
-    from memcalc.advice.fit.fit import Question, answer
+    from memcalc.advice.fit.fit import answer
 
     plan = plan_of(settings, "memcalc fit answers for")
     name = chosen("fit", format, output)
-    axes = _axes(find, otherwise=not (grid or gpus or settings_too or count))
-    question = Question(
-        memory=memory,
-        batch="batch" in axes,
-        seq="seq" in axes,
-        grid=grid,
-        gpus=gpus,
-        settings=settings_too,
-        devices=count,
-    )
+    more = {"grid": grid, "gpus": gpus, "settings": settings_too, "devices": count}
+    wanted = [thing for thing, asked in more.items() if asked]
+    wanted += _axes(find, otherwise=not wanted)
     with progress(f"fitting {plan.model}"):
-        found = answer(plan, question, use_cache=not no_cache)
+        found = answer(plan, wanted, memory=memory, use_cache=not no_cache)
     deliver_answer(found, name, output, verbose=verbose)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from fractions import Fraction
 from pathlib import Path
@@ -14,7 +13,6 @@ from msgspec.structs import replace
 from memcalc.budgets import detect, sizes, starter
 from memcalc.budgets.detect import Detected
 from memcalc.budgets.read import OF_COMMANDS, check_name
-from memcalc.budgets.schema import schema
 from memcalc.budgets.source import has_section
 from memcalc.catalog import plan as plans
 from memcalc.cli.command import argument, option
@@ -23,7 +21,7 @@ from memcalc.cli.progress import progress
 from memcalc.cli.values import METHOD, TEXT
 from memcalc.errors import EstimateError, MemcalcError, UsageError
 from memcalc.estimation.estimate import answers
-from memcalc.files import artifact
+from memcalc.files import artifact, shipped
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
@@ -106,7 +104,8 @@ def command(
 def _write(text: str, with_schema: bool) -> None:
     artifact.write(TARGET, text)
     if with_schema:
-        artifact.write(Path(starter.SCHEMA_FILE), json.dumps(schema(), indent=2) + "\n")
+        shown = shipped.configs() / starter.SCHEMA_FILE
+        artifact.write_bytes(Path(starter.SCHEMA_FILE), shown.read_bytes())
     typer.echo(text, nl=False)
     typer.echo(f"\nWrote {TARGET}. Next: memcalc check --update-baseline, then commit both files.")
 

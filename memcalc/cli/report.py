@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from memcalc.advice.explain.difference import difference
-from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.sections import Chapter, again, chapter
 from memcalc.cli.command import Depth, Remedies, argument, option, say
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.cli.output import NoCache, put, wrote
 from memcalc.cli.progress import progress
-from memcalc.cli.saved import check_alone, only_prediction, saved
+from memcalc.cli.saved import check_alone, only_prediction, plans_in, saved
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.estimation.estimate import Traced, Tracer
-from memcalc.estimation.question import code_in
 from memcalc.files import artifact
 from memcalc.files.formats import chosen
 from memcalc.files.results import load, predictions
 from memcalc.records.plan import Plan
+from memcalc.report.page import Document
 
 _Other = Annotated[
     str | None,
@@ -75,7 +74,7 @@ def command(
             before, now = (_one_of(file, tracer, depth) for file in (settings["model"], other))
             document = compared(before, now)
         elif name == "pickle":
-            _snapshot(_only(settings, data), tracer, output)
+            draw(tracer.trace(_only(settings, data)), name, output)
             return
         elif data is None:
             chapters = _traced(plans_of(settings), tracer, depth)
@@ -112,13 +111,12 @@ def _traced(plans: Sequence[Plan], tracer: Tracer, depth: int | None) -> tuple[C
     found: list[Chapter] = []
     failed: list[MemcalcError] = []
     for plan in plans:
-        answer = tracer.trace(plan)
-        if isinstance(answer, Traced):
-            found.append(chapter(answer, depth=depth))
-        else:
-            failed.append(answer)
+        try:
+            found.append(chapter(tracer.trace(plan), depth=depth))
+        except MemcalcError as error:
+            failed.append(error)
             if len(plans) > 1:
-                say(f"{plan.optim}: {answer}")
+                say(f"{plan.optim}: {error}")
     if not found:
         raise failed[0]
     return tuple(found)
@@ -139,20 +137,10 @@ def _document(data: dict[str, Any], path: Path, tracer: Tracer, depth: int | Non
 
 def _only(settings: dict[str, Any], data: dict[str, Any] | None) -> Plan:
     path = Path(str(settings.get("model")))
-    plans = plans_of(settings) if data is None else [p.plan for p in predictions(data, path)]
+    plans = plans_of(settings) if data is None else plans_in(data, path, "report")
     if len(plans) != 1:
         raise UsageError("One plan makes one snapshot: name one optimizer.")
-    code = code_in(plans[0]) if data is not None else None
-    if code is not None:
-        raise UsageError(f"{path} names {code}, which is code: type memcalc report {code} itself.")
     return plans[0]
-
-
-def _snapshot(plan: Plan, tracer: Tracer, output: Path) -> None:
-    answer = tracer.trace(plan)
-    if isinstance(answer, MemcalcError):
-        raise answer
-    draw(answer, "pickle", output)
 
 
 def _write(document: Document, name: str, output: Path) -> None:

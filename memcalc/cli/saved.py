@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from memcalc.errors import UsageError
+from memcalc.estimation.question import code_in
 from memcalc.files import artifact
 from memcalc.files.results import predictions
+from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 
 
@@ -41,6 +43,19 @@ def only_prediction(data: dict[str, Any], path: Path) -> Prediction:
     if len(found) != 1:
         raise UsageError(f"{path} holds {len(found)} answers: compare files of one each.")
     return found[0]
+
+
+def plans_in(data: dict[str, Any], path: Path, verb: str) -> list[Plan]:
+    """The plans of the answers in a result file, which are answered again; a command never is.
+
+    Raises:
+        UsageError: it is damaged, or names code, which is not run for a file.
+    """
+    plans = [found.plan for found in predictions(data, path)]
+    code = next((code_in(plan) for plan in plans if not plan.command and code_in(plan)), None)
+    if code is not None:
+        raise UsageError(f"{path} names {code}, which is code: type memcalc {verb} {code} itself.")
+    return plans
 
 
 def check_alone(settings: Mapping[str, Any]) -> None:

@@ -126,21 +126,21 @@ class Compiling:
             self._say(sentence)
 
 
+_HOOKS: tuple[dict[int, Any], ...] = (
+    modules._global_forward_pre_hooks,
+    modules._global_forward_hooks,
+    modules._global_forward_hooks_always_called,
+)
+
+
 class hidden_hooks:  # noqa: N801
     """Hide hooks on all modules meanwhile."""
 
     def __enter__(self) -> None:
-        self._pre = dict(modules._global_forward_pre_hooks)
-        self._post = dict(modules._global_forward_hooks)
-        self._always = dict(modules._global_forward_hooks_always_called)
-        for hooks in (
-            modules._global_forward_pre_hooks,
-            modules._global_forward_hooks,
-            modules._global_forward_hooks_always_called,
-        ):
+        self._kept = [dict(hooks) for hooks in _HOOKS]
+        for hooks in _HOOKS:
             hooks.clear()
 
     def __exit__(self, *_: object) -> None:
-        modules._global_forward_pre_hooks.update(self._pre)
-        modules._global_forward_hooks.update(self._post)
-        modules._global_forward_hooks_always_called.update(self._always)
+        for hooks, kept in zip(_HOOKS, self._kept, strict=True):
+            hooks.update(kept)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +13,8 @@ import msgspec
 
 from memcalc.engine import environment
 from memcalc.engine.cudnn import library, loading
-from memcalc.engine.environment.records import Environment
+from memcalc.engine.environment.installed import Torch, torch_at, torch_in
+from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError
 from memcalc.files.offline import is_offline
@@ -27,7 +26,6 @@ ENVIRONMENT = "MEMCALC_ENGINE"
 """Variable that tells a process which environment it runs in, as JSON."""
 _ANY = (8, 0)
 """Compute capability of the GPU that is looked for while none is named."""
-_FIELD = r"^{name}[^=]*= *'([^']*)'"
 _variables: dict[str, str] = {}
 """What this process and those that it starts find the stub driver by."""
 
@@ -79,33 +77,23 @@ def installed(python: str = sys.executable) -> tuple[Path, str]:
     Raises:
         EstimateError: there is none, or it is built without CUDA.
     """
-    if python == sys.executable:
-        return _installed()
+    found = torch_in(sys.path) if python == sys.executable else _asked(python)
+    if found is None:
+        pip = "pip" if python == sys.executable else f"{python} -m pip"
+        raise EstimateError(f"There is no PyTorch in {python}: type {pip} install torch.")
+    if not found.cuda:
+        raise EstimateError(
+            f"The PyTorch in {python} is built without CUDA, and exact answers run its CUDA code: "
+            "type pip install torch on Linux, or --method analytic."
+        )
+    return Path(found.root), found.cuda
+
+
+def _asked(python: str) -> Torch | None:
+    """What another Python would import."""
     asks = "import importlib.util as u; found = u.find_spec('torch'); print(found and found.origin)"
     try:
         done = subprocess.run([python, "-c", asks], capture_output=True, text=True, check=False)
     except OSError as error:
         raise EstimateError(f"{python} cannot be started: {error}.") from None
-    origin = done.stdout.strip()
-    if done.returncode or origin in ("", "None"):
-        raise EstimateError(f"{python} has no PyTorch: type {python} -m pip install torch.")
-    return _read(Path(origin).parent)
-
-
-def _installed() -> tuple[Path, str]:
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
-        raise EstimateError("There is no PyTorch here: type pip install torch.")
-    return _read(Path(found.origin).parent)
-
-
-def _read(root: Path) -> tuple[Path, str]:
-    """A PyTorch, and the CUDA it was built for."""
-    text = (root / "version.py").read_text(encoding="utf-8")
-    cuda = re.findall(_FIELD.format(name="cuda"), text, re.MULTILINE)
-    if not cuda:
-        raise EstimateError(
-            "The PyTorch here is built without CUDA, and exact answers run its CUDA code: type pip "
-            "install torch on Linux, or --method analytic."
-        )
-    return root, cuda[-1]
+    return None if done.returncode else torch_at(done.stdout.strip())

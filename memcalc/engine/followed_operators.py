@@ -12,6 +12,10 @@ _C: Any = torch._C
 COMPARES = frozenset("eq ne lt le gt ge isnan isinf isposinf isneginf isfinite all any".split())
 PUTS = frozenset("scatter scatter_add masked_fill index_fill index_put where fill".split())
 """Operators that put numbers into tensors of which nothing else need be known."""
+PLACES = frozenset("sort topk".split())
+"""Operators whose places are different ones whatever the numbers are: a router's experts."""
+MOVES = frozenset("stack cat clone flip roll tril triu gather index_select".split())
+"""Operators whose results are zeros where all that they are given is."""
 CALLED_WITH_OUT = frozenset("arange eye linspace randperm".split())
 """Operators that PyTorch's own C++ calls by the overloads that are given their result."""
 RESULTS = """

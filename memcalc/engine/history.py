@@ -225,20 +225,22 @@ class Timeline:
 
     def trace(self, *, assumptions: Sequence[str] = (), **more: Any) -> Trace:
         """The records of a trace; ``more``: its fields that are not of the allocator."""
+        intervals = self._recorder.intervals
         private = sum(self._recorder.private.values())
         pools = (_PRIVATE.format(format_bytes(private)),) if private else ()
         return Trace(
             assumptions=(*assumptions, *pools),
-            storages=self.storages(),
-            events=self.events_of_phases(),
-            marks=self.phase_marks(),
+            storages=self._storages(),
+            # What the program leaves behind is still alive at the end of the last phase.
+            events=tuple(self.events[: intervals[-1].end]),
+            marks=tuple(Mark(index=i.begin, phase=i.phase, step=i.step) for i in intervals),
             asides=tuple(self.asides),
-            readings=self.readings(),
+            readings=self._readings(),
             versions={"torch": str(torch.__version__)},
             **more,
         )
 
-    def storages(self) -> tuple[Storage, ...]:
+    def _storages(self) -> tuple[Storage, ...]:
         """The blocks as the records of a trace have them."""
         intervals, marks = self._recorder.intervals, self._recorder.marks
         begins = [interval.begin for interval in intervals]
@@ -279,17 +281,6 @@ class Timeline:
         at = bisect.bisect_right(moments, moment)
         return self._recorder.marks[at - 1][1] if at else ""
 
-    def events_of_phases(self) -> tuple[int, ...]:
-        """All events up to the end of the last phase; what the program leaves is still alive."""
-        return tuple(self.events[: self._recorder.intervals[-1].end])
-
-    def phase_marks(self) -> tuple[Mark, ...]:
-        """Where each phase of each step begins."""
-        return tuple(
-            Mark(index=one.begin, phase=one.phase, step=one.step)
-            for one in self._recorder.intervals
-        )
-
     def sent(self, step: int) -> tuple[Sent, ...]:
         """What was sent in a step, without what loading and resuming sent."""
         intervals = self._recorder.intervals
@@ -303,7 +294,7 @@ class Timeline:
         before = intervals[inside[0] - 1].given if inside[0] else {}
         return nccl_traffic.between(before, intervals[inside[-1]].given)
 
-    def readings(self) -> tuple[Reading, ...]:
+    def _readings(self) -> tuple[Reading, ...]:
         """What PyTorch's counters said of each phase of each step."""
         return tuple(
             Reading(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,14 +13,37 @@ FLOATS, WHOLES = 1 << 8, 1 << 20
 """Elements of the largest tensors that are worked out: of fractions, and of whole numbers."""
 
 
+_BEGIN = 64
+"""Address of the first byte that is looked at: a multiple of the sizes of all elements."""
+
+
+@functools.cache
+def _everything(dtype: torch.dtype) -> torch.Tensor:
+    """A CPU tensor over all addresses, of which others are views."""
+    memory = (ctypes.c_char * ((1 << 48) - _BEGIN)).from_address(_BEGIN)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype)
+
+
 def over(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the bytes of one on the GPU."""
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    count = span(tensor)
-    buffer = (ctypes.c_char * (count * tensor.element_size())).from_address(tensor.data_ptr())
-    flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=count)
-    return flat.as_strided(tensor.shape, tensor.stride(), 0)
+    first = (tensor.data_ptr() - _BEGIN) // tensor.element_size()
+    return _everything(tensor.dtype).as_strided(tensor.shape, tensor.stride(), first)
+
+
+def on_host(value: Any) -> Any:
+    """The same arguments for an operator that runs on the host."""
+    if isinstance(value, torch.Tensor):
+        return over(value) if value.is_cuda else value
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    if isinstance(value, tuple | list):
+        made = [on_host(one) for one in value]
+        return made if isinstance(value, list) else tuple(made)
+    if isinstance(value, dict):
+        return {name: on_host(one) for name, one in value.items()}
+    return None if isinstance(value, torch.Generator) else value
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
@@ -33,12 +57,12 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
     """Each has its numbers in one storage on the GPU or on the host."""
-    return all(
-        type(one) in (torch.Tensor, torch.nn.Parameter)
-        and one.layout is torch.strided
-        and one.device.type in ("cuda", "cpu")
-        for one in tensors
-    )
+    for one in tensors:
+        if type(one) is not torch.Tensor and type(one) is not torch.nn.Parameter:
+            return False
+        if not (one.is_cuda or one.is_cpu) or one.layout is not torch.strided:
+            return False
+    return True
 
 
 def fits(tensor: torch.Tensor, most: int) -> bool:

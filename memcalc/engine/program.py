@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from memcalc import registry
 from memcalc.errors import MeasureError
 from memcalc.records.plan import Plan
-from memcalc.workload import layouts, liger, quantised, weights
+from memcalc.workload import layouts, liger, loops, quantised
 from memcalc.workload.job import Job
 from memcalc.workload.layouts import Rank
-from memcalc.workload.optimizers import InBackward, make
+from memcalc.workload.model import with_weights
+from memcalc.workload.optimizers import InBackward, make, restore, saved_state
 from memcalc.workload.placement import filler, parameters_on_meta, random, to_device
 from memcalc.workload.prepare import prepare, program_of
 from memcalc.workload.program import Program
-from memcalc.workload.resume import restore, saved_state
 
 Move = Callable[[torch.nn.Module], Any]
 Make = Callable[[str, torch.Tensor], torch.Tensor]
@@ -53,7 +53,7 @@ def build(plan: Plan, *, real_weights: bool) -> Program:
             "With --quant the weights are random: leave --weights out, memory is the same."
         )
     if real_weights:
-        model, task = weights.load(plan)
+        model, task = with_weights(plan)
         return program_of(plan, choice, model, task)
     with parameters_on_meta():
         return prepare(plan, choice, device="cpu")
@@ -80,7 +80,8 @@ def place(program: Program, device: str, *, simulated: bool = False) -> Program:
             # The meter of host memory follows this thread alone.
             os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
         checkpoint = quantised.written(program.model, program.plan)
-        place = quantised.loaded_on(program.plan, str(_device(device)))
+        # A plan may have the base loaded elsewhere, from where a wrapper brings it here.
+        place = str(dict(program.plan.parallel_args).get("load", _device(device)))
         make: Make = _empty if simulated else random
         loaded = quantised.load(program.model, checkpoint, program.plan, place, make)
         return replace(program, model=loaded)
@@ -143,9 +144,14 @@ def job(program: Program, optimizer: torch.optim.Optimizer, device: str) -> Job:
             # A run that resumes has not taken the step whose state stands for the checkpoint's.
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
-    return program.job(
-        optimizer,
-        device=device,
+    loop = loops.of(program.plan)
+    return Job(
+        plan=program.plan,
+        model=program.model,
+        optimizer=optimizer,
         batch=lambda: program.batch(device),
-        restore=lambda: restore(optimizer, saved),
+        device=device,
+        max_grad_norm=loop.clip_to(program.plan),
+        keep_outputs=loop.keep_outputs(program.plan),
+        restore=(lambda: restore(optimizer, saved)) if program.plan.resume else None,
     )

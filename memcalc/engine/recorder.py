@@ -16,6 +16,7 @@ import torch
 from memcalc.engine import nccl_traffic
 from memcalc.engine import torch_internals as internals
 from memcalc.records.trace import Component, Phase
+from memcalc.workload.wrapped_tensors import plain
 
 _MANY = 25_000
 """Births and deaths of a step whose operators are not worth the time of PyTorch's profiler, which
@@ -276,7 +277,8 @@ class Recorder(Notes):
 
     def pause(self) -> None:
         """From here on the allocator's history is not kept, of which there would be too much."""
-        self.gap = Gap(begin=self.now(), entries=internals.pause_history(self.device))
+        begin = self.now()
+        self.gap = Gap(begin=begin, entries=internals.stop_history()["device_traces"][self.device])
 
     def resume(self) -> None:
         """From here on it is kept again."""
@@ -367,9 +369,7 @@ def addresses(tensor: Any, device: str = "cuda") -> list[int]:
     if not isinstance(tensor, torch.Tensor):
         return []
     return [
-        part.untyped_storage().data_ptr()
-        for part in internals.tensors_in(tensor)
-        if part.device.type == device
+        part.untyped_storage().data_ptr() for part in plain(tensor) if part.device.type == device
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from memcalc.engine import decisions, flops, wrappers
 from memcalc.engine import program as programs
@@ -19,7 +20,8 @@ from memcalc.engine.recorder import Recorder
 from memcalc.engine.values import Values
 from memcalc.errors import UsageError
 from memcalc.records.plan import Plan
-from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
+from memcalc.records.trace import NO_GRADIENT, UNCOUNTED_FLOPS, Component, Phase, Trace
+from memcalc.units import format_bytes
 from memcalc.workload import inference, layerdrop, layouts, long_decode, loops, quantised
 from memcalc.workload.inference import caches_of
 from memcalc.workload.inputs import Batch, without_adapters
@@ -30,10 +32,9 @@ STEPS_ON_CPU = 2
 """There is no cache to settle: the second step is like all that follow."""
 STEPS = 4
 """Three steps reach the peaks; what is reserved settles in the fourth in some runs."""
-
-
-Drop = Callable[[str, str], None]
-"""Is told which module runs, and an operator's name or nothing."""
+_NOTED = 0.1
+"""Share of the trained weights."""
+_UNREACHED = f"{{}} of weights {NO_GRADIENT} here (experts without tokens?): training may add it"
 
 
 def trace(
@@ -41,7 +42,8 @@ def trace(
     *,
     detailed: bool = False,
     counted: bool = False,
-    drop: Drop | None = None,
+    values: bool = False,
+    drop: Callable[[str], None] | None = None,
 ) -> Trace:
     """Run a program and read the birth and death of every block.
 
@@ -50,13 +52,14 @@ def trace(
         detailed: name the operator and the dtype of every block of the last step, whatever time
             that takes.
         counted: run one step more, and count its floating-point operations.
+        values: follow what the model's code reads back from the GPU.
         drop: shall always know where the program is.
     """
     plan = program.plan
     steps = 1 if plan.infers else STEPS_ON_CPU if plan.target == "cpu" else STEPS
     watched = range(steps - 1, steps) if not plan.infers else _passes(program)
     recorder = _recorder(plan, watched, detailed)
-    followed = _Followed(plan)
+    followed = _Followed(plan, values)
     with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         with _place_told(program.model, drop):
@@ -74,7 +77,7 @@ def trace(
 
 
 @contextlib.contextmanager
-def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
+def _place_told(model: torch.nn.Module, drop: Callable[[str], None] | None) -> Iterator[None]:
     """Say which module of a model runs, as it begins."""
     if drop is None:
         yield
@@ -84,7 +87,7 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
     def begins(module: torch.nn.Module, _: Any) -> None:
         path = paths.get(id(module))
         if path:
-            drop(path, "")
+            drop(path)
 
     hook = torch.nn.modules.module.register_module_forward_pre_hook(begins)
     try:
@@ -96,7 +99,8 @@ def _place_told(model: torch.nn.Module, drop: Drop | None) -> Iterator[None]:
 def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> int:
     """Operations of the loop's step: its micro-batches are alike, so that one of them is run."""
     job = programs.job(program, optimizer, program.plan.target)
-    job = replace(job, restore=None, eval_batches=0, compile=None, grad_accum=1)
+    once = replace(job.plan, eval=None, compile=None, grad_accum=1)
+    job = replace(job, plan=once, restore=None)
     watch = _OfEachBatch(counter)
     with layerdrop.off(program.model):
         loops.of(program.plan).run(job, watch, 1)
@@ -106,7 +110,7 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
 class _Followed(Patches):
     """Follows what a plan's code reads back from the GPU, and the compiler, meanwhile."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, everything: bool = False) -> None:
         super().__init__()
         self._said: dict[str, None] = {}
         if plan.compile is not None:
@@ -114,14 +118,26 @@ class _Followed(Patches):
         if plan.target != "cpu":
             values = Values(self._say)
             decisions.install(self, values, self._say)
-            if ":" in plan.model:
+            if everything or ":" in plan.model:
                 values.install(self)
+
+        self._unreached = ""
+        if not plan.infers and layouts.spread(plan).layout == layouts.SINGLE:
+            self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
 
     def _say(self, assumed: str) -> None:
         self._said[assumed] = None
 
+    def _look_at_gradients(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        missing = sum(p.nbytes for p in weights if p.requires_grad and p.grad is None)
+        if missing > _NOTED * sum(p.nbytes for p in weights):
+            self._unreached = _UNREACHED.format(format_bytes(missing))
+
     def said_of(self, trace: Trace) -> Trace:
-        """The trace with what is assumed of it."""
+        """The trace with what is assumed of it, and what it lacks."""
+        if self._unreached:
+            trace = replace(trace, assumptions=(self._unreached, *trace.assumptions))
         return replace(trace, assumptions=(*trace.assumptions, *self._said))
 
 
@@ -167,7 +183,7 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
     with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         job = programs.job(program, optimizer, plan.target)
-        job = replace(job, batch=batch, eval_batches=0)
+        job = replace(job, batch=batch, plan=replace(plan, eval=None))
         with layerdrop.off(program.model):
             loops.of(plan).run(job, recorder, len(lengths))
     traced = replace(_read(program, recorder, len(lengths)), whole=True)
@@ -191,7 +207,7 @@ def _read(program: Program, recorder: Recorder, steps: int) -> Trace:
 
 def _passes(program: Program) -> tuple[int, ...]:
     """The passes of a generation that are followed: the prompt's, the first ones and the last."""
-    last = (program.until or program.plan.generate or 1) - 1
+    last = (program.plan.generate or 1) - 1
     return tuple(sorted({0, 1, 2, last - 1, last}))
 
 
@@ -255,11 +271,11 @@ def _infer(program: Program, recorder: Recorder) -> None:
             )
             recorder.name(Component.KV_CACHE, caches_of(outputs))
 
-    job = program.inference(device=program.plan.target, batch=lambda: _batch(program, recorder))
+    noted = replace(program, batch=lambda _: _batch(program, recorder))
     with contextlib.ExitStack() as hooks:
         hooks.callback(model.register_forward_pre_hook(given, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(returned).remove)
-        inference.run(replace(job, between=between), recorder)
+        inference.run(noted, recorder, device=program.plan.target, between=between)
 
 
 def _batch(program: Program, recorder: Recorder) -> Batch:
@@ -298,7 +314,7 @@ def _name_quantised_shards(model: torch.nn.Module, recorder: Recorder) -> None:
 
 
 def _said(program: Program) -> tuple[str, ...]:
-    passes = program.until or program.plan.generate
+    passes = program.plan.generate
     skipped = (long_decode.said(passes),) if passes and long_decode.is_long(passes) else ()
     scheme = () if program.plan.scheme is None else (quantised.described(program.inventory),)
     return tuple(dict.fromkeys((*program.assumptions, *scheme, *skipped)))

@@ -9,10 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from memcalc.catalog.capabilities import ARCHITECTURES
+from memcalc.catalog.capabilities import ARCHITECTURES, Target
 from memcalc.catalog.gpus import Gpu
 from memcalc.engine.stub import load as stub
-from memcalc.engine.target import Target
 from memcalc.errors import EstimateError
 from memcalc.files import cache
 from memcalc.units import GIB
@@ -90,10 +89,9 @@ def without_kernels() -> str | None:
     built = [int(code[3:].rstrip("af")) for code in torch.cuda.get_arch_list() if code[:3] == "sm_"]
     if not built or any(code // 10 == major and code <= 10 * major + minor for code in built):
         return None
-    name = os.environ["MEMCALC_STUB_NAME"]
     told = ", ".join(f"{code // 10}.{code % 10}" for code in built)
     return (
-        f"PyTorch {torch.__version__} has no kernels for {name}, whose compute capability is "
+        f"PyTorch {torch.__version__} has no kernels for GPUs of compute capability "
         f"{major}.{minor}; it has them for {told}. {_with_kernels((major, minor))}"
     )
 

@@ -56,12 +56,6 @@ def private_pools(snapshot: dict[str, Any], device: int) -> dict[int, int]:
     return found
 
 
-def pause_history(device: int) -> list[dict[str, Any]]:
-    """The history of a GPU so far; it is not kept from here on."""
-    entries: list[dict[str, Any]] = stop_history()["device_traces"][device]
-    return entries
-
-
 def resume_history(device: int) -> list[dict[str, Any]]:
     """Keep a new history; returns the blocks that are alive, as entries of one."""
     living = []
@@ -176,20 +170,6 @@ def profiler_events(profiler: Any) -> Any:
 def storage_key(tensor: torch.Tensor) -> int:
     """A number that is one and the same for all tensors that share a storage."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def tensors_in(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor is made of: itself, or those that a subclass wraps."""
-    if hasattr(tensor, "_local_tensor"):
-        tensor = tensor._local_tensor
-    inner = getattr(tensor, "__tensor_flatten__", None)
-    if inner is not None:
-        for name in inner()[0]:
-            yield from tensors_in(getattr(tensor, name))
-    elif tensor.layout is torch.strided:
-        yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
 
 
 def memory_profiler(*, with_dtypes: bool) -> Any:

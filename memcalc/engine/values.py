@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from memcalc.engine import source_lines
 from memcalc.engine.followed_operators import (
     CALLED_WITH_OUT,
     COMPARES,
     LENGTHS,
+    MOVES,
+    PLACES,
     PUTS,
     RESULTS,
     WITH_COUNTS,
@@ -32,7 +34,7 @@ from memcalc.engine.followed_operators import (
     draws,
     is_composed,
 )
-from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, over, span, tensors_in
+from memcalc.engine.host_view import FLOATS, WHOLES, fits, is_plain, on_host, over, span, tensors_in
 from memcalc.engine.patches import Patches
 from memcalc.engine.stub import load as stub
 
@@ -67,6 +69,8 @@ class Values:
         self.unknown: dict[str, None] = {}
         """Lines that read unknown values."""
         self._nothing_equal = False
+        self._source: Any = None
+        """What is copied at the moment."""
         self._generators: dict[int, torch.Generator] = {}
         driver = ctypes.CDLL(None)
         self._mark, self._holds = driver.memcalc_stub_mark, driver.memcalc_stub_holds
@@ -74,6 +78,8 @@ class Values:
         self._mark.argtypes = self._holds.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
         self._mark.restype = None
         self._answer.argtypes, self._answer.restype = [ctypes.c_size_t, ctypes.c_longlong], None
+        self._when_unknown = driver.memcalc_stub_when_unknown
+        self._noting = ctypes.CFUNCTYPE(None, ctypes.c_size_t)(self._note)
         self._keys = _C.DispatchKeySet(_key(_VALUES)) | _C.DispatchKeySet(_key(_COUNTS))
 
     def install(self, patches: Patches) -> None:
@@ -91,6 +97,7 @@ class Values:
         # Operators such as flex_attention have Python kernels, and ask for one of the first key.
         patches.wrap(torch._ops, "_compute_keyset", self._without_ours)
         follow(True)
+        self._when_unknown(self._noting)
         patches.also(self._end)
 
         def begin(original: Any, thread: threading.Thread) -> None:
@@ -107,6 +114,7 @@ class Values:
         """Follow no more in this thread: Python's exit has taken the operators' code away."""
         _C._dispatch_tls_set_dispatch_key_included(_key(_VALUES), False)
         _C._dispatch_tls_set_dispatch_key_included(_key(_COUNTS), False)
+        self._when_unknown(None)
 
     def _end(self) -> None:
         self.stop()
@@ -133,16 +141,15 @@ class Values:
                         continue
                     made = self._counted if key == _COUNTS else self._worked_out
                     library.impl(op.name().split("::")[1], made(op, base), key)
-        if key == _VALUES:
-            library.impl("_local_scalar_dense", self._read, key)
-            library.impl("equal", self._equal, _COUNTS)
+        if key == _COUNTS:
+            library.impl("equal", self._equal, key)
 
     # ---- operators
 
     def _worked_out(self, op: Any, base: str) -> Callable[..., Any]:
         """An operator whose small results are worked out."""
         keys, guard = self._keys, _C._ExcludeDispatchKeyGuard
-        compares, puts = base in COMPARES, base in PUTS
+        compares, puts = base in COMPARES, base in PUTS or base in PLACES
         most = _COMPARED if compares else 1 if base.startswith("_foreach") else FLOATS
         writes = [
             (place, one.name)
@@ -150,7 +157,7 @@ class Values:
             if one.alias_info is not None and one.alias_info.is_write
         ]
         drawn = draws(op)
-        transfers = base in ("_to_copy", "copy_")
+        transfers, moves = base in ("_to_copy", "copy_"), base in MOVES
 
         def called(*args: Any, **kwargs: Any) -> Any:
             with guard(keys):
@@ -167,10 +174,11 @@ class Values:
                         return op(*args, **kwargs)  # Most calls of a training.
                 else:
                     limit = most
+                if transfers:
+                    return self._transfer(op, args, kwargs, writes, limit)
                 out = op(*args, **kwargs)
-                if transfers and self._transferred(args, out):
-                    return out
-                self._work_out(op, args, kwargs, out, writes, limit, drawn)
+                if not moves or self._knows_some(args[0]):
+                    self._work_out(op, args, kwargs, out, writes, limit, drawn)
                 return out
 
         return called
@@ -207,10 +215,10 @@ class Values:
         """Tell the driver what the operator's own readings find; returns a result if it is made."""
         if base in LENGTHS:
             with contextlib.suppress(Exception):
-                made = op(*tree_map(self._on_host, args), **tree_map(self._on_host, kwargs))
+                made = op(*on_host(args), **on_host(kwargs))
                 first = made[0] if isinstance(made, tuple | list) else made
                 if base == "_unique2" and args[0].dtype is torch.bool:
-                    self._answer(4, int(self._on_host(args[0]).count_nonzero()))
+                    self._answer(4, int(on_host(args[0]).count_nonzero()))
                 else:
                     self._answer(8, first.shape[0])
                 if base == "repeat_interleave":
@@ -219,17 +227,17 @@ class Values:
             return None
         if base == "bincount":
             if args[0].numel():
-                host = self._on_host(args[0])
+                host = on_host(args[0])
                 self._answer(host.element_size(), int(host.min()))
                 self._answer(host.element_size(), int(host.max()))
             return None
         if base == "isin":
             for one in args[:2]:
                 if isinstance(one, torch.Tensor):
-                    self._answer(8, int(self._on_host(one).unique().numel()))
+                    self._answer(8, int(on_host(one).unique().numel()))
             return None
         for mask, times in counted_in(base, args):
-            self._answer(4, int(self._on_host(mask).count_nonzero()) * times)
+            self._answer(4, int(on_host(mask).count_nonzero()) * times)
         return None
 
     def _work_out(
@@ -243,20 +251,22 @@ class Values:
         draws: bool | None,
     ) -> None:
         given = list(tensors_in((args, kwargs)))
-        outs = [one for one in (given if out is None else tensors_in((out,))) if one.is_cuda]
-        if not outs or not is_plain(given) or not is_plain(outs):
+        outs = given if out is None else list(tensors_in((out,)))
+        if not any(one.is_cuda for one in outs) or not is_plain(given):
             return
-        if not all(fits(one, most) for one in given) or not all(fits(one, most) for one in outs):
+        if not all(fits(one, most) for one in given):
+            return
+        if out is not None and not (is_plain(outs) and all(fits(one, most) for one in outs)):
             return
         if torch.cuda.is_current_stream_capturing():
             return
         with contextlib.suppress(Exception):
-            host_args, host_kwargs = tree_map(self._on_host, (args, kwargs))
+            host_args, host_kwargs = on_host(args), on_host(kwargs)
             host_kwargs.pop("pin_memory", None)
             if draws is None:
                 made = op(*host_args, **host_kwargs)
             else:
-                made = self._draw(op, host_args, host_kwargs, outs[0].device.index, draws)
+                made = self._draw(op, host_args, host_kwargs, out.device.index, draws)
             if not writes:
                 self._put(out, made)
             for place, name in writes:
@@ -280,41 +290,44 @@ class Values:
         """Write what was worked out on the host behind the operator's own result."""
         for one, other in zip(tensors_in((out,)), tensors_in((made,)), strict=False):
             if one.is_cuda and one.numel() and one.shape == other.shape:
-                over(one.detach()).copy_(other)
+                over(one).copy_(other)
                 self._held(one)
 
     def _held(self, tensor: torch.Tensor) -> None:
         if tensor.is_cuda and tensor.numel():
-            self._mark(tensor.data_ptr(), span(tensor) * tensor.element_size())
+            count = tensor.numel() if tensor.is_contiguous() else span(tensor)
+            self._mark(tensor.data_ptr(), count * tensor.element_size())
 
-    def _transferred(self, args: Any, out: torch.Tensor) -> bool:
-        """Whether this was a copy between the GPU and the host."""
-        source = args[0] if out is not args[0] else args[1]
+    def _transfer(
+        self, op: Any, args: Any, kwargs: Any, writes: list[tuple[int, str]], most: int
+    ) -> Any:
+        """A copy, which may be one between the GPU and the host."""
+        source = args[1 if writes else 0]
+        self._source = source
+        try:
+            out = op(*args, **kwargs)
+        finally:
+            self._source = None
         if not isinstance(source, torch.Tensor) or out.is_cuda == source.is_cuda:
-            return False
-        if out.is_cuda:
+            self._work_out(op, args, kwargs, out, writes, most, None)
+        elif not is_plain((out, source)):
+            pass
+        elif not out.is_cuda:
+            laid_anew = not source.is_contiguous() or source.dtype is not out.dtype
+            if laid_anew and source.numel() <= WHOLES:
+                out.copy_(over(source))
+        elif fits(out, FLOATS) and out.dtype is not source.dtype:
             # Numbers that were laid anew on the way.
-            if is_plain((out, source)) and fits(out, FLOATS) and out.dtype is not source.dtype:
-                over(out.detach()).copy_(source)
-                self._held(out)
-            return True
-        if is_plain((source,)) and source.numel() <= WHOLES:
-            self._note(source)
-            if not source.is_contiguous() or source.dtype is not out.dtype:
-                out.copy_(over(source.detach()))
-        return True
-
-    def _read(self, tensor: torch.Tensor) -> Any:
-        """``Tensor.item()``."""
-        with _C._ExcludeDispatchKeyGuard(self._keys):
-            if tensor.is_cuda:
-                self._note(tensor)
-            return _aten._local_scalar_dense.default(tensor)
+            over(out).copy_(source)
+            self._held(out)
+        return out
 
     def _equal(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """``torch.equal``; it runs for the memory that it takes."""
         with _C._ExcludeDispatchKeyGuard(self._keys):
+            self._answer(1, 0)
             found = bool(_aten.equal.default(one, other))
+            self._answer(0, 0)
             if self._nothing_equal and one.is_cuda:
                 return False
             if not (one.is_cuda and other.is_cuda) or one.shape != other.shape:
@@ -323,7 +336,7 @@ class Values:
                 return one is other or found
             if max(one.numel(), other.numel()) > _COMPARED:
                 return True
-            return bool(torch.equal(over(one.detach()), over(other.detach())))
+            return bool(torch.equal(over(one), over(other)))
 
     def _knows(self, tensor: torch.Tensor) -> bool:
         """Something was put there."""
@@ -333,15 +346,20 @@ class Values:
             return False
         return bool(self._holds(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
 
-    def _note(self, source: torch.Tensor) -> None:
-        """Something is read that may not be known."""
-        if source.numel() and not self._holds(source.data_ptr(), source.element_size()):
+    def _knows_some(self, tensors: Any) -> bool:
+        if isinstance(tensors, torch.Tensor):
+            tensors = (tensors,)
+        return any(not one.is_cuda or self._knows(one) for one in tensors)
+
+    def _note(self, address: int) -> None:
+        """Something is read that is not known, unless it was laid anew on its way to the host."""
+        if self._source is None or not self._knows(self._source):
             self.unknown[source_lines.line() or "PyTorch's own code"] = None
 
     def know(self, tensor: torch.Tensor, value: Any) -> None:
         """Every element of a tensor on the GPU is this."""
         if tensor.is_cuda and tensor.numel() and stub.maps():
-            over(tensor.detach()).fill_(value)
+            over(tensor).fill_(value)
             self._held(tensor)
 
     @contextlib.contextmanager
@@ -352,13 +370,6 @@ class Values:
             yield
         finally:
             self._nothing_equal = False
-
-    def _on_host(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return over(value.detach()) if value.is_cuda else value
-        if isinstance(value, torch.device):
-            return torch.device("cpu")
-        return None if isinstance(value, torch.Generator) else value
 
     def _generator(self, device: int | None) -> torch.Generator:
         """Draws of the GPU leave the host's own generator where it is."""
@@ -384,5 +395,6 @@ def _backward(original: Any, *args: Any, **kwargs: Any) -> Any:
         follow(True)
 
 
+@functools.cache
 def _key(name: str) -> Any:
     return _C._parse_dispatch_key(name)

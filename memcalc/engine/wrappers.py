@@ -29,7 +29,7 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
     if layout.name == layouts.SINGLE:
         yield
         return
-    with Patches() as patches, contextlib.ExitStack() as stack:
+    with Patches() as patches:
         # DDP makes its buckets as it is made, and anew before the second forward.
         for name in ("__init__", "_pre_forward"):
             patches.wrap(DistributedDataParallel, name, functools.partial(_buckets, recorder))
@@ -40,7 +40,7 @@ def followed(recorder: Recorder, plan: Plan) -> Iterator[None]:
         patches.wrap(torch.cuda, "reset_peak_memory_stats", functools.partial(_reset, recorder))
         dtensor.plan_alike_once(patches)
         if layout.package == "deepspeed":
-            stack.enter_context(deepspeed.followed(recorder))
+            deepspeed.follow(patches, recorder)
         yield
 
 

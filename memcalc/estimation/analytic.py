@@ -22,12 +22,12 @@ from memcalc.estimation.activations import (
     read_blocks,
     saved,
 )
+from memcalc.estimation.described import described
 from memcalc.estimation.fits import device_of, hopeless
-from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.estimation.state import is_whole
 from memcalc.records.model import Inventory, OptimizerState, Parameter, Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Fit, Peak, PhasePeak, Prediction
+from memcalc.records.prediction import Fit, PhasePeak, Prediction
 from memcalc.records.trace import Component, Phase
 from memcalc.registry import Choice
 from memcalc.workload import layouts, loops, tasks
@@ -70,28 +70,11 @@ def estimate(
     levels, parts = _phases(plan, live, kept=kept, scratch=_step_temporaries(choice, updated))
     top = max(levels, key=lambda phase: levels[phase])
     fit = _hopeless(kept.weights + kept.buffers + kept.states + kept.gradients, gpu)
-    return Prediction(
-        plan=plan,
-        head=inventory.head,
+    phases = [PhasePeak(phase=phase, requested=level) for phase, level in levels.items()]
+    return replace(
+        described(plan, inventory, choice, state, phases, parts[top], "analytic"),
         config=source.digest,
-        task=inventory.task,
         seq=live.seq,
-        parameters=inventory.numel,
-        parameter_tensors=len(inventory.parameters),
-        trainable=inventory.trainable_numel,
-        components=parts[top],
-        phases=tuple(PhasePeak(phase=phase, requested=level) for phase, level in levels.items()),
-        peak=Peak(
-            phase=top, requested=levels[top], allocated=None, reserved=None, process_used=None
-        ),
-        optimizer_state=state,
-        rules_of_thumb=rules_of_thumb(
-            plan,
-            inventory.numel,
-            inventory.trainable_numel,
-            choice.rule_bytes_per_parameter,
-        ),
-        method="analytic",
         gradients=kept.gradients,
         fit=fit,
         assumptions=_assumptions(plan, live),

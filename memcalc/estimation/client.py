@@ -7,7 +7,7 @@ import base64
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -141,15 +141,6 @@ def _parent(torch: str | None, transformers: str | None) -> Parent:
     told = {driver.ENVIRONMENT: msgspec.json.encode(found).decode()} if found.path else {}
     variables = {**os.environ, **_ENVIRONMENT, **_no_inductor_folder(), **told}
     return Parent(EstimateError, variables, kind=ENGINE, first=found.path)
-
-
-def trace_all(
-    plans: Iterable[Plan], engines: Engines | None = None
-) -> Iterator[Prediction | MemcalcError]:
-    """Run plans in one child process, in order; yields each answer as it comes."""
-    with Client(engines) as client:
-        for plan in plans:
-            yield client.ask(plan)
 
 
 class Client:

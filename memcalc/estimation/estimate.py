@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.catalog.plan import make
+from memcalc.catalog.plan import make, to_simulate
 from memcalc.errors import EstimateError, MemcalcError
 from memcalc.estimation import analytic_answer
 from memcalc.estimation.question import canonical, code_in
@@ -148,12 +148,19 @@ class Tracer:
                 cache.store(names[index], answer)
             yield _noted(answer, self._check(plans[index]))
 
-    def trace(self, plan: Plan) -> Traced | MemcalcError:
-        """Trace one plan and keep its events, or find them in the cache."""
-        return next(self.traces([plan]))
+    def trace(self, plan: Plan) -> Traced:
+        """Trace one plan and keep its events, or find them in the cache.
+
+        Raises:
+            MemcalcError: it cannot be traced.
+        """
+        answer = next(self.traces([plan]))
+        if isinstance(answer, MemcalcError):
+            raise answer
+        return answer
 
     def traces(self, plans: Sequence[Plan]) -> Iterator[Traced | MemcalcError]:
-        """The same of several plans, in order, and side by side."""
+        """The same of several plans, in order, side by side; what fails yields its error."""
         from memcalc.estimation.client import Client
 
         known = {plan: self._kept(plan) for plan in plans}
@@ -236,7 +243,7 @@ def _simulated(plan: Plan) -> Traced | MemcalcError:
     known, events = _from_cache(name, plan), cache.load_trace(name)
     if known is None or events is None:
         return EstimateError(
-            f"the command's trace is no longer kept: type memcalc simulate -o FILE -- {plan.name}"
+            f"the command's trace is no longer kept: type {to_simulate(plan, '-o run.json ')}"
         )
     return Traced(prediction=known, trace=events)
 

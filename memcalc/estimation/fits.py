@@ -61,27 +61,21 @@ def device_of(gpu: Gpu | None, memory: int | None = None, plan: Plan | None = No
     )
 
 
-def verdict(fit: Fit, context: Span | None = None, spare: int = 0) -> FitVerdict:
-    """Whether a run fits: the one answer that every command gives.
+def with_spare(fit: Fit, context: Span | None, spare: int) -> FitVerdict:
+    """The verdict where so many bytes of the GPU are to stay free.
 
     Args:
         fit: the run replayed at the device's size.
-        context: of the process, for a fit that was saved without a verdict.
-        spare: bytes of the GPU that are to stay free; ``MARGIN`` of it stay free in any case.
+        context: of the process.
+        spare: bytes; ``MARGIN`` of the GPU stays free in any case.
     """
-    if fit.verdict is not None and (not spare or fit.verdict is FitVerdict.DOES_NOT_FIT):
-        return fit.verdict
-    room = fit.capacity - spare
-    low, high = fit.needed, fit.needed if fit.needed_high is None else fit.needed_high
-    if context is not None and context.likely is not None and fit.metric == "process_used":
-        low, outside = (fit.needed - context.likely + end for end in (context.low, context.high))
-        high = max(high, outside)
-    if low > room or (fit.allowed is not None and fit.needed > fit.allowed):
+    room, low = fit.capacity - spare, fit.needed
+    if context is not None and context.likely is not None:
+        low += context.low - context.likely
+    if fit.verdict is FitVerdict.DOES_NOT_FIT or low > room:
         return FitVerdict.DOES_NOT_FIT
-    # On a lower rung, only the least that the process takes is known.
-    known = fit.metric == "process_used" and fit.verdict is not FitVerdict.TIGHT
-    roomy = high <= min(room, fit.capacity - margin(fit.capacity)) and not fit.retries
-    return FitVerdict.FITS if known and roomy else FitVerdict.TIGHT
+    high = fit.needed if fit.needed_high is None else fit.needed_high
+    return fit.verdict if high <= room else FitVerdict.TIGHT
 
 
 def margin(capacity: int) -> int:
@@ -169,14 +163,15 @@ def _fit(
     """What a process with so much reserved needs; ``found`` is ``None`` where it has the room."""
     likely = device.context.likely
     outside = device.others + (likely if likely is not None else device.context.high)
-    fit = Fit(
+    high = reserved + device.others + device.context.high
+    roomy = high <= device.capacity - margin(device.capacity) and not retries
+    return Fit(
         gpu=device.name,
         capacity=device.capacity,
         needed=reserved + outside,
-        needed_high=reserved + device.others + device.context.high,
+        needed_high=high,
         metric="process_used",
-        verdict=found,
+        verdict=found or (FitVerdict.FITS if roomy else FitVerdict.TIGHT),
         retries=retries,
         allowed=allowed + outside if allowed is not None else None,
     )
-    return replace(fit, verdict=verdict(fit))

@@ -88,7 +88,7 @@ def varied(plan: Plan, text: str) -> Varied:
     as_drawn = [max(part) for part in _parts(drawn, plan.batch)]
     bucketed = [max(part) for part in _parts(sorted(drawn), plan.batch)]
     random.Random(_SEED).shuffle(bucketed)
-    growing = replace(plan, alloc_conf=_expandable(plan.alloc_conf))
+    growing = replace(plan, alloc_conf=(f"{plan.alloc_conf},expandable_segments:True".lstrip(",")))
     runs = (
         ("in the order drawn", plan, as_drawn),
         ("bucketed by length", plan, bucketed),
@@ -139,10 +139,6 @@ def _run(question: Asked, runs: Sequence[tuple[str, Plan, Sequence[int]]]) -> li
                 raise answer
             found.append(answer)
         return found
-
-
-def _expandable(alloc_conf: str) -> str:
-    return f"{alloc_conf},expandable_segments:True".lstrip(",")
 
 
 def over_batches(answer: Prediction, found: Varied) -> Prediction:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from memcalc.catalog.gpus import Gpu
+from memcalc.estimation.described import described, highest
 from memcalc.estimation.fits import device_of
 from memcalc.estimation.process_share import outside_span
 from memcalc.estimation.question import Asked
@@ -15,12 +16,12 @@ from memcalc.estimation.replays import (
     outcome,
     when_crowded,
 )
-from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.model import OptimizerState, Place
 from memcalc.records.plan import Plan
-from memcalc.records.prediction import Part, Peak, PhasePeak, Prediction, Span
+from memcalc.records.prediction import Part, PhasePeak, Prediction, Span
 from memcalc.records.trace import UNCOUNTED_FLOPS, Component, Phase, Trace
-from memcalc.records.walk import components, highest, most_of
+from memcalc.records.walk import components, most_of
+from memcalc.records.walk import highest as highest_events
 
 _CONVOLVES = ("convolution", "_convolution", "cudnn_convolution")
 """How the names of PyTorch's convolutions begin."""
@@ -64,37 +65,11 @@ def _described(
     said: tuple[str, ...],
 ) -> Prediction:
     """What is known of a run wherever it is: what tensors ask for, and what is held at the peak."""
+    held = components(trace, highest_events(trace)[highest(phases).phase])
     plan, inventory = question.plan, trace.inventory
-    top = _highest(phases)
-    return Prediction(
-        plan=plan,
-        head=inventory.head,
-        config=inventory.config,
-        task=inventory.task,
+    return replace(
+        described(plan, inventory, question.choice, state, phases, held, "trace"),
         seq=trace.seq,
-        parameters=inventory.numel,
-        parameter_tensors=len(inventory.parameters),
-        trainable=inventory.trainable_numel,
-        components=components(trace, highest(trace)[top.phase]),
-        phases=phases,
-        peak=Peak(
-            phase=top.phase,
-            requested=top.requested,
-            allocated=None,
-            reserved=None,
-            process_used=None,
-        ),
-        optimizer_state=state,
-        # The rules are for models; a script may train anything.
-        rules_of_thumb=()
-        if plan.command
-        else rules_of_thumb(
-            plan,
-            inventory.numel,
-            inventory.trainable_numel,
-            question.choice.rule_bytes_per_parameter,
-        ),
-        method="trace",
         gradients=most_of(trace, Component.GRADIENTS),
         flops=trace.flops,
         sent=trace.sent,
@@ -102,10 +77,6 @@ def _described(
         assumptions=(*said, *trace.assumptions),
         versions=trace.versions,
     )
-
-
-def _highest(phases: tuple[PhasePeak, ...]) -> PhasePeak:
-    return max(phases, key=lambda phase: phase.allocated or phase.requested)
 
 
 def _uncounted_flops(trace: Trace) -> str:
@@ -140,7 +111,7 @@ def _on_cuda(answer: Prediction, trace: Trace, gpu: Gpu | None) -> Prediction:
         answer,
         peak=replace(
             answer.peak,
-            allocated=_highest(answer.phases).allocated,
+            allocated=highest(answer.phases).allocated,
             reserved=reserved,
             process_used=_process_used(reserved, context, answer.optimizer_state),
         ),

@@ -37,12 +37,12 @@ def state_for(question: Asked, trace: Trace) -> OptimizerState:
         return NO_STATE
     choice = question.choice
     whole = is_whole(question.plan)
-    if whole and (choice.closed_form or not choice.traceable):
+    if whole and (choice.row.closed_form or not choice.traceable):
         return registry.state_of(choice, trace.inventory.parameters, question.plan)
     held = (trace.storages[number] for number in alive(trace, program_end(trace) - 1))
     return OptimizerState(
         optimizer=question.choice.name,
-        implementation=question.choice.implementation,
+        implementation=question.choice.row.implementation,
         tensors=tuple(
             StateTensor(
                 parameter=one.module,

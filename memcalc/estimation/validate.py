@@ -26,13 +26,6 @@ _FLASH_ATTN_SINCE = (8, 0)
 """Capability of GPUs."""
 
 
-class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan names, apart from its model."""
-
-    choice: Choice
-    gpu: Gpu | None
-
-
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
     """A plan that goes together, and everything that it names."""
 
@@ -66,7 +59,7 @@ def check(plan: Plan) -> Checked:
         SettingError: an unknown model, task, optimizer or GPU, or a setting that the model or
             another setting does not allow.
     """
-    names = check_names(plan)
+    choice, gpu = check_names(plan)
     if plan.command is not None:
         told = f"A command runs as it is: type memcalc simulate -- {plan.command}"
         raise SettingError("command", told)
@@ -90,11 +83,11 @@ def check(plan: Plan) -> Checked:
     shipped = inventory.load(source, head.name) if plan.freeze or plan.adapters else None
     if shipped is not None:
         _check_parameters(plan, shipped)
-    return Checked(plan=plan, source=source, head=head, choice=names.choice, gpu=names.gpu)
+    return Checked(plan=plan, source=source, head=head, choice=choice, gpu=gpu)
 
 
-def check_names(plan: Plan) -> Names:
-    """Find what a plan names without looking for its model.
+def check_names(plan: Plan) -> tuple[Choice, Gpu | None]:
+    """Find what a plan names without looking for its model: its optimizer and its GPU.
 
     Raises:
         SettingError: something is unknown, or has no meaning.
@@ -117,7 +110,7 @@ def check_names(plan: Plan) -> Names:
         version = version_of(plan.torch)
     with _blamed_on("alloc_conf"):
         parse_alloc_conf(plan.alloc_conf, torch=version)
-    return Names(choice=choice, gpu=gpu)
+    return choice, gpu
 
 
 def _check_flash_attn(plan: Plan, gpu: Gpu | None) -> None:

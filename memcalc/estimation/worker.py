@@ -75,6 +75,8 @@ class Worker:
         internals.prepare_to_fork()
         self._breadcrumbs = breadcrumbs
         self._counted = False
+        self._values = False
+        """The program's reads from the GPU are followed, which costs a tenth of a run."""
         self._programs: dict[Plan, Program] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -153,13 +155,17 @@ class Worker:
             traced = (
                 run.over_lengths(program, lengths)
                 if lengths
-                else run.trace(program, detailed=keep, counted=self._counted, drop=drop)
+                else run.trace(
+                    program, detailed=keep, counted=self._counted, values=self._values, drop=drop
+                )
             )
         notes = [*question.notes, *traced.assumptions, *_said_of_room(question, room)]
         missed = traced.uncounted
         if plan.target != "cpu":
             notes += loading.assumptions()
-            if isinstance(self._cudnn, Missing) and _convolves(traced):
+            if isinstance(self._cudnn, Missing) and (
+                any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
+            ):
                 missed = (*missed, *self._cudnn.uncounted)
         return replace(traced, assumptions=tuple(dict.fromkeys(notes)), uncounted=missed)
 
@@ -173,7 +179,8 @@ class Worker:
         simulated_gpu.insert(question.gpu, question.target, room=room)
         self._cudnn = driver.cudnn(question.target.capability)
         os.environ.update(loading.environment(self._cudnn))
-        loading.adapt(self._cudnn)
+        if isinstance(self._cudnn, Missing):
+            loading.switch_off()
         internals.allow_cuda_after_fork()
         own = without_fraction(plan.alloc_conf)
         if own:
@@ -219,15 +226,26 @@ class Worker:
         is that of the first device of 2, 4, 8 times the size on which it does.
         """
         if question.plan.generate is None:
-            return forked(functools.partial(work, UNLIMITED), NAME, self._where)
+            return self._forked(functools.partial(work, UNLIMITED))
         room = _room(question)
         while True:
             try:
-                return forked(functools.partial(work, room), NAME, self._where)
+                return self._forked(functools.partial(work, room))
             except CodeError as error:
                 if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
                     raise
             room = 2 * max(room, GIB)
+
+    def _forked(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run in a copy of this process; code that stops is run again with its values followed."""
+        self._values = False
+        try:
+            return forked(work, NAME, self._where)
+        except CodeError as error:
+            if error.kind == _OUT_OF_MEMORY:
+                raise
+        self._values = True
+        return forked(work, NAME, self._where)
 
     def _where(self) -> str:
         """Where the program is, or was when it died."""
@@ -246,11 +264,6 @@ class Worker:
         if known.inputs is None:
             return known
         return replace(known.resized(plan.batch, plan.seq), plan=plan)
-
-
-def _convolves(traced: Trace) -> bool:
-    """Whether operators that cuDNN has kernels for were run."""
-    return any(one.op.startswith(_OF_CUDNN) for one in traced.storages)
 
 
 def _room(question: Asked) -> int:

@@ -25,6 +25,8 @@ _MOST_NODES = 100_000
 
 def reason(error: BaseException) -> str:
     """Why a file could not be used, in a few words and on one line."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(said.split())[:200].rstrip(".")
 
@@ -53,8 +55,11 @@ def json(path: Path, *, hint: str, most: int = MOST) -> Any:
     Raises:
         UsageError: it cannot be read, or is no JSON with numbers that a machine has.
     """
+    data = content(path, most)
+    if not data.strip():
+        raise UsageError(f"{path} is empty: {hint}.")
     try:
-        return loads(content(path, most))
+        return loads(data)
     except ValueError as error:
         raise UsageError(f"{path} is not JSON ({reason(error)}): {hint}.") from None
 

@@ -16,7 +16,6 @@ from memcalc.errors import UsageError
 from memcalc.files import cache
 from memcalc.measure.gpu import surroundings
 from memcalc.measure.gpu.nvml import Card, Nvml, NvmlError
-from memcalc.measure.gpu.visible import visible
 from memcalc.records.facts import Fact
 from memcalc.units import format_bytes
 from memcalc.version import installed
@@ -102,7 +101,7 @@ def _torch(found: dict[str, Any]) -> Iterator[Fact]:
         yield Fact(
             name=f"cuda:{index}",
             value=f"{gpu['name']}, {format_bytes(gpu['total'])}, compute capability "
-            f"{gpu['capability']}, {_known(gpu['name'], gpu['total'])}",
+            f"{gpu['capability']}, {_known(gpu['name'], gpu['total'])}, {gpu['uuid']}",
         )
 
 
@@ -122,11 +121,8 @@ def _driver() -> Iterator[Fact]:
         return
     yield Fact(name="NVML", value=f"driver {nvml.driver}")
     try:
-        cards = nvml.cards()
-        for card in cards:
+        for card in nvml.cards():
             yield _card(card)
-        seen = ", ".join(card.uuid for card in visible(cards, os.environ)) or "none"
-        yield Fact(name="visible", value=f"a CUDA program sees {seen}")
     except NvmlError as error:
         yield Fact(name="NVML", value=str(error), well=False)
     finally:

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,22 +14,6 @@ from memcalc.allocator.levels import Levels
 from memcalc.errors import MeasureError
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.trace import Phase
-
-
-class Meter(Protocol):
-    """Begins before a phase, ends after it."""
-
-    def begin(self) -> None:
-        """Forget the peaks so far."""
-        ...
-
-    def end(self, phase: Phase, step: int) -> PhaseReading:
-        """Read the peaks since ``begin``."""
-        ...
-
-    def close(self) -> None:
-        """The run is over."""
-        ...
 
 
 class CudaMeter:
@@ -229,6 +213,6 @@ def _allocations(profiler: torch.profiler.profile) -> Iterator[Allocation]:
         stack.extend((child, inside) for child in event.children)
 
 
-def meter_for(device: str, snapshot: str | None) -> Meter:
+def meter_for(device: str, snapshot: str | None) -> CudaMeter | CpuMeter:
     """The meter of a device."""
     return CudaMeter(snapshot) if device == "cuda" else CpuMeter()

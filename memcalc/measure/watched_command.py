@@ -15,25 +15,12 @@ import msgspec
 import psutil
 
 from memcalc.errors import UsageError
-from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError, User
-from memcalc.records.measurement import GpuReading, Measurement, Moment, OtherProcess
+from memcalc.measure.gpu.nvml import Nvml, NvmlError
+from memcalc.measure.gpu.sampler import Watched, level_of
+from memcalc.records.measurement import GpuReading, Measurement, Moment
 from memcalc.records.plan import Plan
 
 INTERVAL = 0.1
-
-
-class _Watched(msgspec.Struct):
-    """One card and what was seen of it."""
-
-    card: Card
-    before: Memory
-    users: dict[int, User]
-    """Those that were there first."""
-    source: str = "difference"
-    peak_device: int = 0
-    peak_process: int = 0
-    samples: int = 0
-    others: dict[int, User] = msgspec.field(default_factory=dict)
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +105,7 @@ def _largest(whose: int) -> int:
 
 
 @contextlib.contextmanager
-def _cards() -> Iterator[tuple[Nvml | None, list[_Watched], str]]:
+def _cards() -> Iterator[tuple[Nvml | None, list[Watched], str]]:
     try:
         nvml = Nvml()
     except NvmlError as error:
@@ -128,8 +115,9 @@ def _cards() -> Iterator[tuple[Nvml | None, list[_Watched], str]]:
     try:
         for card in nvml.cards():
             if not card.divided:
-                users = {user.pid: user for user in card.users()}
-                watched.append(_Watched(card=card, before=card.memory(), users=users))
+                before = level_of(card)
+                start = Moment(name="before", device=before.memory.used, process=0)
+                watched.append(Watched(card=card, before=before, moments=[start]))
     except NvmlError as error:
         reason = str(error)
     try:
@@ -152,60 +140,34 @@ def _passing_signals(process: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before[1])
 
 
-def _sample(watched: list[_Watched], pids: set[int]) -> str:
+def _sample(watched: list[Watched], pids: set[int]) -> str:
     """Take a sample of every card; returns why there is none."""
     for one in watched:
         try:
-            memory, users = one.card.memory(), one.card.users()
+            now = level_of(one.card)
         except NvmlError as error:
             return str(error)
-        one.samples += 1
-        one.peak_device = max(one.peak_device, memory.used)
-        one.peak_process = max(one.peak_process, _held(one, memory, users, pids))
+        ours = {user.pid: user for user in now.users or () if user.pid in pids}
+        source = "process" if ours else "appeared"
+        if not ours:
+            first = {user.pid for user in (one.before.users if one.before else None) or ()}
+            ours = {user.pid: user for user in now.users or () if user.pid not in first}
+        held: int | None = 0
+        if ours and all(user.bytes is not None for user in ours.values()):
+            one.source = source
+            held = sum(user.bytes or 0 for user in ours.values())
+        elif one.source == "difference":
+            held = one.grown(now, ours)
+        # Else ours has let go of the card; its peak was read before.
+        one.take(now, held, ours)
     return ""
 
 
-def _held(one: _Watched, memory: Memory, users: list[User], pids: set[int]) -> int:
-    ours = [user for user in users if user.pid in pids]
-    source = "process"
-    if not ours:
-        ours = [user for user in users if user.pid not in one.users]
-        source = "appeared"
-    numbers = {user.pid for user in ours}
-    one.others |= {user.pid: user for user in users if user.pid not in numbers}
-    if ours and all(user.bytes is not None for user in ours):
-        one.source = source
-        return sum(user.bytes or 0 for user in ours)
-    if one.source != "difference":
-        # Ours has let go of the card; its peak was read before.
-        return 0
-    grown = sum((u.bytes or 0) - (one.users[u.pid].bytes or 0) for u in users if u.pid in one.users)
-    return max(0, memory.used - one.before.used - grown)
-
-
-def _reading(one: _Watched, driver: str, interval: float) -> GpuReading:
-    return GpuReading(
-        uuid=one.card.uuid,
-        name=one.card.name,
-        driver=driver,
-        total=one.before.total,
-        memory_info=one.before.version,
-        driver_reserved=one.before.driver_reserved,
-        source=one.source,
-        moments=(Moment(name="before", device=one.before.used, process=0),),
-        peak_device=one.peak_device,
-        peak_process=one.peak_process,
-        samples=one.samples,
-        interval=interval,
-        others=tuple(
-            OtherProcess(pid=user.pid, name=user.name, bytes=user.bytes)
-            for user in one.others.values()
-        ),
-        warnings=tuple(
-            f"the GPU is shared with {user.name} (process {user.pid})"
-            for user in one.others.values()
-        ),
-    )
+def _reading(one: Watched, driver: str, interval: float) -> GpuReading:
+    one.warnings = [
+        f"the GPU is shared with {user.name} (process {user.pid})" for user in one.others.values()
+    ]
+    return one.reading(driver, interval)
 
 
 def _measurement(

@@ -15,7 +15,7 @@ def disagreement(plan: Plan) -> str | None:
     if plan.infers:
         return _without_training(plan)
     if plan.engine is not None:
-        return f"engine needs --generate, since {plan.engine} only serves: add --generate 256."
+        return f"--engine {plan.engine} only serves: add --generate 256."
     if plan.engine_args:
         return _ARGS_ALONE
     if plan.scheme is not None and plan.lora == NO_LORA:

@@ -69,16 +69,6 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         parts += [f"Default: {self.otherwise}."] if self.otherwise else []
         return " ".join(parts)
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """JSON Schema of the setting in a file."""
-        schema = msgspec.json.schema(self.type)
-        if self.choices:
-            schema["enum"] = list(self.choices)
-        if self.repeats and not self.is_table:
-            schema = {"anyOf": [schema["items"], schema]}
-        return {**schema, "description": self.help}
-
     def check(self, value: Any) -> Any:
         """Take a setting from a file or from Python and return it as the plan holds it.
 

@@ -127,11 +127,6 @@ class FitVerdict(StrEnum):
     """It may fit: the range reaches the card's size, or leaves less than a margin of 3 %."""
     DOES_NOT_FIT = "does not fit"
 
-    @classmethod
-    def _missing_(cls, value: object) -> FitVerdict | None:
-        # As files of earlier versions spell it.
-        return cls.TIGHT if value == "too close to call" else None
-
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
     """Does the peak fit a GPU, and by how much."""
@@ -141,8 +136,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     needed: int
     metric: str
     """The rung that was compared: ``process_used``, or ``allocated`` where no more is known."""
-    verdict: FitVerdict | None = None
-    """``None`` in files of earlier versions."""
+    verdict: FitVerdict
     needed_high: int | None = None
     """``needed`` with the largest context."""
     retries: int = 0

@@ -55,6 +55,8 @@ SENT_SOURCE = "NVIDIA/nccl-tests, doc/PERFORMANCE.md"
 """Of how much a collective sends."""
 EQUAL_LENGTHS = "batches of equal length"
 """How what is assumed of lengths begins."""
+NO_GRADIENT = "got no gradient"
+"""Is said of weights that a training run did not reach."""
 UNCOUNTED_FLOPS = "floating-point operations are not known"
 """How the assumption begins that says which operators PyTorch cannot count."""
 

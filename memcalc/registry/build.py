@@ -57,12 +57,12 @@ def build(
             cls(over, **arguments) if through is None else through(cls, over, **arguments)
         )
     except (TypeError, ValueError, NotImplementedError, AttributeError) as error:
-        raise UsageError(f"{choice.implementation} refuses this: {line(error)}.") from None
+        raise UsageError(f"{choice.row.implementation} refuses this: {line(error)}.") from None
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"{choice.implementation} is no torch.optim.Optimizer.")
+        raise UsageError(f"{choice.row.implementation} is no torch.optim.Optimizer.")
     if _has_to_be_told(optimizer.step):
         raise UsageError(
-            f"{choice.implementation} needs a closure, which memcalc's loops do not pass: "
+            f"{choice.row.implementation} needs a closure, which memcalc's loops do not pass: "
             f"simulate a script that does (memcalc simulate -- python train.py)."
         )
     if only is None:
@@ -90,9 +90,9 @@ def _rate(choice: Choice, cls: Any) -> dict[str, Any]:
 
 def _class(choice: Choice) -> Any:
     if choice.row.foreign:
-        path = choice.implementation
+        path = choice.row.implementation
         return load(path if is_named(path) else ":".join(path.rpartition(".")[::2]))
-    module_name, _, name = choice.implementation.rpartition(".")
+    module_name, _, name = choice.row.implementation.rpartition(".")
     try:
         # bitsandbytes prints notices about kernels it does not find.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

@@ -27,24 +27,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What the user gave, to build the real one with."""
 
     @property
-    def implementation(self) -> str:
-        """Dotted path of the class."""
-        return self.row.implementation
-
-    @property
     def traceable(self) -> bool:
         """Its own code runs on the simulated GPU."""
         return self.row.untraceable is None
-
-    @property
-    def closed_form(self) -> bool:
-        """Its state is known without running it."""
-        return self.row.closed_form
-
-    @property
-    def rule_bytes_per_parameter(self) -> float | None:
-        """Bytes of state per parameter by the rule of thumb."""
-        return self.row.rule
 
     @property
     def kind(self) -> str:
@@ -102,7 +87,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
             ]
         return OptimizerState(
             optimizer=self.name,
-            implementation=self.implementation,
+            implementation=self.row.implementation,
             tensors=tuple(tensors),
             notes=tuple(_notes(self, trained, tensors, loop)),
         )

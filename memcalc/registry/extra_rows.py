@@ -12,13 +12,9 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.records.model import DTYPE_BYTES, Parameter, Place
-from memcalc.registry.row import COMMON, Args, Piece, Row, number, truthy
+from memcalc.registry.row import COMMON, Args, Piece, Row, keeps, like, number, truthy
 
 _PROJECTED = "its projections depend on the rank chosen for each matrix"
-
-
-def _like(parameter: Parameter, *names: str) -> list[Piece]:
-    return [(name, parameter.dtype, parameter.numel, Place.DEVICE) for name in names]
 
 
 def _hf_adafactor(parameter: Parameter, args: Args) -> list[Piece]:
@@ -52,7 +48,7 @@ def _torchao(bits: int, block: int) -> object:
         names = ("exp_avg", "exp_avg_sq")
         pieces: list[Piece] = [("step", "float32", 1, Place.HOST)]
         if n < 4096 or n % size:
-            return pieces + _like(parameter, *names)
+            return pieces + like(parameter, *names)
         for name in names:
             pieces += [
                 (f"{name}.codes", "uint8", n * bits // 8, Place.DEVICE),
@@ -88,18 +84,6 @@ def _floating(args: Args) -> str | None:
     return None
 
 
-def _schedule_free(parameter: Parameter, args: Args) -> list[Piece]:
-    return _like(parameter, "z", "exp_avg_sq")
-
-
-def _schedule_free_sgd(parameter: Parameter, args: Args) -> list[Piece]:
-    return _like(parameter, "z")
-
-
-def _none(parameter: Parameter, args: Args) -> list[Piece]:
-    return []
-
-
 def _adalomo(parameter: Parameter, args: Args) -> list[Piece]:
     shape = parameter.shape
     if len(shape) >= 2:
@@ -116,11 +100,11 @@ def _stable_adamw(parameter: Parameter, args: Args) -> list[Piece]:
     if by_triton is None:
         by_triton = args.get("foreach") is None
     pieces = [
-        *_like(parameter, "exp_avg", "exp_avg_sq"),
+        *like(parameter, "exp_avg", "exp_avg_sq"),
         ("eps_sq", parameter.dtype, 1, Place.DEVICE),
     ]
     if args.get("kahan_sum") in (None, True) and DTYPE_BYTES[parameter.dtype] == 2:
-        pieces += _like(parameter, "kahan_comp")
+        pieces += like(parameter, "kahan_comp")
     elif by_triton:
         pieces.append(("kahan_comp", "uint8", 1, Place.DEVICE))
     if by_triton:
@@ -179,7 +163,7 @@ ROWS = (
     _extra("adamw_anyprecision", "torchdistx.optimizers.AnyPrecisionAdamW", "torchdistx",
            layout=_anyprecision, rule=8, defaults=_ANYPRECISION, refuse=_floating,
            summary="states in dtypes of choice, fp32 as the Trainer sets them"),
-    _extra("lomo", "lomo_optim.Lomo", "lomo-optim", layout=_none, rule=0, in_backward=True,
+    _extra("lomo", "lomo_optim.Lomo", "lomo-optim", layout=keeps(), rule=0, in_backward=True,
            summary="updates during backward, no state"),
     _extra("adalomo", "lomo_optim.AdaLomo", "lomo-optim", layout=_adalomo, rule=0.01,
            in_backward=True,
@@ -187,11 +171,11 @@ ROWS = (
     _extra("grokadamw", "grokadamw.GrokAdamW", "grokadamw", layout=_grokadamw, rule=12,
            summary="AdamW with an average of gradients, all of it on the host"),
     _extra("schedule_free_adamw", "schedulefree.AdamWScheduleFree", "schedulefree",
-           layout=_schedule_free, rule=8, summary="no schedule: z and second moment"),
+           layout=keeps("z", "exp_avg_sq"), rule=8, summary="no schedule: z and second moment"),
     _extra("schedule_free_radam", "schedulefree.RAdamScheduleFree", "schedulefree",
-           layout=_schedule_free, rule=8, summary="no schedule, rectified"),
+           layout=keeps("z", "exp_avg_sq"), rule=8, summary="no schedule, rectified"),
     _extra("schedule_free_sgd", "schedulefree.SGDScheduleFree", "schedulefree",
-           layout=_schedule_free_sgd, rule=4, summary="no schedule: z"),
+           layout=keeps("z"), rule=4, summary="no schedule: z"),
     _extra("stable_adamw", "optimi.StableAdamW", "torch-optimi", layout=_stable_adamw, rule=8,
            defaults={"kahan_sum": None, "foreach": None, "triton": None},
            takes=(*COMMON, "decouple_lr", "max_lr"),

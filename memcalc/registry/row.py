@@ -79,6 +79,16 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout is not None
 
 
+def like(parameter: Parameter, *names: str) -> list[Piece]:
+    """State of the parameter's own dtype and size, by these names."""
+    return [(name, parameter.dtype, parameter.numel, Place.DEVICE) for name in names]
+
+
+def keeps(*names: str) -> Layout:
+    """The layout of an optimizer that keeps such state and no other."""
+    return lambda parameter, args: like(parameter, *names)
+
+
 def truthy(args: Args, name: str) -> bool:
     """An argument that is set and not false."""
     return bool(args.get(name))

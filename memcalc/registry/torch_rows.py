@@ -8,13 +8,9 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.records.model import Parameter, Place
-from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, number, truthy
+from memcalc.registry.row import COMMON, Args, Layout, Piece, Row, keeps, like, number, truthy
 
 _FLAGS = ("foreach", "differentiable")
-
-
-def _like(parameter: Parameter, *names: str) -> list[Piece]:
-    return [(name, parameter.dtype, parameter.numel, Place.DEVICE) for name in names]
 
 
 def _step(args: Args, *, fused: bool = True) -> Piece:
@@ -23,33 +19,32 @@ def _step(args: Args, *, fused: bool = True) -> Piece:
     return "step", "float32", 1, Place.DEVICE if on_device else Place.HOST
 
 
-def _host_step() -> Piece:
-    return "step", "float32", 1, Place.HOST
+_HOST_STEP: Piece = ("step", "float32", 1, Place.HOST)
 
 
 def _adam(parameter: Parameter, args: Args) -> list[Piece]:
     maximum = ("max_exp_avg_sq",) if truthy(args, "amsgrad") else ()
-    return [_step(args), *_like(parameter, "exp_avg", "exp_avg_sq", *maximum)]
+    return [_step(args), *like(parameter, "exp_avg", "exp_avg_sq", *maximum)]
 
 
 def _sgd(parameter: Parameter, args: Args) -> list[Piece]:
-    return _like(parameter, "momentum_buffer") if number(args, "momentum") else []
+    return like(parameter, "momentum_buffer") if number(args, "momentum") else []
 
 
 def _rmsprop(parameter: Parameter, args: Args) -> list[Piece]:
     names = ["square_avg"]
     names += ["momentum_buffer"] if number(args, "momentum") > 0 else []
     names += ["grad_avg"] if truthy(args, "centered") else []
-    return [_step(args, fused=False), *_like(parameter, *names)]
+    return [_step(args, fused=False), *like(parameter, *names)]
 
 
 def _adagrad(parameter: Parameter, args: Args) -> list[Piece]:
-    return [_step(args), *_like(parameter, "sum")]
+    return [_step(args), *like(parameter, "sum")]
 
 
 def _asgd(parameter: Parameter, args: Args) -> list[Piece]:
     scalars: list[Piece] = [(n, "float32", 1, Place.DEVICE) for n in ("step", "eta", "mu")]
-    return [*scalars, *_like(parameter, "ax")]
+    return [*scalars, *like(parameter, "ax")]
 
 
 def _nadam(parameter: Parameter, args: Args) -> list[Piece]:
@@ -57,32 +52,24 @@ def _nadam(parameter: Parameter, args: Args) -> list[Piece]:
     return [
         ("step", dtype, size, place),
         ("mu_product", dtype, size, place),
-        *_like(parameter, "exp_avg", "exp_avg_sq"),
+        *like(parameter, "exp_avg", "exp_avg_sq"),
     ]
 
 
 def _adafactor(parameter: Parameter, args: Args) -> list[Piece]:
     if len(parameter.shape) < 2:
-        return [_host_step(), *_like(parameter, "variance")]
+        return [_HOST_STEP, *like(parameter, "variance")]
     rows, columns = prod(parameter.shape[:-1]), parameter.numel // max(parameter.shape[-2], 1)
     return [
-        _host_step(),
+        _HOST_STEP,
         ("row_var", parameter.dtype, rows, Place.DEVICE),
         ("col_var", parameter.dtype, columns, Place.DEVICE),
     ]
 
 
-def _muon(parameter: Parameter, args: Args) -> list[Piece]:
-    return _like(parameter, "momentum_buffer")
-
-
-def _sparse_adam(parameter: Parameter, args: Args) -> list[Piece]:
-    return _like(parameter, "exp_avg", "exp_avg_sq")
-
-
 def _with_step(*names: str) -> Layout:
     def layout(parameter: Parameter, args: Args) -> list[Piece]:
-        return [_step(args, fused=False), *_like(parameter, *names)]
+        return [_step(args, fused=False), *like(parameter, *names)]
 
     return layout
 
@@ -191,7 +178,6 @@ ROWS = (
         _rmsprop,
         "average of squares; momentum if asked for",
         4,
-        aliases=(),
         defaults={"momentum": 0, "centered": False, "capturable": False},
         takes=("alpha",),
         twin_8bit="rmsprop8bit",
@@ -207,17 +193,16 @@ ROWS = (
     _row("ASGD", _asgd, "averaged SGD", 4, defaults=_CAPTURABLE, takes=("lambd", "alpha", "t0")),
     _row(
         "Muon",
-        _muon,
+        keeps("momentum_buffer"),
         "momentum, orthogonalized; matrices only",
         4,
         takes=("momentum", "nesterov", "ns_coefficients", "ns_steps", "adjust_lr_fn"),
     ),
     _row(
         "SparseAdam",
-        _sparse_adam,
+        keeps("exp_avg", "exp_avg_sq"),
         "Adam for sparse gradients",
         8,
-        unknown=None,
     ),
     _row(
         "LBFGS",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from memcalc.catalog.models import TAKEN
+from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction
-from memcalc.records.trace import Component
-from memcalc.report import lengths, rows, serving
+from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction, Varied
+from memcalc.records.trace import NO_GRADIENT, Component
+from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
 from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
@@ -47,7 +47,7 @@ def blocks(prediction: Prediction) -> list[Block]:
         Line(""),
     ]
     below = [*_sentences(prediction), *notes(prediction, brief=True), *_next(prediction)]
-    varied = [] if prediction.varied is None else list(lengths.blocks(prediction.varied))
+    varied = [] if prediction.varied is None else list(of_lengths(prediction.varied))
     taken = sum(map(_height, (*above, *below, *varied)))
     return [*above, _table(prediction, LINES - taken), *below, *varied]
 
@@ -108,7 +108,7 @@ def _weightiest(assumed: list[str]) -> tuple[list[str], int]:
 
 def _weight(text: str) -> int:
     """Lowest first: another model than the one typed, what an option changes, all else."""
-    if TAKEN in text:
+    if TAKEN in text or NO_GRADIENT in text:
         return 0
     return 1 if "--" in text or ENDED in text else 2
 
@@ -168,11 +168,13 @@ def _table(prediction: Prediction, lines: int) -> Table:
     rest = held[len(shown) :]
     if len(rest) == 1:
         shown, rest = held, []
-    small = [sum(size for _, size in rest)] if rest else []
-    numbers = unit.numbers([*(size for _, size in shown), *small])
+    sizes = [size for _, size in shown]
+    # What is named is written as it is with -v; the last row takes what rounding leaves.
+    others = unit.rest(peak.requested, *sizes)
+    numbers = [*map(unit.number, sizes), others] if rest else unit.numbers(sizes)
     body: list[tuple[Cell, ...]] = [
         (
-            rows.component_word(component),
+            rows.COMPONENT_WORDS[component],
             number,
             Share(size / max(peak.requested, 1)),
             _note(prediction, component, size),
@@ -190,7 +192,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
 
 
 def _names(components: list[Component]) -> str:
-    words = [rows.component_word(component) for component in components]
+    words = [rows.COMPONENT_WORDS[component] for component in components]
     return ", ".join(words) if len(words) < 3 else f"{words[0]} and {len(words) - 1} more"
 
 
@@ -204,11 +206,11 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
     yield "requested", unit.number(peak.requested), "", "by tensors"
     if peak.allocated is not None:
         rounding = more("rounding", peak.allocated, peak.requested)
-        note = _note_of("max_memory_allocated()", rows.span_range(prediction.allocated))
+        note = rows.span_range(prediction.allocated) or "max_memory_allocated()"
         yield "allocated", unit.number(peak.allocated), rounding, note
     if peak.allocated is not None and peak.reserved is not None:
         cached = more("cached", peak.reserved, peak.allocated)
-        note = _note_of("max_memory_reserved()", rows.span_range(prediction.allocator))
+        note = rows.span_range(prediction.allocator) or "max_memory_reserved()"
         yield "reserved", unit.number(peak.reserved), cached, note
     ends = rows.process_range(prediction)
     if peak.process_used is not None and peak.reserved is not None:
@@ -220,10 +222,6 @@ def _rungs(prediction: Prediction, unit: Unit) -> Iterator[tuple[Cell, ...]]:
         yield "process used", unit.number(peak.process_used), outside, words
     elif prediction.context is not None and peak.reserved is not None:
         yield "process used", "", "", rows.would_need(prediction, ends)
-
-
-def _note_of(name: str, within: str) -> str:
-    return f"{name}: {within}" if within else name
 
 
 def of_each_gpu(prediction: Prediction) -> Iterator[Block]:
@@ -322,12 +320,8 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     if plan.command:
         if fit is not None and fit.verdict is not FitVerdict.FITS:
             yield Line("next: what is alive at the peak, and at which lines of the script")
-            options_of = f"--gpu {shlex.quote(plan.gpu)} " if plan.gpu else ""
-            yield Line(
-                f"  memcalc simulate {options_of}-o run.json -- {plan.command} ; "
-                "memcalc explain run.json",
-                Kind.COMMAND,
-            )
+            run = to_simulate(plan, "-o run.json ")
+            yield Line(f"  {run} ; memcalc explain run.json", Kind.COMMAND)
         return
     if fit is None and plan.target != "cpu":
         yield Line(f"next: which GPUs are large enough {_MORE}")
@@ -344,3 +338,30 @@ def _why(fit: Fit | None) -> str:
     if fit is not None and fit.verdict is not FitVerdict.FITS:
         return "what is alive at the peak and what would make it fit"
     return "what is alive at the peak and what would need less"
+
+
+def of_lengths(varied: Varied) -> Iterator[Block]:
+    """The peak and what is reserved, over all batches and by way of training."""
+    first, *others = varied.ways
+    yield Line(
+        f"Lengths {varied.lengths}: {varied.batches} batches of "
+        f"{first.shortest} to {first.longest} tokens",
+        Kind.HEADING,
+    )
+    yield Line(
+        f"one batch alone: peak allocated {format_bytes(varied.least)} to "
+        f"{format_bytes(varied.most)}; one after the other: reserved {format_bytes(first.reserved)}"
+    )
+    yield Table(
+        head=("way", "batches, tokens", "allocated", "reserved", "saved"),
+        rows=[
+            (
+                way.name,
+                f"{way.shortest} to {way.longest}",
+                Size(way.allocated),
+                Size(way.reserved),
+                "" if way is first else format_bytes(first.reserved - way.reserved),
+            )
+            for way in (first, *others)
+        ],
+    )

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from enum import Enum
+from itertools import repeat
 
 import msgspec
 from rich.console import Console
@@ -31,6 +32,8 @@ class Size(msgspec.Struct, frozen=True):
     bytes: int
     unit: Unit | None = None
     """That of its column, which names it; ``None``: the largest that fits, named."""
+    text: str = ""
+    """The figure where it is rounded so that a column adds up."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -195,7 +198,12 @@ def _cell(cell: Cell) -> Text:
 
 
 def _sized(size: Size) -> str:
-    return size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes)
+    return size.text or (size.unit.number(size.bytes) if size.unit else format_bytes(size.bytes))
+
+
+def sizes(parts: Sequence[int], unit: Unit) -> list[Size]:
+    """The column of a sum's parts."""
+    return [Size(*one) for one in zip(parts, repeat(unit), unit.numbers(parts), strict=False)]
 
 
 def bar(part: float) -> str:

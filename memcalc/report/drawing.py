@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from memcalc.advice.explain.timeline import Stretch, Timeline, thin
 from memcalc.report.palette import STYLES
-from memcalc.report.rows import component_word
+from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import format_bytes, unit_for
 
 WIDTH, HEIGHT = 1000, 400
@@ -89,23 +88,12 @@ def close_up(line: Timeline, limit: int | None, gpu: str) -> Drawing:
 
 
 def _cut(line: Timeline, begin: int, end: int) -> Timeline:
-    return replace(
-        line,
-        components={name: band[begin:end] for name, band in line.components.items()},
-        requested=line.requested[begin:end],
-        allocated=line.allocated[begin:end] if line.allocated else None,
-        reserved=line.reserved[begin:end] if line.reserved else None,
-        made=line.made[begin:end],
-        phases=tuple(
-            Stretch(
-                phase=one.phase,
-                begin=max(one.begin, begin) - begin,
-                end=min(one.end, end) - begin,
-            )
-            for one in line.phases
-            if one.begin < end and one.end > begin
-        ),
+    phases = (
+        Stretch(phase=one.phase, begin=max(one.begin, begin) - begin, end=min(one.end, end) - begin)
+        for one in line.phases
+        if one.begin < end and one.end > begin
     )
+    return line.at(range(begin, end), phases)
 
 
 def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:
@@ -168,7 +156,7 @@ def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
             continue
         floor = [low + size for low, size in zip(floor, sizes, strict=True)]
         yield Band(
-            name=component_word(component),
+            name=COMPONENT_WORDS[component],
             color=style.color,
             path=f"{scale.steps(floor)}V{HEIGHT}H0Z",
             highest=format_bytes(max(sizes)),

@@ -12,7 +12,7 @@ from memcalc.files.artifact import encode
 from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
 from memcalc.report.rows import COMPONENT_WORDS
 from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
@@ -50,8 +50,8 @@ def contents(moment: PeakContents, top: int) -> Table:
     whole, rest = moment.requested, moment.groups[top:]
     unit = unit_for(whole)
     small = [sum(group.bytes for group in rest)] if rest else []
-    sizes = [*(group.bytes for group in moment.groups[:top]), *small]
-    figures = list(zip(unit.numbers(sizes), rows.shares(sizes), strict=True))
+    parts = [*(group.bytes for group in moment.groups[:top]), *small]
+    figures = list(zip(sizes(parts, unit), rows.shares(parts), strict=True))
     body: list[tuple[Cell, ...]] = [
         (
             *(*figure, str(group.count)),
@@ -109,6 +109,9 @@ def remedies(explanation: Explanation, *, verbose: bool = True) -> Iterator[Bloc
     for option in explanation.options:
         if option.trial.error is not None:
             yield Line(f" not estimated: {option.remedy.title}: {option.trial.error}")
+    if explanation.in_the_code:
+        yield Line("Changes of the script, not estimated", Kind.SECTION)
+        yield from (Line(f" {words}", Kind.ITEM) for words in explanation.in_the_code)
     if verbose:
         yield from _sources(tried)
     if explanation.search is not None:
@@ -220,4 +223,5 @@ def _change(saved: int | None, unit: Unit) -> str:
     """A saving as the change of the figure: less is negative."""
     if saved is None:
         return "n/a"
-    return f"{'-' if saved > 0 else '+'}{unit.number(abs(saved))}" if saved else "0"
+    written = f"{abs(saved) / unit.bytes:,.1f}"
+    return "0" if written == "0.0" else f"{'-' if saved > 0 else '+'}{written}"

@@ -105,7 +105,7 @@ def _beyond(limit: Limit) -> str:
 
 def _does(probe: Probe) -> str:
     verdict = probe.fit.verdict
-    return "is tight" if verdict is FitVerdict.TIGHT else _verdict(probe.fit)
+    return "is tight" if verdict is FitVerdict.TIGHT else verdict.value
 
 
 def _search(answer: FitAnswer) -> list[Line]:
@@ -123,8 +123,13 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     if answer.gpus:
         head = ("GPU", "offers", "needs at most", "to spare", "verdict")
         shown = answer.gpus if verbose else _around(answer.gpus)
-        body = [_gpu(row) for row in shown]
+        body = [_gpu(row, row.fit) for row in shown if row.fit is not None]
         found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
+        failed: dict[str, list[str]] = {}
+        for row in shown:
+            if row.fit is None:
+                failed.setdefault(row.reason, []).append(row.name)
+        found += [Line(f"{', '.join(names)}: {why}") for why, names in failed.items()]
         if len(shown) < len(answer.gpus):
             left = len(answer.gpus) - len(shown)
             found.append(Line(f"{left} more GPUs (-v shows them)", Kind.NOTE))
@@ -156,7 +161,6 @@ def _grid(answer: FitAnswer) -> Table:
 
 def _cell(probe: Probe) -> str:
     fit = probe.fit
-    assert fit.verdict is not None
     size = (fit.needed_high or fit.needed) / GIB
     text = f"{size:,.{1 if size < 100 else 0}f}"
     return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
@@ -166,10 +170,6 @@ def _spare(fit: Fit) -> str:
     return format_bytes(fit.least_margin)
 
 
-def _verdict(fit: Fit) -> str:
-    return fit.verdict.value if fit.verdict is not None else "n/a"
-
-
 def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
     """The largest that are too small, and the smallest that fit."""
     fitting = [row.fit is not None and row.fit.verdict is FitVerdict.FITS for row in rows]
@@ -177,11 +177,9 @@ def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
     return rows[max(first - _TOO_SMALL, 0) : first + _LARGE_ENOUGH]
 
 
-def _gpu(row: GpuFit) -> tuple[str, ...]:
-    if row.fit is None:
-        return row.name, format_bytes(row.capacity), "n/a", "n/a", row.reason
-    used = format_bytes(row.fit.needed_high or row.fit.needed)
-    return row.name, format_bytes(row.capacity), used, _spare(row.fit), _verdict(row.fit)
+def _gpu(row: GpuFit, fit: Fit) -> tuple[str, ...]:
+    used = format_bytes(fit.needed_high or fit.needed)
+    return row.name, format_bytes(row.capacity), used, _spare(fit), fit.verdict.value
 
 
 def _devices(row: DevicesFit) -> tuple[str, ...]:
@@ -194,7 +192,7 @@ def _devices(row: DevicesFit) -> tuple[str, ...]:
         format_bytes(row.fit.needed_high or row.fit.needed),
         _spare(row.fit),
         format_bytes(row.sent),
-        _verdict(row.fit),
+        row.fit.verdict.value,
     )
 
 
@@ -207,7 +205,7 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
         remedy.title,
         format_bytes(saved) if saved is not None else "n/a",
         _spare(figures.fit),
-        _verdict(figures.fit),
+        figures.fit.verdict.value,
         remedy.cost,
     )
 

@@ -10,7 +10,7 @@ from memcalc.advice.suggest.records import Card, Cards
 from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
 from memcalc.report.rows import asked_for
-from memcalc.report.suggested import Work, floor_words
+from memcalc.report.suggested import Work, untried
 from memcalc.units import format_bytes, unit_for
 
 
@@ -104,10 +104,8 @@ def _size(one: Card) -> str:
 
 
 def _missed(one: Card) -> str:
-    if one.error is not None:
-        return f"{one.way.title}: not estimated: {one.error}"
-    if one.floor is not None:
-        return f"{one.way.title}: {floor_words(one.floor)}"
+    if (told := untried(one)) is not None:
+        return told
     if one.closest is None:
         return f"{one.way.title}: fits no card"
     size = format_bytes(needed(one.closest))

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from memcalc import untrusted_text
-from memcalc.advice.explain.document import Document
+from memcalc.advice.explain.difference import Difference
 from memcalc.advice.explain.records import Explanation
 from memcalc.advice.explain.sections import Chapter
+from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
 from memcalc.report import (
     answer,
@@ -35,10 +38,20 @@ from memcalc.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from matplotlib.figure import Figure
+
 
 _TOP = 25
 Part = Block | Hero | Bars | Drawing
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """A report: chapters of plans, and what belongs to all of them."""
+
+    chapters: tuple[Chapter, ...] = ()
+    explanation: Explanation | None = None
+    difference: Difference | None = None
+    """What changed from the first chapter to the second."""
+    runs: tuple[Run, ...] = ()
 
 
 def render(document: Document) -> str:
@@ -53,7 +66,9 @@ def notebook(record: object) -> str:
     pictures = []
     found = record.prediction if isinstance(record, Explanation) else record
     if isinstance(found, Prediction) and importlib.util.find_spec("matplotlib"):
-        pictures.append(_picture(plots.optimizers([found]), "requested bytes at the peak"))
+        pictures.append(
+            Picture(plots.save(plots.optimizers([found]), "svg"), "requested bytes at the peak")
+        )
     shown = _templates().get_template("blocks.html.j2").module
     return f"<div>{shown.show([heading, *pictures, *rest])}</div>"  # type: ignore[attr-defined]
 
@@ -134,7 +149,3 @@ def _chapter(chapter: Chapter) -> Iterator[Part]:
     yield from answer.notes(prediction)
     known = ", ".join(f"{name} {version}" for name, version in prediction.versions.items())
     yield Line(f"method: {prediction.method}; versions: {known or 'none'}", Kind.NOTE)
-
-
-def _picture(figure: Figure, caption: str) -> Picture:
-    return Picture(plots.save(figure, "svg"), caption)

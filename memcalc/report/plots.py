@@ -13,7 +13,6 @@ from memcalc.advice.explain.timeline import Timeline, thin
 from memcalc.errors import UsageError
 from memcalc.files.results import Run
 from memcalc.records.prediction import Prediction
-from memcalc.records.trace import Component
 from memcalc.report import rows
 from memcalc.report.measured import percent
 from memcalc.report.palette import STYLES
@@ -41,8 +40,9 @@ def timeline(line: Timeline, title: str) -> Figure:
         style = STYLES[component]
         top = [low + size / unit for low, size in zip(floor, band, strict=True)]
         axes.fill_between(
-            moments, [*floor, floor[-1]], [*top, top[-1]], step="post", label=_words(component),
-            facecolor=style.color, hatch=style.hatch, edgecolor="#00000066", linewidth=0.2,
+            moments, [*floor, floor[-1]], [*top, top[-1]], step="post",
+            label=COMPONENT_WORDS[component], facecolor=style.color, hatch=style.hatch,
+            edgecolor="#00000066", linewidth=0.2,
         )  # fmt: skip
         floor = top
     for label, levels, dashes in (
@@ -81,7 +81,7 @@ def optimizers(predictions: Sequence[Prediction]) -> Figure:
         if any(sizes):
             axes.barh(
                 places, sizes, left=floor, color=style.color, hatch=style.hatch,
-                edgecolor="#00000088", linewidth=0.3, label=_words(component),
+                edgecolor="#00000088", linewidth=0.3, label=COMPONENT_WORDS[component],
             )  # fmt: skip
             floor = [low + size for low, size in zip(floor, sizes, strict=True)]
     for row, prediction in enumerate(ordered):
@@ -189,7 +189,3 @@ def _mark_peak(axes: Any, line: Timeline, unit: int) -> None:
 
 def _unit(size: int) -> tuple[int, str]:
     return (GIB, "GiB") if size >= 2 * GIB else (MIB, "MiB")
-
-
-def _words(component: Component) -> str:
-    return COMPONENT_WORDS[component]

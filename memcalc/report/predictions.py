@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from memcalc.records.model import Place
 from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE
-from memcalc.report import answer, lengths, rows
-from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
+from memcalc.report import answer, rows
+from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
 from memcalc.units import Unit, format_mib, unit_for
 
 
@@ -62,7 +62,7 @@ def _single(prediction: Prediction) -> Iterator[Block]:
         each = f"{rule.bytes_per_parameter:g} bytes/parameter"
         yield Line(f"rule of thumb: {rule.name}, {each}: {format_mib(rule.bytes)}", Kind.NOTE)
     yield from answer.notes(prediction)
-    yield from lengths.blocks(prediction.varied) if prediction.varied is not None else ()
+    yield from answer.of_lengths(prediction.varied) if prediction.varied is not None else ()
 
 
 def sent(prediction: Prediction) -> Iterator[Line]:
@@ -81,17 +81,17 @@ def verdict(prediction: Prediction) -> Iterator[Line]:
 def components(prediction: Prediction) -> Table:
     """What is held at the peak; it sums to the requested bytes."""
     found = {name: size for name, size in prediction.components.items() if size}
-    sizes = list(found.values())
-    whole, count = sum(sizes), max(prediction.parameters, 1)
+    parts = list(found.values())
+    whole, count = sum(parts), max(prediction.parameters, 1)
     unit = unit_for(whole)
-    columns = zip(found.items(), unit.numbers(sizes), rows.shares(sizes), strict=True)
+    columns = zip(found, sizes(parts, unit), rows.shares(parts), strict=True)
     return Table(
         title=f"At the peak, in {prediction.peak.phase.value}",
         head=("component", unit.name, "share", "bytes/param"),
         rows=[
             *(
-                (rows.component_word(name), number, share, f"{size / count:.2f}")
-                for (name, size), number, share in columns
+                (rows.COMPONENT_WORDS[name], size, share, f"{size.bytes / count:.2f}")
+                for name, size, share in columns
             ),
             ("total", Size(whole, unit), "100.0%", f"{whole / count:.2f}"),
         ],

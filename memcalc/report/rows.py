@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from memcalc.errors import UsageError
 from memcalc.estimation.fits import growth_words, why_tight
-from memcalc.estimation.fits import verdict as verdict_of
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
@@ -31,11 +29,6 @@ COMPONENT_WORDS = {
     Component.HELD: "held by script",
     Component.WORKSPACES: "workspaces",
 }
-
-
-def component_word(component: Component) -> str:
-    """A component's name."""
-    return COMPONENT_WORDS.get(component, component.value.replace("_", " "))
 
 
 def heading(prediction: Prediction) -> str:
@@ -76,7 +69,7 @@ def described(plan: Plan, seq: int | None) -> str:
         f"torch.compile ({plan.compile})" if plan.compile else "",
         plan.parallel or "",
         f"{plan.devices} GPUs" if plan.devices > 1 else "",
-        _loop(plan.loop),
+        loops.find(plan.loop).title,
         "updates in backward" if plan.optim_in_backward else "",
         "resumed" if plan.resume else "",
         f"then {plan.eval} batches of evaluation" if plan.eval else "",
@@ -97,17 +90,12 @@ def _inference(plan: Plan, tokens: str) -> Iterator[str]:
         yield f"{plan.beams} beams"
 
 
-def _loop(name: str) -> str:
-    try:
-        return loops.find(name).title
-    except UsageError:
-        # The loop of a later memcalc, whose files can still be read.
-        return f"{name} loop"
-
-
 def shares(sizes: Sequence[int]) -> list[str]:
     """Percent of their sum, which add up to 100."""
-    return [f"{text}%" for text in Unit("%", max(sum(sizes), 1) / 100).numbers(sizes)]
+    return [
+        f"{text}%"
+        for text in Unit("%", 10 * max(sum(sizes), 1)).numbers([1000 * size for size in sizes])
+    ]
 
 
 def unknown_or(prediction: Prediction, value: int | None, name: str) -> str:
@@ -221,7 +209,7 @@ def verdict(prediction: Prediction) -> str | None:
     fit, grows = prediction.fit, prediction.growth
     if fit is not None and grows is not None and grows.runs_full and fit.margin >= 0:
         return (
-            f"{verdict_of(fit).value} on {fit.gpu}: fits at first, but the script holds more "
+            f"{fit.verdict.value} on {fit.gpu}: fits at first, but the script holds more "
             "memory every step"
         )
     if fit is not None:
@@ -246,12 +234,12 @@ def outcome_words(prediction: Prediction) -> Iterator[str]:
 
 def fit_word(fit: Fit | None) -> str:
     """The verdict alone."""
-    return verdict_of(fit).value if fit is not None else "n/a"
+    return fit.verdict.value if fit is not None else "n/a"
 
 
 def fit_words(fit: Fit) -> str:
     """A verdict and its margin in one sentence."""
-    found = verdict_of(fit)
+    found = fit.verdict
     does = "needs" if found is FitVerdict.DOES_NOT_FIT else fit.metric.replace("_", " ")
     if found is FitVerdict.TIGHT:
         rest = why_tight(fit)

@@ -24,7 +24,7 @@ def blocks(prediction: Prediction, serving: Serving) -> Iterator[Block]:
 def headline(prediction: Prediction, serving: Serving) -> Line:
     """The answer in a sentence; its sign is that of the fit."""
     fit = prediction.fit
-    word = fit.verdict.value if fit is not None and fit.verdict is not None else ""
+    word = fit.verdict.value if fit is not None else ""
     count = prediction.plan.devices
     several = f"{count} x " if count > 1 else ""
     gpu = f"{several}{fit.gpu}" if fit is not None else ""
@@ -63,17 +63,14 @@ def _budget(serving: Serving, devices: int) -> Table:
 def _cache(serving: Serving) -> Table:
     block = "page" if serving.engine == "sglang" else "block"
     longest = "that fits alone" if serving.least.longest < serving.most.longest else ""
+    tokens = "token" if serving.block == 1 else "tokens"
     body: list[tuple[Cell, ...]] = [
-        (f"{block}s", _range(serving, "blocks"), f"of {_tokens(serving.block)}"),
+        (f"{block}s", _range(serving, "blocks"), f"of {serving.block:,} {tokens}"),
         ("tokens", _range(serving, "tokens"), "as its log says it"),
         ("sequences", _range(serving, "sequences"), f"of {serving.length:,} tokens"),
         ("longest sequence", _range(serving, "longest"), longest or "tokens"),
     ]
     return Table(head=("in the cache", "", ""), rows=body, words=(0, 2), strong=(2,))
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count:,} tokens"
 
 
 def _range(serving: Serving, field: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from memcalc.advice.remedies.goals import needed, needed_within
 from memcalc.advice.suggest.prices import Prices
-from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions
+from memcalc.advice.suggest.records import Speed, Suggestion, Suggestions, Tried
 from memcalc.advice.suggest.speed import UTILISATION, offloads
 from memcalc.records.fields import options
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table
@@ -148,10 +148,8 @@ def _speed_note(found: Suggestions, *, verbose: bool) -> Iterator[Line]:
 
 
 def _missed(one: Suggestion) -> str:
-    if one.error is not None:
-        return f"{one.way.title}: not estimated: {one.error}"
-    if one.floor is not None:
-        return f"{one.way.title}: {floor_words(one.floor)}"
+    if (told := untried(one)) is not None:
+        return told
     least = one.closest
     if least is None or least.fit is None:
         return f"{one.way.title}: does not fit"
@@ -163,9 +161,14 @@ def _missed(one: Suggestion) -> str:
     return f"{one.way.title}: the smallest variant tried ({variant}) needs {short} more"
 
 
-def floor_words(size: int) -> str:
-    """Why nothing had to be tried."""
-    return f"weights, gradients and optimizer state alone take {format_bytes(size)}"
+def untried(one: Tried) -> str | None:
+    """Why a way has no figures; ``None``: it has some."""
+    if one.error is not None:
+        return f"{one.way.title}: not estimated: {one.error}"
+    if one.floor is None:
+        return None
+    floor = format_bytes(one.floor)
+    return f"{one.way.title}: weights, gradients and optimizer state alone take {floor}"
 
 
 def _sources(found: Suggestions) -> Iterator[Line]:

@@ -90,7 +90,7 @@ _KINDS = {
 def hero(prediction: Prediction) -> Hero:
     """The top of the page of one prediction."""
     fit, peak = prediction.fit, prediction.peak
-    kind = _KINDS.get(fit.verdict, "plain") if fit is not None and fit.verdict else "plain"
+    kind = _KINDS[fit.verdict] if fit is not None else "plain"
     parts = _parts(prediction)
     figures = [(f"peak, in {peak.phase.value}", format_bytes(peak.allocated or peak.requested))]
     if peak.reserved is not None:
@@ -114,7 +114,7 @@ def _components(prediction: Prediction, whole: int) -> Iterator[Part]:
     for name in STYLES:
         size = prediction.components.get(name)
         if size:
-            text = f"{rows.component_word(name)} {format_bytes(size)}"
+            text = f"{rows.COMPONENT_WORDS[name]} {format_bytes(size)}"
             yield Part(width=100 * size / whole, color=STYLES[name].color, text=text)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
-import ctypes
 import os
 import pickle
 import re
@@ -23,18 +22,17 @@ from typing import Any
 import msgspec
 import torch
 
-from memcalc.children import scratch
+from memcalc.children.fork import die_with
 from memcalc.engine import driver, simulated_gpu, source_lines
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.scripts.session import Session
 from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.files.artifact import encode
 from memcalc.files.trace_file import pack
-from memcalc.script import surroundings
+from memcalc.script import overlay, surroundings
 from memcalc.script.records import Ending, Request
 from memcalc.script.running import as_main, run
 
-_PR_SET_PDEATHSIG = 1
 _INTERRUPTED = 130
 """What a shell says of a program that Ctrl-C ended."""
 
@@ -49,10 +47,10 @@ class _Left(BaseException):
 
 def main(asked: str, answered: str) -> None:
     """Run the program of a request, write what it took, and end this process."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with(os.getppid(), signal.SIGKILL)
     driver.hide_here()
     request = msgspec.json.decode(Path(asked).read_bytes(), type=Request)
-    scratch.use(str(Path(answered).parent / "kept"))
+    overlay.use(str(Path(answered).parent / "kept"))
     world = int(os.environ.get("WORLD_SIZE", "1"))
     session = Session(request.steps, one_of_many=request.launched and world > 1)
     for said in request.said:

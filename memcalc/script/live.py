@@ -17,12 +17,11 @@ from memcalc.engine.scripts.steps import EnoughStepsError
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.estimation.estimate import Traced, keep
-from memcalc.estimation.predict import predict
 from memcalc.estimation.question import asked
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.script import pickling
-from memcalc.script.several_gpus import fullest
+from memcalc.script.several_gpus import answered
 from memcalc.script.simulate import plan_of, run_work
 
 EMPTY = "Nothing was on the GPU: does the code use torch.device('cuda')?"
@@ -62,7 +61,9 @@ class Simulation:
         self._undo()
         if self._session is not None:
             self._session.__exit__(kind, *error)
-            self._found = _read(self._session, self._plan)
+            traces = self._session.recorded(self._plan.name).traces
+            state = self._session.models.state()
+            self._found = answered(asked(self._plan), traces, state)
         if self._found is not None:
             keep(self._found)
         if self._error is not None:
@@ -93,19 +94,6 @@ class Simulation:
         if self._found is None:
             raise EstimateError(EMPTY if self._entered else "The simulated code has not run.")
         return self._found
-
-
-def _read(session: Session, plan: Plan) -> Traced | None:
-    """What this process took, which is over the stub driver."""
-    traces = session.recorded(plan.name).traces
-    state, question = session.models.state(), asked(plan)
-    found = {
-        gpu: Traced(prediction=predict(question, trace, state), trace=trace)
-        for gpu, trace in traces.items()
-    }
-    if not found:
-        return None
-    return found[0] if [*found] == [0] else fullest(found)
 
 
 def run_apart(work: Callable[[], Any], settings: Mapping[str, Any], name: str) -> Traced | None:

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from memcalc.children import scratch
-
 _COARSE = 10_000_000
 """Nanoseconds by which a file's time may lie before the clock's."""
 _CACHES = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -31,6 +29,16 @@ _ALSO_CACHES = (
 )
 _lstat, _listdir, _rmtree = os.lstat, os.listdir, shutil.rmtree
 _unlink, _rmdir = os.unlink, os.rmdir
+
+
+_place: list[str | None] = [None]
+"""Where folders of overlays are made; ``None``: where all temporary ones are."""
+
+
+def use(folder: str) -> None:
+    """Make folders of overlays in this one, which whoever started this process removes."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    _place[0] = folder
 
 
 class Overlay:
@@ -239,7 +247,7 @@ class Overlay:
     def new(self) -> str:
         """A new place for a file or a folder."""
         if not self._folder:
-            self._folder = scratch.new()
+            self._folder = tempfile.mkdtemp(prefix="memcalc-", dir=_place[0])
         return os.path.join(self._folder, str(next(self._numbers)))
 
     def close(self, is_marked: Callable[[str], bool]) -> None:

@@ -19,7 +19,7 @@ _SMALL = 1 << 20
 """Elements of the largest tensor that travels with its values."""
 
 
-def packed(value: Any) -> bytes:
+def sent(what: str, value: Any) -> bytes:
     """What ``pickle.loads`` makes the value of, in a process over the stub driver.
 
     Raises:
@@ -39,25 +39,14 @@ def packed(value: Any) -> bytes:
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
-    Pickler(buffer).dump(value)
-    return buffer.getvalue()
-
-
-def sent(what: str, value: Any) -> bytes:
-    """The same, with a sentence of what cannot be sent.
-
-    Raises:
-        EstimateError: it cannot be sent.
-    """
     try:
-        return packed(value)
-    except EstimateError:
-        raise
+        Pickler(buffer).dump(value)
     except Exception as error:
         raise EstimateError(
             f"{what} cannot be sent to the process of the simulation ({error}): make it inside of "
             "what is simulated, or type memcalc simulate -- python train.py."
         ) from None
+    return buffer.getvalue()
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

@@ -6,27 +6,29 @@ import base64
 import os
 import pickle
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
+from memcalc.allocator.context import context_span
 from memcalc.catalog import gpus
+from memcalc.catalog.gpus import Gpu
 from memcalc.catalog.plan import make
+from memcalc.children.exit_reason import ending, oom_kills, status_of
 from memcalc.engine import driver, environment, simulated_gpu
 from memcalc.engine.cudnn import loading
-from memcalc.engine.environment.records import Environment
+from memcalc.engine.environment.search import Environment
 from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.estimate import Traced, keep
-from memcalc.estimation.predict import predict
 from memcalc.estimation.question import Asked, asked
+from memcalc.estimation.replays import UNLIMITED
 from memcalc.files.artifact import decode
 from memcalc.files.trace_file import DamagedTraceError, unpack
 from memcalc.records.model import OptimizerState
@@ -34,11 +36,10 @@ from memcalc.records.plan import Plan
 from memcalc.records.prediction import LONGER, FitVerdict, Prediction
 from memcalc.records.trace import Trace
 from memcalc.script.command import Program, launched
-from memcalc.script.gpu import card as card_of
 from memcalc.script.launchers import Launch
 from memcalc.script.leaks import growth
 from memcalc.script.records import Ending
-from memcalc.script.several_gpus import fullest
+from memcalc.script.several_gpus import answered
 
 STEPS = 3
 """Optimizer steps after which a program is stopped, unless others are asked for."""
@@ -54,6 +55,26 @@ _BEGINS = (
 )
 """Without the current folder: a program elsewhere imports nothing from it, and nor does PyTorch."""
 _HOME = str(Path(__file__).resolve().parents[2])
+
+
+class _Card(NamedTuple):
+    """What a process finds of its GPU, in bytes."""
+
+    kept: int
+    """What the driver keeps of the card, which NVML counts and CUDA does not offer."""
+    outside: int
+    """What the process holds outside the allocator."""
+    room: int
+    """What the allocator may take."""
+
+
+def _card(gpu: Gpu | None) -> _Card:
+    """A named GPU has the room that its context leaves; without one nothing is ever full."""
+    context = context_span(gpu)
+    outside = context.likely if context.likely is not None else context.low
+    if gpu is None:
+        return _Card(0, outside, UNLIMITED)
+    return _Card((gpu.nvml_memory or gpu.memory) - gpu.memory, outside, gpu.memory - outside)
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +118,7 @@ def simulate(
             last = replace(refusal, last=True)
             found = replace(found, ending=replace(found.ending, refusal=last))
     if found.traced is not None:
-        room = card_of(gpu).room if gpu is not None else None
+        room = _card(gpu).room if gpu is not None else None
         traced = _as_it_ended(found.traced, found.ending, room)
         keep(traced)
         found = replace(found, traced=traced)
@@ -153,6 +174,7 @@ class _Run:
             out, err = (subprocess.DEVNULL,) * 2 if quiet else (_stderr(), None)
             if self._work:
                 out = err = subprocess.PIPE
+            kills = oom_kills()
             try:
                 done = subprocess.run(
                     [*command, str(asked_in), str(answered)],
@@ -169,7 +191,9 @@ class _Run:
             print(done.stdout or "", end="", flush=True)
             print(done.stderr or "", end="", file=sys.stderr, flush=True)
             if not answered.exists():
-                raise EstimateError(_died(done.returncode))
+                raise EstimateError(
+                    ending("process of the program", status_of(done.returncode), kills=kills)
+                )
             answer = msgspec.json.decode(answered.read_bytes())
             if answer["raised"]:
                 self.raised = _raised(answer["raised"])
@@ -199,8 +223,8 @@ class _Run:
     def _environment(self, scratch: Path, *, limited: bool) -> dict[str, str]:
         """Variables of the process: the stub driver, the GPU, and caches of the simulation."""
         question, plan = self._question, self._question.plan
-        told = card_of(question.gpu)
-        room = told.room if limited else 1 << 50
+        told = _card(question.gpu)
+        room = told.room if limited else UNLIMITED
         local = self._launch.local if self._launch is not None else None
         # A process that a launcher starts has a GPU of its own, and sees that alone.
         devices = plan.devices if local is None or plan.devices > local else 1
@@ -244,16 +268,10 @@ class _Run:
         ending = decode(Ending, answer["ending"])
         state = decode(OptimizerState, answer["state"])
         traces = {int(gpu): _unpacked(packed) for gpu, packed in answer["traces"].items()}
-        found = {
-            gpu: Traced(prediction=predict(self._question, trace, state), trace=trace)
-            for gpu, trace in traces.items()
-        }
-        if not found:
-            return Simulated(ending=ending, traced=None)
-        traced = found[0] if [*found] == [0] else fullest(found)
+        traced = answered(self._question, traces, state)
         count = self._question.plan.devices
-        if len(found) < count and self._launch is None:
-            alone = _ALONE.format(used=len(found), count=count)
+        if traced is not None and len(traces) < count and self._launch is None:
+            alone = _ALONE.format(used=len(traces), count=count)
             prediction = traced.prediction
             prediction = replace(prediction, assumptions=(alone, *prediction.assumptions))
             traced = replace(traced, prediction=prediction)
@@ -281,14 +299,6 @@ def _raised(kept: dict[str, str]) -> BaseException:
         error = EstimateError(f"{kept['kind']}: {kept['text']}")
     error.add_note(kept["trace"])
     return error
-
-
-def _died(code: int) -> str:
-    if code < 0:
-        how = f"was killed by {signal.Signals(-code).name}"
-    else:
-        how = f"ended with exit code {code}"
-    return f"The process of the program {how}, and left no figures."
 
 
 def _unpacked(packed: str) -> Trace:

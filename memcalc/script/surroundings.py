@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from memcalc.engine import decisions, source_lines
+from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
-from memcalc.script import large_weights, lightning, packages, protection, spawn
+from memcalc.script import large_weights, lightning, protection
+from memcalc.script.packages import accelerate, deepspeed, diffusers, transformers
 from memcalc.script.records import Request
 from memcalc.script.subprocesses import Subprocesses
 
@@ -39,19 +41,53 @@ def program(request: Request, session: Session) -> Iterator[Subprocesses]:
     if not request.weights:
         large_weights.install(patches, session.say)
     folders = protection.install(patches, session.say)
-    packages.install(patches, session, folders, weights=request.weights)
+    accelerate.install(patches)
+    deepspeed.install(patches, session)
+    if not request.weights:
+        transformers.install(patches, session.say, folders)
+        diffusers.install(patches, session.say)
     yield others
 
 
-def _spawn_here(patches: Any, started: Any) -> None:
-    """Of spawned processes the first runs here."""
+class _Ended:
+    """Stands for processes that have all ended well."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *args: Any, **kwargs: Any) -> bool:
+        """They have."""
+        return True
+
+    def pids(self) -> list[int]:
+        """None are left."""
+        return []
+
+
+def _spawn_here(patches: Patches, started: Callable[[int], None]) -> None:
+    """Of the processes of ``torch.multiprocessing.spawn`` the first runs here.
+
+    ``started`` is told how many there would be, before it runs.
+    """
+
+    def start(
+        original: Any,
+        fn: Callable[..., Any],
+        args: Any = (),
+        nprocs: int = 1,
+        join: bool = True,
+        *rest: Any,
+        **more: Any,
+    ) -> _Ended | None:
+        started(nprocs)
+        fn(0, *args)
+        return None if join else _Ended()
+
     module = sys.modules["torch.multiprocessing.spawn"]
-    start = spawn.instead(started)
-    for name in spawn.NAMES:
-        patches.wrap(module, name, lambda _, *a, **kw: start(*a, **kw), (torch.multiprocessing,))
+    for name in ("start_processes", "spawn"):
+        patches.wrap(module, name, start, (torch.multiprocessing,))
 
 
-def _count_gpus(patches: Any, count: int) -> None:
+def _count_gpus(patches: Patches, count: int) -> None:
     """The machine has a GPU for each of its processes at least; this one has the first."""
     if count <= torch.cuda.device_count():
         return

@@ -21,8 +21,8 @@ def config(job: Job) -> dict[str, Any]:
     stage = ZERO_STAGES[job.layout.name]
     said = dict(job.options)
     found: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": job.samples,
-        "gradient_accumulation_steps": job.grad_accum,
+        "train_micro_batch_size_per_gpu": job.plan.batch,
+        "gradient_accumulation_steps": job.plan.grad_accum,
         "gradient_clipping": job.max_grad_norm or 0.0,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

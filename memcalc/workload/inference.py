@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
 import torch
 
 from memcalc.errors import EstimateError, UsageError
@@ -20,57 +19,48 @@ from memcalc.records.trace import Phase
 from memcalc.workload import cache_layers, long_decode
 from memcalc.workload.inputs import Batch, without_adapters
 from memcalc.workload.job import Turns, Watch, as_found
-from memcalc.workload.precision import Precision
+from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.program import Program
+from memcalc.workload.wrapped_tensors import plain
 
 _CACHES = (*cache_layers.NAMES, "cache_params", "past_buckets_states", "mems", "state")
-"""Names under which models return what they keep of past tokens."""
+"""Names of the outputs in which models return their caches."""
 _KINDS = ("static", "offloaded", "quantized")
-"""Caches that ``generate`` is asked for; the others it has by itself."""
+"""Caches that ``generate`` must be told of; dynamic and sliding ones are its defaults."""
 _SLIDING = ("sliding_attention", "chunked_attention")
 
 
-class Inference(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that runs; the model is on the device already."""
+def run(
+    program: Program, watch: Watch, *, device: str, between: long_decode.Between | None = None
+) -> None:
+    """Run a program's model under the eyes of the watch; the model is on the device already.
 
-    model: torch.nn.Module
-    batch: Callable[[], Batch]
-    """Makes the prompts, or the inputs of one pass, on the device."""
-    device: str
-    """By the name PyTorch knows it."""
-    precision: Precision
-    tokens: int | None
-    """To generate; ``None``: one forward pass."""
-    until: int | None = None
-    """How many of them are generated; ``None``: all."""
-    cache: str = "dynamic"
-    beams: int = 1
-    sampled: bool = False
-    """Tokens are drawn, as a serving engine's sampler draws them, and not the likeliest taken."""
-    between: long_decode.Between | None = None
-    """Nobody looks at values: passes in the middle of a long generation grow the cache alone, and
-    this is told when they begin (``True``) and end."""
-
-
-def run(job: Inference, watch: Watch) -> None:
-    """Run the model under the eyes of the watch."""
-    model = job.model.eval()
-    with torch.no_grad(), job.precision.context(job.device)():
-        if job.tokens is None:
+    Args:
+        program: what to run.
+        watch: told of phases.
+        device: ``cuda`` or ``cpu``.
+        between: passes in the middle of a long generation only grow the cache, because nobody
+            looks at values; this is called with ``True`` before the first and ``False`` after the
+            last of them.
+    """
+    plan, model = program.plan, program.model.eval()
+    with torch.no_grad(), PRECISIONS[plan.precision].context(device)():
+        if plan.generate is None:
             with watch.phase(Phase.FORWARD, 0):
-                outputs = model(**job.batch())
+                outputs = model(**program.batch(device))
                 del outputs
             return
-        # It is the model itself that generates and is called, whatever is around it.
+        # The base model generates, also inside adapters.
         bare = without_adapters(model)
         with as_found(bare), _passes(bare, watch) as turns:
             turns.to(Phase.PREFILL, 0)
-            _generate(job)
+            _generate(bare, lambda: program.batch(device), plan, between)
             turns.end()
 
 
 @contextlib.contextmanager
 def _passes(model: torch.nn.Module, watch: Watch) -> Iterator[Turns]:
-    """Phases by calls of the model: the first is prefill's, each that follows decodes a token."""
+    """Follow calls of the model: the first is prefill, each later one decodes a token."""
     turns, calls = Turns(watch), 0
 
     def begins(*_: object) -> None:
@@ -87,40 +77,43 @@ def _passes(model: torch.nn.Module, watch: Watch) -> Iterator[Turns]:
         turns.end()
 
 
-def _generate(job: Inference) -> None:
-    assert job.tokens is not None
-    model: Any = without_adapters(job.model)
+def _generate(
+    model: Any,
+    prompts: Callable[[], Batch],
+    plan: Plan,
+    between: long_decode.Between | None,
+) -> None:
+    tokens = plan.generate
+    assert tokens is not None
     config = model.generation_config
-    vars(model)["_has_unfinished_sequences"] = _Countdown(job.until or job.tokens)
+    vars(model)["_has_unfinished_sequences"] = _Countdown(tokens)
     options: dict[str, Any] = {
-        "max_new_tokens": job.tokens,
-        "do_sample": job.sampled,
-        "num_beams": job.beams,
-        # A compiled decode, which is what a static cache is for, keeps graphs that nobody sees.
+        "max_new_tokens": tokens,
+        # Serving engines sample from the whole vocabulary; otherwise decoding is greedy.
+        **({"do_sample": True, "top_k": 0} if plan.engine is not None else {"do_sample": False}),
+        "num_beams": plan.beams,
+        # A compiled decode step would keep CUDA graphs, which are not modeled.
         "disable_compile": True,
     }
-    if job.sampled:
-        # From all tokens: transformers takes 50 where nobody says.
-        options["top_k"] = 0
     if config.pad_token_id is None:
         options["pad_token_id"] = 0
     starts = (config.decoder_start_token_id, config.bos_token_id)
     if model.config.is_encoder_decoder and starts == (None, None):
         options["decoder_start_token_id"] = model.config.decoder_start_token_id
-    options.update(_kept_in(job.cache))
-    if job.between is not None and long_decode.is_long(job.until or job.tokens):
-        long_decode.shorten(model, job.until or job.tokens, job.between)
+    options.update(_cache_options(plan.cache))
+    if between is not None and long_decode.is_long(tokens):
+        long_decode.shorten(model, tokens, between)
     try:
-        model.generate(**job.batch(), **options)
+        model.generate(**prompts(), **options)
     except (ImportError, NotImplementedError, ValueError, AssertionError) as error:
         raise EstimateError(
             f"transformers does not generate here with {type(model).__name__} and the cache "
-            f"{job.cache}: {line(error).rstrip('.')}. Name another --cache."
+            f"{plan.cache}: {line(error).rstrip('.')}. Name another --cache."
         ) from error
 
 
-def _kept_in(cache: str) -> dict[str, Any]:
-    """What ``generate`` is told of its cache."""
+def _cache_options(cache: str) -> dict[str, Any]:
+    """Arguments of ``generate`` for a cache."""
     name, _, kind = cache.partition("-")
     if name not in _KINDS:
         return {}
@@ -131,10 +124,10 @@ def _kept_in(cache: str) -> dict[str, Any]:
 
 
 class _Countdown:
-    """Ends generation after so many tokens, whatever they are.
+    """Ends generation after a number of tokens, whichever tokens they are.
 
-    Private: transformers 5.23, generation/utils.py: ``_sample`` and ``_beam_search`` ask before
-    every token whether there is one to make. What they read from the device for that, they read.
+    It replaces the private method by which ``_sample`` and ``_beam_search`` ask before every token
+    whether to go on (transformers 5.23, generation/utils.py); they still read from the device.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -146,7 +139,7 @@ class _Countdown:
 
 
 def check(model: torch.nn.Module, plan: Plan) -> None:
-    """See that a model generates as the plan asks.
+    """Check that a model can generate as the plan asks.
 
     Raises:
         UsageError: it generates nothing, or has no such cache.
@@ -160,7 +153,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
         raise UsageError(
             f"{name} generates no tokens: --inference instead of --generate is one forward pass."
         )
-    if plan.cache == "sliding" and not _slides(model):
+    if plan.cache == "sliding" and not _has_windows(model):
         raise UsageError(
             f"{name} has no sliding window: leave --cache out, or name dynamic or static."
         )
@@ -170,7 +163,7 @@ def check(model: torch.nn.Module, plan: Plan) -> None:
 
 
 def _refuse_images(model: torch.nn.Module) -> None:
-    """Say of a model that reads images and writes text why it generates none here."""
+    """Refuse a model that writes text about images."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as KNOWN,
     )
@@ -196,14 +189,14 @@ def _check_offloaded(model: Any, plan: Plan) -> None:
             f"transformers attends to the cache of {type(model).__name__}'s encoder where it lies, "
             "in host memory, and fails: name another --cache."
         )
-    if plan.cache == "offloaded-static" and _slides(model, all):
+    if plan.cache == "offloaded-static" and _has_windows(model, all):
         raise UsageError(
             f"transformers offloads no layer with a sliding window, and {type(model).__name__} has "
             "no others: name another --cache."
         )
 
 
-def _slides(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> bool:
+def _has_windows(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> bool:
     """Whether any, or all, of its layers have a window."""
     config = model.config.get_text_config(decoder=True)
     types = getattr(config, "layer_types", None)
@@ -213,25 +206,20 @@ def _slides(model: Any, which: Callable[[Iterable[bool]], bool] = any) -> bool:
 
 
 def caches_of(held: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that a model keeps of past tokens, found in what it is given or returned."""
+    """The tensors of caches in a model's arguments or outputs."""
     seen: set[int] = set()
     for name in _CACHES:
         yield from _tensors(held.get(name), seen)
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    """Tensors in an object, its attributes and theirs; modules and configs are looked past."""
+    """Tensors in an object and its attributes, at any depth; modules and configs are skipped."""
     if value is None or id(value) in seen:
         return
     seen.add(id(value))
     if isinstance(value, torch.Tensor):
         # What a package quantizes holds tensors of its own.
-        inner = getattr(value, "__tensor_flatten__", None)
-        if inner is None:
-            yield value
-            return
-        for name in inner()[0]:
-            yield from _tensors(getattr(value, name), seen)
+        yield from plain(value)
         return
     parts: Any = ()
     if isinstance(value, dict):

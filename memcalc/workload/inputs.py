@@ -97,14 +97,11 @@ class Inputs:
                 + (f"type --generate {most} or less." if most > 0 else "shorten --seq."),
             )
 
-    def resized(self, batch: Any, seq: Any) -> Inputs:
-        """Batches of another size; whole numbers or symbols."""
-        number = seq if isinstance(seq, int) else None
-        made = Inputs(
-            self.model, self.task, batch=batch, seq=number, padding=self.padding, use=self.use
+    def resized(self, batch: int, seq: int | None) -> Inputs:
+        """Batches of another size."""
+        return Inputs(
+            self.model, self.task, batch=batch, seq=seq, padding=self.padding, use=self.use
         )
-        made.seq = seq if seq is not None else made.seq
-        return made
 
     def make(self, device: Any) -> Batch:
         """One batch on the device, filled with valid values where they matter."""
@@ -166,14 +163,22 @@ class Inputs:
         encodes = getattr(self.config, "is_encoder_decoder", False)
         if self.task.of_sound and self.has_tokens and not encodes:
             return {"labels": self._ids(device, self.whole)}
-        return self.task.labels(_Shapes(self, device))
+        return self._of_task(device)
+
+    def _of_task(self, device: Any) -> Batch:
+        """Labels as the task has them: (B,) zeros for classes, else (B, labels) ones."""
+        count = self.seq if self.task.labelled is None else self.task.labelled
+        if count:
+            return {name: self._ids(device, count) for name in self.task.labels}
+        size = {"dtype": torch.long, "device": device}
+        return {name: torch.zeros(self.batch, **size) for name in self.task.labels}
 
     def _mask(self, device: Any) -> torch.Tensor:
         """Prompts are padded at their beginning, and a tokenizer gives a mask with them always."""
-        if self.use is not Use.PROMPTS:
-            return _mask(self.batch, self.whole, device)
         mask = self._ids(device, self.whole)
-        if self.padding:
+        if self.use is not Use.PROMPTS:
+            mask[:, -1:].zero_()
+        elif self.padding:
             mask[:, :1].zero_()
         return mask
 
@@ -184,7 +189,7 @@ class Inputs:
             return {}
         if "decoder_input_ids" not in self.names or "labels" not in self.names:
             return {}
-        return {"decoder_input_ids": self.task.labels(_Shapes(self, device))["labels"]}
+        return {"decoder_input_ids": self._of_task(device)["labels"]}
 
     def _media(self, device: Any) -> Batch:
         names = self.names
@@ -216,23 +221,6 @@ class Inputs:
         size = getattr(config, "image_size", None) or 224
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return getattr(config, "num_channels", None) or 3, height, width
-
-
-class _Shapes:
-    """Labels of one kind of batch, on a device."""
-
-    def __init__(self, inputs: Inputs, device: Any) -> None:
-        self.seq = inputs.seq
-        self._inputs = inputs
-        self._device = device
-
-    def classes(self) -> torch.Tensor:
-        """(B,) zeros."""
-        return torch.zeros(self._inputs.batch, dtype=torch.long, device=self._device)
-
-    def tokens(self, length: Any) -> torch.Tensor:
-        """(B, length) ones."""
-        return self._inputs._ids(self._device, length)
 
 
 _MEDIA = ("pixel_values", "input_features", "input_values")
@@ -281,12 +269,6 @@ def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
     base = getattr(model, "get_base_model", None)
     found: torch.nn.Module = model if base is None else base()
     return found
-
-
-def _mask(batch: int, seq: int, device: Any) -> torch.Tensor:
-    mask = torch.ones(batch, seq, dtype=torch.long, device=device)
-    mask[:, -1:].zero_()
-    return mask
 
 
 def _as_json(config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A loop's job: a program whose model is on a device, real or simulated."""
+"""What a loop runs: a plan whose model is on a device, real or simulated."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any, Protocol
 import msgspec
 import torch
 
+from memcalc.records.plan import Plan
 from memcalc.records.trace import Phase
+from memcalc.workload import layouts
 from memcalc.workload.inputs import Batch
 from memcalc.workload.layouts import Layout
-from memcalc.workload.precision import Precision
+from memcalc.workload.precision import PRECISIONS, Precision
 
 
 class Watch(Protocol):
@@ -24,65 +26,66 @@ class Watch(Protocol):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a loop needs; model and optimizer are already on the device."""
+    """What a loop trains; model and optimizer are already on the device."""
 
+    plan: Plan
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     batch: Callable[[], Batch]
     """Makes one micro-batch on the device."""
-    samples: Any
-    """In one micro-batch; a number or a symbol."""
     device: str
-    """By the name PyTorch knows it."""
-    precision: Precision
-    layout: Layout
-    """How the model is spread over GPUs."""
-    options: dict[str, Any] = {}
-    """Arguments of the layout's wrapper, where the loop hands them on."""
-    exchanges_each: bool = False
-    """Gradients are exchanged with every micro-batch."""
-    grad_accum: int = 1
-    compile: str | None = None
-    """Mode of ``torch.compile``; ``None``: the model runs as it is."""
-    max_grad_norm: float | None = None
-    set_to_none: bool = True
-    keep_outputs: bool = True
+    """``cuda`` or ``cpu``."""
+    max_grad_norm: float | None
+    """The norm that the loop clips gradients to; ``None``: it does not."""
+    keep_outputs: bool
     """What the model returned lives until the next forward has made new outputs."""
-    kv_cache: bool | None = None
-    """``config.use_cache`` as the plan has it; ``None``: it says nothing."""
     restore: Callable[[], None] | None = None
     """Loads the optimizer's state of a checkpoint; ``None``: the run starts afresh."""
-    eval_batches: int = 0
     kept: dict[str, Any] = {}
     """What a loop made of the job and goes on with, should it run again."""
     simulated: bool = False
     """No data and no numbers: of an evaluation, the batches in the middle are like their
     neighbors and only leave behind what is kept of them."""
 
+    @property
+    def layout(self) -> Layout:
+        """How the model is spread over GPUs."""
+        return layouts.of(self.plan)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of the layout's wrapper."""
+        return layouts.arguments(self.plan)
+
+    @property
+    def precision(self) -> Precision:
+        """How weights are stored and in what the forward computes."""
+        return PRECISIONS[self.plan.precision]
+
+    @property
+    def eval_batches(self) -> int:
+        """Batches that are evaluated after training."""
+        return self.plan.eval or 0
+
     def evaluates(self, number: int) -> bool:
         """Whether this batch of an evaluation runs through the model."""
         return not self.simulated or number < 2 or number == self.eval_batches - 1
-
-    def compiled(self, model: torch.nn.Module) -> torch.nn.Module:
-        """What the loop calls in place of the model: it is compiled when it is first called."""
-        if self.compile is None:
-            return model
-        made: Any = torch.compile(model, mode=self.compile)
-        return made  # type: ignore[no-any-return]
 
     def quiet(self, last: bool) -> contextlib.AbstractContextManager[None]:
         """What a micro-batch runs in; gradients are exchanged with the last of a step alone.
 
         Where the plan says so, with each.
         """
-        if self.grad_accum == 1 or self.layout.quiet is None or self.exchanges_each:
+        quiet = self.layout.quiet
+        if self.plan.grad_accum == 1 or quiet is None or layouts.exchanges_each(self.plan):
             return contextlib.nullcontext()
-        return self.layout.quiet(self.model, last)
+        return quiet(self.model, last)
 
     def clip(self, norm: float) -> None:
         """Scale gradients down to a norm."""
-        if self.layout.clip is not None:
-            self.layout.clip(self.model, norm)
+        clip = self.layout.clip
+        if clip is not None:
+            clip(self.model, norm)
         else:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), norm)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from memcalc.workload.job import Job
 
@@ -57,13 +58,7 @@ def logits_of(outputs: Any) -> torch.Tensor:
 
 def remembered(value: Any) -> Any:
     """Memory like what a batch that does not run would leave behind."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_like(value)
-    if isinstance(value, dict):
-        return {name: remembered(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(remembered(item) for item in value)
-    return value
+    return tree_map_only(torch.Tensor, torch.empty_like, value)
 
 
 class Script:

@@ -1,18 +1,30 @@
-"""Builds the model that a name and a task mean; downloads no weights, runs no foreign code."""
+"""Builds the model that a name and a task mean; runs no foreign code.
+
+It has the weights it was published with only where those are asked for, and only safetensors are
+read, never pickles.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from memcalc.catalog import models
 from memcalc.catalog.models import ModelSource
-from memcalc.errors import EstimateError, MemcalcError, UsageError
+from memcalc.errors import EstimateError, MeasureError, MemcalcError, UsageError
+from memcalc.files.offline import is_offline
 from memcalc.imports import is_named, line, load
-from memcalc.workload.tasks import Head
+from memcalc.records.compact_options import adapter
+from memcalc.records.names import FLASH_ATTN
+from memcalc.records.plan import Plan
+from memcalc.workload import tasks
+from memcalc.workload.precision import PRECISIONS
+from memcalc.workload.tasks import Head, Task
 
 
 def build(
@@ -104,6 +116,11 @@ def _settle(model: torch.nn.Module) -> None:
         config.default_language = config.languages[0]
 
 
+def told_attention(plan: Plan) -> str | None:
+    """The implementation of attention that transformers is told; ``None``: its own choice."""
+    return plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
+
+
 def configure(source: ModelSource, head: Head, *, attention: str | None = None) -> Any:
     """Make the config object of transformers.
 
@@ -152,7 +169,7 @@ def in_its_words(name: str, where: Callable[[], str] = str) -> Iterator[None]:
 
     Args:
         name: the model's; nothing is changed for models of transformers.
-        where: the place it failed at, such as `` in encoder, at addmm``.
+        where: the place it failed at, such as `` in encoder``.
 
     Raises:
         EstimateError: the code inside failed.
@@ -177,3 +194,71 @@ def _call(factory: str) -> torch.nn.Module:
     if not isinstance(made, torch.nn.Module):
         raise UsageError(f"{factory} returned {type(made).__name__}, not an nn.Module.")
     return made
+
+
+def with_weights(plan: Plan) -> tuple[torch.nn.Module, Task]:
+    """Build a plan's model on the CPU with its real weights; returns it with its task.
+
+    A callable makes its own weights, which are kept.
+
+    Raises:
+        MeasureError: there are no safetensors, or they do not fit the model.
+    """
+    source = models.find(plan.model)
+    head = tasks.choose(source, plan.task)
+    dtype = PRECISIONS[plan.precision].weights
+    if source.factory is not None:
+        return build(source, head, dtype=dtype), head.task
+    config = configure(source, head, attention=told_attention(plan))
+    cls = getattr(importlib.import_module("transformers"), head.class_name)
+    place = _checkpoint(source)
+    try:
+        model = cls.from_pretrained(
+            place,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=is_offline(),
+        )
+    except Exception as error:
+        # transformers, huggingface_hub and safetensors each have errors of their own.
+        reason = " ".join(str(error).split())[:200]
+        raise MeasureError(
+            f"The weights of {place} cannot be loaded: {reason} "
+            "Leave --weights out to measure with random weights: memory is the same."
+        ) from None
+    return model, head.task
+
+
+def _checkpoint(source: ModelSource) -> str:
+    if source.origin != "local":
+        return source.tuned or source.name
+    path = Path(source.name).expanduser()
+    return str(path.parent if path.suffix == ".json" else path)
+
+
+def attach(model: torch.nn.Module, text: str) -> torch.nn.Module:
+    """Wrap a model with the adapters that a text of ``Plan.lora`` asks for.
+
+    Raises:
+        UsageError: peft cannot adapt this model.
+    """
+    import peft
+
+    wanted = adapter(text)
+    config = peft.LoraConfig(
+        r=wanted.r,
+        lora_alpha=wanted.alpha,
+        lora_dropout=wanted.dropout,
+        target_modules=wanted.target if isinstance(wanted.target, str) else list(wanted.target),
+    )
+    on_meta = all(parameter.is_meta for parameter in model.parameters())
+    try:
+        # peft makes adapters on the CPU and moves them beside the layer they adapt; where that is
+        # meta they are not filled first, which takes seconds for a model of 7B.
+        with torch.device("meta") if on_meta else contextlib.nullcontext():
+            wrapped: torch.nn.Module = peft.get_peft_model(model, config)
+    except ValueError as error:
+        raise UsageError(f"peft cannot adapt {type(model).__name__}: {error}.") from None
+    return wrapped

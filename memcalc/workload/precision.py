@@ -17,7 +17,6 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
     autocast: torch.dtype | None = None
     scaled: bool = False
     """Losses are scaled by ``torch.amp.GradScaler``."""
-    tf32: bool = False
 
     def context(self, device_type: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
         """Make the context that the forward runs in."""
@@ -32,7 +31,7 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 PRECISIONS = {
     "fp32": Precision(weights=torch.float32),
-    "tf32": Precision(weights=torch.float32, tf32=True),
+    "tf32": Precision(weights=torch.float32),
     "amp-fp16": Precision(weights=torch.float32, autocast=torch.float16, scaled=True),
     "amp-bf16": Precision(weights=torch.float32, autocast=torch.bfloat16),
     "bf16+amp": Precision(weights=torch.bfloat16, autocast=torch.bfloat16),

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from memcalc.catalog import models
 from memcalc.errors import UsageError
 from memcalc.records.model import Inventory
-from memcalc.records.names import FLASH_ATTN
 from memcalc.records.plan import Plan
 from memcalc.records.trace import EQUAL_LENGTHS
 from memcalc.registry import Choice
@@ -21,7 +20,6 @@ from memcalc.workload import (
     inference,
     layerdrop,
     loops,
-    lora,
     quantised,
     tasks,
 )
@@ -29,7 +27,7 @@ from memcalc.workload.assumptions import said
 from memcalc.workload.chunked import chunk_loss
 from memcalc.workload.inputs import Inputs, Use, check, described
 from memcalc.workload.inventory import take
-from memcalc.workload.model import build
+from memcalc.workload.model import attach, build, told_attention
 from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.program import Program
 from memcalc.workload.quantised import compute_dtype
@@ -54,17 +52,12 @@ def prepare(plan: Plan, choice: Choice, *, device: str = "meta") -> Program:
         model = build(
             source,
             head,
-            attention=_attention(plan),
+            attention=told_attention(plan),
             dtype=precision.weights if plan.scheme is None else compute_dtype(plan),
             as_loaded=plan.scheme is not None,
         )
     program = program_of(plan, choice, model, head.task, name=source.name)
     return replace(program, inventory=replace(program.inventory, config=source.digest))
-
-
-def _attention(plan: Plan) -> str | None:
-    """The implementation that transformers is told; ``None``: its own choice."""
-    return plan.attention if plan.attention in ("eager", FLASH_ATTN) else None
 
 
 def program_of(
@@ -96,7 +89,6 @@ def program_of(
         choice=choice,
         batch=batch,
         seq=inputs.seq if inputs is not None and inputs.has_tokens else None,
-        precision=PRECISIONS[plan.precision],
         assumptions=(
             *notes,
             *said(plan, choice, loop, cached=cached),
@@ -111,19 +103,15 @@ def _finished(
 ) -> tuple[torch.nn.Module, Inventory]:
     """The model with its adapters, frozen and checkpointed as the plan says, and its tensors."""
     if plan.adapters is not None:
-        model = lora.attach(model, plan.adapters)
+        model = attach(model, plan.adapters)
     inventory = take(model, name, task, plan.freeze)
     if not inventory.trainable and not plan.infers:
-        raise UsageError(_nothing_left(plan))
+        unset = "no parameter of the model has requires_grad set"
+        how = "freeze fewer parameters" if plan.freeze else unset
+        raise UsageError(f"Nothing is left to train: {how}.")
     if plan.checkpointing:
         checkpointing.checkpoint(model, plan)
     return model, inventory
-
-
-def _nothing_left(plan: Plan) -> str:
-    if not plan.freeze:
-        return "Nothing is left to train: no parameter of the model has requires_grad set."
-    return "Nothing is left to train: freeze fewer parameters."
 
 
 def finished(program: Program, loaded: torch.nn.Module) -> Program:

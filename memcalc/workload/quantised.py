@@ -1,8 +1,8 @@
-"""Models whose linear layers are loaded quantized, through transformers and peft as people do it.
+"""Models whose linear layers are loaded quantized, by transformers and peft themselves.
 
-``from_pretrained(quantization_config=..., device_map={"": device})`` runs as it is, over a model
-that is built already and weights that are made when they are read. Read in transformers 5.23, peft
-0.21, bitsandbytes 0.50 and torchao 0.18.
+``from_pretrained(quantization_config=..., device_map={"": device})`` runs unchanged, on a model
+that is built already and on weights that are made when they are read. Read in transformers 5.23,
+peft 0.21, bitsandbytes 0.50 and torchao 0.18.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from memcalc.workload.precision import PRECISIONS
 from memcalc.workload.wrapped_tensors import parts
 
 Make = Callable[[str, torch.Tensor], torch.Tensor]
-"""Makes the tensor of this name on the host, as it lies in the checkpoint; told its shape and
-dtype by a tensor on the meta device, or by the tensor itself where its numbers are known."""
+"""Makes a checkpoint's tensor on the host, from its name and a tensor of its shape and dtype: one
+on the meta device, or the tensor itself where its values are known."""
 Checkpoint = Mapping[str, torch.Tensor]
-"""What a checkpoint holds: tensors on the meta device, and small ones whose numbers are known."""
+"""Tensors by name, on the meta device; small ones whose values are known are on the host."""
 
 
 def compute_dtype(plan: Plan) -> torch.dtype:
-    """What quantized layers compute in, and what the rest is loaded in."""
+    """The dtype that quantized layers compute in and other weights are loaded in."""
     precision = PRECISIONS[plan.precision]
     return precision.autocast or precision.weights
 
 
 def said_of_types(plan: Plan) -> str:
-    """What quantized layers compute in and what the rest is loaded in, in words."""
+    """The same as a sentence for the answer."""
     dtype = str(compute_dtype(plan)).removeprefix("torch.")
     by_checkpoint = computed_in(prequantised.settings(plan) or {"load_in_8bit": True})
     if by_checkpoint in (None, dtype):
@@ -56,16 +56,16 @@ def load(
     """Load a model quantized onto a device.
 
     Args:
-        model: of transformers, not quantized, on the meta device; it is given memory.
-        checkpoint: what it is loaded from, as ``written`` says it.
-        plan: says how to quantize it, where the checkpoint is not.
-        device: where to.
-        make: makes what the checkpoint holds.
+        model: of transformers, not quantized, on the meta device; it gets memory.
+        checkpoint: as ``written`` returns it.
+        plan: how to quantize, if the checkpoint is not quantized already.
+        device: target device.
+        make: makes the checkpoint's tensors.
 
     Raises:
         UsageError: a package is missing, or refuses the model, or finds nothing to quantize.
     """
-    # They warn of every cast, and of kernels that the CPU might have or that this PyTorch lacks.
+    # They warn about every cast, and about kernels that are missing.
     for package in ("bitsandbytes", "torchao"):
         logging.getLogger(package).setLevel(logging.ERROR)
     transformers = importlib.import_module("transformers")
@@ -92,11 +92,6 @@ def load(
             "layers are not nn.Linear: leave --quant out."
         )
     return loaded
-
-
-def loaded_on(plan: Plan, device: str) -> str:
-    """Where a plan has the base loaded, before a wrapper brings it to this device."""
-    return str(dict(plan.parallel_args).get("load", device))
 
 
 def settings_of(plan: Plan) -> Any:
@@ -127,13 +122,13 @@ def prepare(model: torch.nn.Module, plan: Plan) -> None:
 
 
 def packed(parameter: torch.Tensor) -> torch.Tensor:
-    """The numbers of a weight as they lie in memory, without what turns them back."""
+    """A weight's values as they are in memory, without quantization scales."""
     inside = _of_torchao(parameter)
     return next(iter(inside.values())) if inside else parameter
 
 
 def constants(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that turn a quantized weight back, by the names checkpoints give them."""
+    """Quantization scales of a weight, by their names in checkpoints."""
     inside = _of_torchao(parameter)
     if inside:
         return dict(list(inside.items())[1:])
@@ -164,13 +159,13 @@ def original(parameter: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def _of_torchao(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a weight of torchao wraps, the numbers first and then their scales."""
+    """The tensors in a weight of torchao: its values first, then their scales."""
     ours = type(parameter).__module__.split(".")[0] == "torchao"
     return parts(parameter) if ours else {}
 
 
 def described(inventory: Inventory) -> str:
-    """What of a model is quantized, in how many bytes, and what is not; in a sentence."""
+    """A sentence: how many layers are quantized, in how many bytes, and what is not."""
     packed = [tensor for tensor in inventory.parameters if tensor.original is not None]
     held = sum(tensor.bytes for tensor in inventory.tensors if tensor.constant)
     held += sum(tensor.bytes for tensor in packed)
@@ -187,13 +182,13 @@ def described(inventory: Inventory) -> str:
 
 
 class _AsBuilt:
-    """Stands for a model's class, and what it builds is there already."""
+    """Takes the place of a model's class, and returns the model that is built already."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
     def __call__(self, config: Any, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        # Attention that computes in few bits asks the config for the type that was loaded.
+        # Attention kernels ask the config for the dtype that was loaded.
         for own, told in zip(_parts(self._model.config), _parts(config), strict=True):
             own.dtype = told.dtype
         return self._model
@@ -212,7 +207,7 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 class _Slice:
-    """A tensor of a checkpoint, read when it is asked for, as safetensors does it."""
+    """A tensor of a checkpoint that is made when it is read, like a slice of safetensors."""
 
     def __init__(self, name: str, like: torch.Tensor, make: Make) -> None:
         self._name, self._like, self._make = name, like, make
@@ -225,7 +220,7 @@ class _Slice:
 
 
 def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
-    """What the plan's checkpoint holds, by its names: tied weights once, experts apart.
+    """Tensors of the plan's checkpoint: tied weights once, each expert separately.
 
     Args:
         model: of transformers, not quantized, on the meta device.
@@ -239,7 +234,7 @@ def written(model: torch.nn.Module, plan: Plan) -> Checkpoint:
 
 @contextlib.contextmanager
 def _quietly(transformers: Any) -> Iterator[None]:
-    """Without bars of progress."""
+    """Hide progress bars."""
     bars = transformers.utils.logging
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()

@@ -8,48 +8,14 @@ architecture has for a task is in configs/architectures.json, which
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from memcalc.catalog import architectures
 from memcalc.catalog.models import ModelSource
 from memcalc.errors import UsageError, unknown
-
-
-class Shapes(Protocol):
-    """Makes the tensors of labels for one batch: B samples of S tokens."""
-
-    seq: Any
-
-    def classes(self) -> Any:
-        """(B,) class numbers."""
-        ...
-
-    def tokens(self, length: Any) -> Any:
-        """(B, length) token numbers."""
-        ...
-
-
-def token_labels(shapes: Shapes) -> dict[str, Any]:
-    """One label for each token."""
-    return {"labels": shapes.tokens(shapes.seq)}
-
-
-def class_labels(shapes: Shapes) -> dict[str, Any]:
-    """One class for each sample."""
-    return {"labels": shapes.classes()}
-
-
-def transcripts(characters: int) -> Callable[[Shapes], dict[str, Any]]:
-    """One transcript for each recording."""
-    return lambda shapes: {"labels": shapes.tokens(characters)}
-
-
-def answer_places(shapes: Shapes) -> dict[str, Any]:
-    """Where in each text an answer begins and ends."""
-    return {"start_positions": shapes.classes(), "end_positions": shapes.classes()}
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +35,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A config that names this head's class is of this task, though it has others: a head for text
     alone leaves out what sees."""
     num_labels: int | None = None
-    labels: Callable[[Shapes], dict[str, Any]] = token_labels
-    """Labels of one batch, for models whose forward takes ``labels``."""
+    labels: tuple[str, ...] = ("labels",)
+    """Names of the labels of one batch, for models whose forward takes ``labels``."""
+    labelled: int | None = None
+    """Labels of each sample: 0: one class; ``None``: one for each of its tokens."""
     always_labelled: bool = False
     """The labels have names of their own, whatever the forward calls ``labels``."""
     of_text: bool = False
@@ -111,7 +79,7 @@ _TASKS = (
         heads="MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
         suffix="ForAudioClassification",
         chosen=((80, "audio-classification"),),
-        labels=class_labels,
+        labelled=0,
     ),
     # The bare model, trained on the mean of its first output.
     Task(name="base", heads="MODEL_MAPPING_NAMES", chosen=((100, "base"),)),
@@ -140,7 +108,7 @@ _TASKS = (
         heads="MODEL_FOR_CTC_MAPPING_NAMES",
         suffix="ForCTC",
         chosen=((70, "ctc"),),
-        labels=transcripts(32),
+        labelled=32,
     ),
     # A class for each image.
     Task(
@@ -148,7 +116,7 @@ _TASKS = (
         heads="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
         suffix="ForImageClassification",
         chosen=((60, "image-classification"),),
-        labels=class_labels,
+        labelled=0,
     ),
     # Language models that see, trained whole on batches of text. Some have a head for text alone.
     Task(
@@ -180,7 +148,8 @@ _TASKS = (
         name="question-answering",
         heads="MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
         suffix="ForQuestionAnswering",
-        labels=answer_places,
+        labels=("start_positions", "end_positions"),
+        labelled=0,
         always_labelled=True,
         of_text=True,
     ),
@@ -200,7 +169,7 @@ _TASKS = (
         # Whatever fills in masked tokens is an encoder.
         chosen=((40, "masked-lm"), (90, "sequence-classification")),
         num_labels=2,
-        labels=class_labels,
+        labelled=0,
         of_text=True,
         by_last_token=True,
     ),
@@ -211,7 +180,7 @@ _TASKS = (
         suffix="ForSpeechSeq2Seq",
         # Whisper also has a classifier.
         chosen=((10, "speech-seq2seq"),),
-        labels=transcripts(128),
+        labelled=128,
         of_sound=True,
     ),
     # A class for each token.

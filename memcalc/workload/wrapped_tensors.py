@@ -18,9 +18,13 @@ def parts(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that have memory: those a subclass wraps, or the tensor itself."""
+    """The tensors that have memory: those a subclass wraps or a sparse one has, or itself."""
     inside = parts(tensor)
-    if not inside:
-        yield tensor
     for part in inside.values():
         yield from plain(part)
+    if inside:
+        return
+    if tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout is torch.strided:
+        yield tensor

@@ -5,7 +5,7 @@ import pytest
 from memcalc.accuracy.compare import compare, peak
 from memcalc.advice.explain.explain import Wish, explain_plan
 from memcalc.advice.explain.timeline import timeline
-from memcalc.advice.fit.fit import Question, answer
+from memcalc.advice.fit.fit import answer
 from memcalc.budgets.judge import judged
 from memcalc.budgets.metrics import figure
 from memcalc.budgets.records import Budget, Evidence, Rule, Status, Where
@@ -108,7 +108,7 @@ def test_what_fits_is_decided_as_the_estimate_decides_it(traced):
     prediction = traced.prediction
     if prediction.plan.gpu is None:
         pytest.skip("a CPU run has no GPU to fit")
-    found = answer(prediction.plan, Question(batch=False, seq=False))
+    found = answer(prediction.plan, ())
     assert found.here.fit == prediction.fit
     assert found.here.fits is (verdict(prediction.fit) is FitVerdict.FITS)
 

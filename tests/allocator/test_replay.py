@@ -38,17 +38,11 @@ def test_a_few_storages_worked_out_by_hand():
     full = levels(100 + 33 * MIB + 1, small + activation + 30 * MIB, 0, 52 * MIB)
     full = levels(full.requested, full.allocated, full.allocated, full.reserved)
     kept = small + activation
-    before = levels(100, small, small, 2 * MIB)
     between = levels(100 + 3 * MIB + 1, kept, kept, 52 * MIB)
     forward, backward = result.intervals
-    assert (forward.name, forward.begin, forward.peaks, forward.end) == (
-        "forward",
-        before,
-        full,
-        between,
-    )
-    assert (backward.name, backward.begin, backward.peaks) == ("backward", between, between)
-    assert result.end == backward.end == levels(100, small, small, 52 * MIB)
+    assert (forward.name, forward.peaks) == ("forward", full)
+    assert (backward.name, backward.peaks) == ("backward", between)
+    assert result.end == levels(100, small, small, 52 * MIB)
     assert result.peaks == full
     assert (result.retries, result.out_of_memory) == (0, None)
 
@@ -65,11 +59,10 @@ def test_running_out_of_memory_ends_the_replay_and_says_where():
     result = replay(events, PLAIN, 100 * MIB)
     failure = result.out_of_memory
     assert failure is not None
-    assert (failure.event, failure.key, failure.interval) == (4, "c", "backward")
-    assert (failure.why.asked, failure.why.device_free) == (50 * MIB, 40 * MIB)
+    assert (failure.asked, failure.device_free) == (50 * MIB, 40 * MIB)
     assert result.retries == 1
     assert result.peaks.reserved == 90 * MIB
-    assert result.intervals[-1].end.reserved == 60 * MIB
+    assert result.end.reserved == 60 * MIB
 
 
 def test_what_others_use_of_the_device_is_not_available():
@@ -94,7 +87,7 @@ def test_streams_shared_storages_and_an_emptied_cache():
     )
     assert result.peaks.reserved == 60 * MIB
     (interval,) = result.intervals
-    assert (interval.begin.allocated, interval.begin.active) == (30 * MIB, 60 * MIB)
+    assert (interval.peaks.allocated, interval.peaks.active) == (30 * MIB, 60 * MIB)
     assert result.end == levels(0, 0, 0, 0)
 
 
@@ -144,8 +137,6 @@ def test_spans_are_what_the_allocator_shows_when_asked_after_every_event(script,
         seen.append(slow.levels())
     assert [interval.name for interval in result.intervals] == [name for name, _ in intervals]
     for interval, (_, shown) in zip(result.intervals, intervals, strict=True):
-        assert interval.begin == shown[0]
-        assert interval.end == shown[-1]
         for rung in Levels.__struct_fields__:
             assert getattr(interval.peaks, rung) == max(getattr(level, rung) for level in shown)
     assert result.end == slow.levels()

@@ -143,14 +143,18 @@ CAPACITY = 1000
 
 
 @pytest.mark.parametrize(
-    ("bare", "status"),
-    [(769, Status.HOLDS), (801, Status.UNKNOWN), (899, Status.UNKNOWN), (950, Status.OVER)],
+    ("spare", "status"),
+    [(100, Status.HOLDS), (200, Status.UNKNOWN), (299, Status.UNKNOWN), (300, Status.OVER)],
 )
-def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, bare, status):
+def test_fits_is_judged_only_where_the_context_does_not_decide(prediction, spare, status):
     context = Span(low=51, likely=100, high=200, source="")
-    fit = Fit(gpu="T4", capacity=CAPACITY, needed=bare + 100, metric="process_used")
+    fit = Fit(
+        gpu="T4", capacity=CAPACITY, needed=750, needed_high=850, metric="process_used",
+        verdict=FitVerdict.FITS,
+    )  # fmt: skip
     evidence = Evidence(prediction=replace(prediction, context=context, fit=fit))
-    assert verdict(budget("fits", Rule.FITS, gpu="T4"), evidence).status is status
+    asked = budget("fits", Rule.FITS, gpu="T4", margin=size(spare))
+    assert verdict(asked, evidence).status is status
 
 
 def test_what_the_allocator_may_not_take_does_not_fit_however_much_the_gpu_has(prediction):

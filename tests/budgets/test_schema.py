@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.budgets.read import read
-from memcalc.budgets.schema import schema
 from memcalc.budgets.sizes import share_or_size, size
 from memcalc.errors import UsageError
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-VALIDATOR = jsonschema.Draft202012Validator(schema())
+SCHEMA = json.loads((ROOT / "configs" / "memcalc.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 GOOD = [
     'limits = { peak = "1 GiB" }',
     'limits.peak.reserved = "14.5GiB"\nlimits.peak.allocated = "15 GB"',
@@ -53,7 +53,7 @@ def test_the_shipped_schema_is_the_one_the_reader_makes():
 
 
 def test_every_key_is_explained():
-    run = schema()["$defs"]["run"]["properties"]
+    run = SCHEMA["$defs"]["run"]["properties"]
     assert [
         name for name, told in run.items() if name != "limits" and not told["description"]
     ] == []
@@ -104,7 +104,7 @@ def test_a_size_is_one_to_the_reader_and_to_the_schema(kind, reader, value):
         taken = True
     except UsageError:
         taken = False
-    assert jsonschema.Draft202012Validator(schema()["$defs"][kind]).is_valid(value) == taken
+    assert jsonschema.Draft202012Validator(SCHEMA["$defs"][kind]).is_valid(value) == taken
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def answer_for(breadcrumbs):
     kept = []
 
     def answer(request, speaker):
-        breadcrumbs.drop("layer.3", "addmm")
+        breadcrumbs.drop("layer.3")
         kept.append(request["do"])
         return {"kept": list(kept), **(globals()[request["do"]](request, speaker) or {})}
 

@@ -22,3 +22,9 @@ def test_of_a_list_of_optimizers_the_last_is_completed():
 def test_a_name_is_found_by_what_is_inside_it():
     assert "meta-llama/Llama-3.1-8B" in complete.models("llama-3.1")
     assert complete.models("distil")
+
+
+def test_zsh_is_told_to_match_inside_names_in_either_case(memcalc):
+    shown = memcalc("completion", "zsh").stdout
+    assert "compdef _memcalc_completion memcalc" in shown
+    assert "'m:{a-zA-Z}={A-Za-z} l:|=* r:|=*'" in shown

@@ -278,3 +278,10 @@ def test_the_analytic_method_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_what_is_written_to_a_file_is_named_beside_the_answers_that_are_piped(memcalc, tmp_path):
+    done = memcalc("estimate", "gpt2", "--method", "analytic", "-o", "answer.json")
+    assert (done.stdout, done.stderr) == ("", "Wrote answer.json.\n")
+    piped = memcalc("estimate", "gpt2", "--method", "analytic", "-f", "json", "-o", "/dev/stderr")
+    assert "Wrote" not in piped.stderr

@@ -31,9 +31,15 @@ os.environ.update(loading.environment(found))
 loading.open_here()
 load.open_here(load.prepare(root, sys.argv[2]))
 import torch
-loading.adapt(found)
+if isinstance(found, library.Missing):
+    loading.switch_off()
 if sys.argv[3] == "loaded":
     ctypes.CDLL(None).memcalc_cudnn_load()
+def failure():
+    # Why cuDNN could not be loaded when the program needed it.
+    reason = ctypes.CDLL(None).memcalc_cudnn_reason
+    reason.restype = ctypes.c_char_p
+    return reason().decode()
 def level(name):
     return torch.cuda.memory_stats()[f"requested_bytes.all.{name}"]
 def scratch(call):

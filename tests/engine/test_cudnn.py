@@ -5,14 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from memcalc.engine.cudnn import build, loading
-from memcalc.engine.stub import build as stub_build
-from memcalc.engine.stub import elf
-from memcalc.files.compiler import CompileError
+from memcalc.engine.cudnn import loading
+from memcalc.engine.stub import load as stub
 from tests.engine import cudnn_process
 from tests.engine.cudnn_process import CAPABILITIES, ROOT, CudnnProcess, settings
 
@@ -114,7 +111,7 @@ def test_workspaces_are_those_of_the_librarys_own_plans(over_cudnn, capability):
     float32 = 0
     asked = {"words": words, "convolutions": [[*one, float32] for one in PLANNED]}
     script = ROOT / "tests" / "engine" / "cudnn_direct.py"
-    folders = (cudnn_process.cudnn().folder, str(loading.libraries()))
+    folders = (cudnn_process.cudnn().folder, str(stub.libraries()))
     told = subprocess.run(
         [sys.executable, str(script), *folders, json.dumps(asked)],
         capture_output=True,
@@ -138,7 +135,7 @@ def test_a_program_that_needs_no_cudnn_loads_nothing(over_cudnn):
         """
         layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True).cuda()
         layer(torch.empty(2, 16, 64, device="cuda")).sum().backward()
-        answer = [torch.backends.cudnn.version(), loading.is_used(), loading.failure()]
+        answer = [torch.backends.cudnn.version(), loading.is_used(), failure()]
         """,
         capability="8.0",
     )
@@ -267,7 +264,7 @@ def test_a_library_that_cannot_be_loaded_ends_in_pytorchs_error(over_cudnn, tmp_
         try:
             torch.nn.functional.conv2d(x, w)
         except RuntimeError as error:
-            answer = [str(error), loading.failure()]
+            answer = [str(error), failure()]
         """,
         MEMCALC_CUDNN=str(tmp_path),
     )
@@ -282,13 +279,13 @@ def test_without_a_library_the_program_runs_with_cudnn_off(over_cudnn):
         missing = Missing(reason="of a test", reported=(9, 1, 0))
         os_environ = __import__("os").environ
         os_environ.update(loading.environment(missing))
-        loading.adapt(missing)
+        loading.switch_off()
         torch.backends.cudnn.enabled = True
         layer = torch.nn.Conv2d(3, 8, 3).cuda()
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             y = layer(torch.empty(2, 3, 32, 32, device="cuda"))
         y.sum().backward()
-        answer = [torch.backends.cudnn.enabled, loading.is_used(), loading.failure()]
+        answer = [torch.backends.cudnn.enabled, loading.is_used(), failure()]
         answer += missing.uncounted
         """
     )
@@ -349,17 +346,3 @@ def test_the_shim_has_every_function_of_the_installed_cudnn():
     shim = ctypes.CDLL(str(loading.shim()))
     assert len(names) > 200
     assert [name for name in names if not hasattr(shim, name)] == []
-
-
-def test_a_compiler_that_fails_is_named(tmp_path):
-    with pytest.raises(CompileError, match="false cannot compile the cuDNN shim"):
-        build.build(tmp_path, ["false"])
-    assert not build.is_current(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_installed_brings_the_shim_as_it_brings_the_stub_driver():
-    shipped = Path(stub_build.__file__).with_name(stub_build.NAME)
-    if not shipped.exists() or stub_build.mark() not in elf.read(shipped).defined:
-        pytest.skip("this checkout was not installed, or has changed since")
-    assert build.is_current(build.SHIPPED)

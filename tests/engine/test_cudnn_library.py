@@ -7,6 +7,7 @@ import zipfile
 import pytest
 
 from memcalc.engine.cudnn import fetch, library, loading
+from memcalc.engine.environment import layers
 from memcalc.errors import EstimateError
 
 
@@ -132,8 +133,7 @@ def test_versions_are_told_as_cudnn_says_them(tmp_path):
 def test_a_release_is_fetched_once(tmp_path, monkeypatch):
     requirement = "nvidia-cudnn-cu12==9.8.0.87"
     wheel(tmp_path / "wheels", requirement)
-    place = tmp_path / "cache/cudnn/nvidia-cudnn-cu12-9.8.0.87"
-    left = place.with_name(f"{place.name}.part-of-a-killed-process")
+    left = layers.folder() / ".making-of-a-killed-process"
     left.mkdir(parents=True)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
@@ -165,4 +165,4 @@ def test_a_release_that_is_not_there_is_told_in_one_sentence(tmp_path, monkeypat
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(EstimateError, match=r"cannot be fetched .*type pip install nvidia-cudnn"):
         fetch.fetch("nvidia-cudnn-cu12==9.8.0.87")
-    assert [path.name for path in (tmp_path / "cache/cudnn").iterdir()] == []
+    assert layers.existing() == []

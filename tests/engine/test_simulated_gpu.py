@@ -26,14 +26,11 @@ def test_a_card_without_kernels_is_refused_with_the_release_that_has_them(
     monkeypatch, built, capability, typed
 ):
     monkeypatch.setenv("MEMCALC_STUB_CAPABILITY", str(capability))
-    monkeypatch.setenv("MEMCALC_STUB_NAME", "the card")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     refusal = simulated_gpu.without_kernels()
     if typed is None:
         assert refusal is None
     else:
-        assert (
-            f"no kernels for the card, whose compute capability is {capability // 10}." in refusal
-        )
+        assert f"no kernels for GPUs of compute capability {capability // 10}." in refusal
         assert f"Type {typed}," in refusal

@@ -1,4 +1,4 @@
-"""The library is compiled by whatever compiler there is, and by itself."""
+"""The libraries are compiled by whatever compiler there is, and by themselves."""
 
 import importlib.util
 import platform
@@ -21,13 +21,14 @@ def needs_a_compiler():
 def test_the_library_has_what_is_written_and_what_does_nothing(tmp_path):
     needs_a_compiler()
     library = tmp_path / build.NAME
-    build.build(library, system_compiler())
+    build.build(tmp_path, system_compiler(), platform.machine())
+    assert build.is_current(tmp_path, platform.machine())
     found = elf.read(library)
     assert found.soname == build.NAME
     assert found.machine == shells.machine()
     names = set(build.NOOPS.read_text().split())
     assert names < found.defined
-    assert {"cudaMalloc", "ncclAllReduce", "nvmlInit_v2", build.mark()} < found.defined
+    assert {"cudaMalloc", "ncclAllReduce", "nvmlInit_v2"} < found.defined
     # What its files share is theirs alone.
     assert not {name for name in found.defined if name.startswith("memcalc_")} - {
         *("memcalc_stub_answer", "memcalc_stub_holds", "memcalc_stub_maps", "memcalc_stub_mark"),
@@ -39,7 +40,6 @@ def test_the_library_has_what_is_written_and_what_does_nothing(tmp_path):
             "memcalc_stub_zero",
             "memcalc_stub_moments",
             "memcalc_stub_others",
-            build.mark(),
         ),
     }
 
@@ -54,19 +54,20 @@ from memcalc.engine.stub import build
 from memcalc.files.compiler import system_compiler
 compiler = system_compiler()
 assert build.works(compiler)
-build.build(Path({str(tmp_path)!r}, build.NAME), compiler)
+build.build(Path({str(tmp_path)!r}), compiler, {platform.machine()!r})
 """
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
-    assert build.mark() in elf.read(tmp_path / build.NAME).defined
+    assert build.is_current(tmp_path, platform.machine())
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="ziglang is not here")
 @pytest.mark.parametrize("machine", sorted(build.ZIG_TARGETS))
 def test_zig_compiles_it_for_either_machine(tmp_path, machine):
-    build.build(tmp_path / build.NAME, build.zig(machine))
+    build.build(tmp_path, build.zig(machine), machine)
     found = elf.read(tmp_path / build.NAME)
     assert found.machine == shells.MACHINES[machine]
-    assert {"cudaMalloc", build.mark()} < found.defined
+    assert "cudaMalloc" in found.defined
+    assert elf.read(tmp_path / build.SHIM).machine == shells.MACHINES[machine]
 
 
 def test_what_is_no_compiler_does_not_work():
@@ -75,11 +76,11 @@ def test_what_is_no_compiler_does_not_work():
 
 
 def test_other_sources_have_another_mark(tmp_path, monkeypatch):
-    before = build.mark()
+    before = build.mark("x86_64")
     changed = tmp_path / "changed.c"
     changed.write_text("int changed;")
     monkeypatch.setattr(build, "sources", lambda: [changed])
-    assert build.mark() != before
+    assert build.mark("x86_64") != before
 
 
 def test_sources_that_do_not_compile_are_an_error_that_quotes_the_compiler(tmp_path):
@@ -90,7 +91,7 @@ def test_sources_that_do_not_compile_are_an_error_that_quotes_the_compiler(tmp_p
         patch.setattr(build, "NOOPS", noops)
         patch.setattr(build, "sources", list)
         with pytest.raises(CompileError, match=r"cannot compile the stub driver: .*error"):
-            build.build(tmp_path / build.NAME, system_compiler())
+            build.build(tmp_path, system_compiler(), platform.machine())
     assert not (tmp_path / build.NAME).exists()
 
 

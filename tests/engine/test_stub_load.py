@@ -129,26 +129,25 @@ def test_what_the_library_lacks_is_made_to_do_nothing(tmp_path):
     needs_the_machine()
     lacking = ("cublasSgemm_v2", "cudaLaunchKernelExC", "cuLaunchKernel")
     code = """
-import json, sys
+import json, platform, sys
 from pathlib import Path
 from memcalc.engine.stub import build, load
 from memcalc.files.compiler import system_compiler
-library = Path(sys.argv[3])
-build.NOOPS = library.with_name("noops.txt")
-build.build(library, system_compiler())
-load._library = lambda: library
+folder = Path(sys.argv[3])
+build.NOOPS = folder / "noops.txt"
+build.build(folder, system_compiler(), platform.machine())
+load.libraries = lambda: folder
 """
     names = build.NOOPS.read_text().split()
     left = tmp_path / "noops.txt"
     left.write_text("\n".join(name for name in names if name not in lacking))
     assert set(lacking) <= set(names)
     own = {"MEMCALC_CACHE": str(tmp_path / "cache")}
-    library = tmp_path / build.NAME
     code += OPEN.replace("load.open_here(stub)", "load.open_here(stub)\nmade = stub.missing")
     found = json.loads(
         python_of_tests(
             code + LOOK.replace("print(json.dumps({", 'print(json.dumps({"made": made,'),
-            *(root, cuda, library),
+            *(root, cuda, tmp_path),
             env=own,
         )
     )
@@ -250,6 +249,6 @@ def test_without_a_compiler_a_checkout_says_what_to_install(tmp_path, monkeypatc
     needs_the_machine()
     monkeypatch.setenv("MEMCALC_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr(build, "NAME", "libnot_there.so")
+    monkeypatch.setattr(build, "BUILT", tmp_path / "built")
     with pytest.raises(EstimateError, match="install gcc or clang"):
         load.prepare(fake_torch(tmp_path, "libcudart.so.13"), "13.0")

@@ -80,8 +80,8 @@ def _digest(data):
 class Index:
     """A package index on this machine that answers in JSON."""
 
-    def __init__(self, folder: pathlib.Path, sizes=()):
-        self.folder, self.sizes = folder, dict(sizes)
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
         handler = type("Handler", (_Handler,), {"index": self})
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/simple"
@@ -93,7 +93,7 @@ class Index:
                 "filename": path.name,
                 "url": f"/files/{path.name}",
                 "hashes": {},
-                "size": self.sizes.get(path.name, path.stat().st_size),
+                "size": path.stat().st_size,
             }
             for path in sorted(self.folder.glob(f"{package.replace('-', '_')}-*.whl"))
         ]

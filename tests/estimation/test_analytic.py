@@ -5,8 +5,8 @@ import pytest
 from memcalc.catalog.plan import make
 from memcalc.errors import EstimateError, UsageError
 from memcalc.estimation.activations import Blocks, Setting, saved
+from memcalc.estimation.described import rules_of_thumb
 from memcalc.estimation.estimate import advised, answers, estimate
-from memcalc.estimation.rules_of_thumb import rules_of_thumb
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase
 from memcalc.units import GIB, MIB

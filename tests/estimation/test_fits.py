@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from memcalc.allocator.replay import replay
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
-from memcalc.estimation.fits import Device, judge, margin, verdict
-from memcalc.records.prediction import Fit, FitVerdict, Span
+from memcalc.estimation.fits import Device, judge, margin, with_spare
+from memcalc.records.prediction import FitVerdict, Span
 from memcalc.report.rows import fit_words
 
 MIB = 1 << 20
@@ -67,23 +67,12 @@ def test_what_shall_stay_free_is_taken_off_the_device_and_the_verdict_follows(
 ):
     settings = parse_alloc_conf(fraction and f"per_process_memory_fraction{fraction}")
     fit = judged([(0, 300 * MIB)], capacity * MIB, settings)
-    assert verdict(fit) is fit.verdict
-    found = verdict(fit, CONTEXT, spare * MIB)
+    found = with_spare(fit, CONTEXT, spare * MIB)
     if fit.verdict is FitVerdict.DOES_NOT_FIT or 400 + spare > capacity:
         assert found is FitVerdict.DOES_NOT_FIT
     else:
         fits = 500 + max(spare, 0.03 * capacity) <= capacity
         assert found is (FitVerdict.FITS if fits else FitVerdict.TIGHT)
-
-
-def test_a_fit_of_an_earlier_version_is_judged_by_its_context():
-    for bare, wanted in ((769, "FITS"), (770, "TIGHT"), (901, "DOES_NOT_FIT")):
-        span = Span(low=100, likely=150, high=201, source="")
-        fit = Fit(gpu="x", capacity=1000, needed=bare + 150, metric="process_used")
-        assert verdict(fit, span) is FitVerdict[wanted]
-    least = Fit(gpu="x", capacity=1000, needed=1000, metric="allocated")
-    assert verdict(least) is FitVerdict.TIGHT
-    assert verdict(least, None, 1) is FitVerdict.DOES_NOT_FIT
 
 
 @st.composite

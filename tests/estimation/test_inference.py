@@ -168,7 +168,6 @@ def test_a_model_of_speech_generates_in_half_precision_from_sound_in_its_own(tmp
     plan = make({"model": str(path), "precision": "bf16", "batch": 2, "generate": 4})
     with Tracer(use_cache=False) as tracer:
         found = tracer.trace(plan)
-    assert not isinstance(found, EstimateError), found
     trace = found.trace
     sound = [s.bytes for s in trace.storages if s.component is Component.INPUTS]
     assert max(sound) == 2 * 80 * 3000 * 2

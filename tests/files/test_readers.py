@@ -375,7 +375,7 @@ def test_a_trace_that_swells_when_it_is_unpacked_is_refused():
         ('{"schema": 1, "a": "\\ud800"}', "is not JSON"),
         ('{"schema": 1, "a": 123456789012345678901234567890}', "larger than any machine"),
         ('{"schema": 1e400}', "is not JSON"),
-        ("", "is not JSON"),
+        ("", "is empty: give a file that memcalc wrote"),
         ("[1]", "is not a result"),
         ('{"schema": 2}', "later memcalc"),
         ('{"schema": "1"}', "later memcalc"),

@@ -37,7 +37,7 @@ def test_it_lists_cards_slices_and_who_uses_them(tmp_path):
     assert "2.0 GiB of 80.0 GiB in use" in said
     assert "cut into MIG slices" in said
     assert "trainer (77), memory of each unknown" in said
-    assert f"a CUDA program sees {SLICE}" in said
+    assert SLICE in said
 
 
 def test_a_broken_pytorch_is_a_line_and_not_a_traceback(tmp_path):

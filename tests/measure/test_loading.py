@@ -8,7 +8,7 @@ import torch
 from memcalc.catalog.plan import make
 from memcalc.errors import MeasureError
 from memcalc.measure.runs.run import Options, measure
-from memcalc.workload.weights import load
+from memcalc.workload.model import with_weights
 
 CONFIG = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
           "intermediate_size": 64, "vocab_size": 50, "max_position_embeddings": 64}  # fmt: skip
@@ -30,7 +30,7 @@ def plan_of(folder):
 
 def test_the_weights_are_those_of_the_folder(folder):
     path, saved = folder
-    loaded, task = load(plan_of(path))
+    loaded, task = with_weights(plan_of(path))
     assert task.name == "sequence-classification"
     for name, tensor in saved.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor)
@@ -44,7 +44,7 @@ def test_pickled_weights_are_not_read(folder):
         file.unlink()
     torch.save(saved.state_dict(), path / "pytorch_model.bin")
     with pytest.raises(MeasureError, match="Leave --weights out"):
-        load(plan_of(path))
+        with_weights(plan_of(path))
 
 
 def test_code_in_the_folder_is_not_run(folder):
@@ -54,4 +54,4 @@ def test_code_in_the_folder_is_not_run(folder):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "x.Y"}}))
     with pytest.raises(UsageError, match="does not run"):
-        load(plan_of(path))
+        with_weights(plan_of(path))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.measure.driver import GIB, SLICE, A, B, Driver, card, compile_driver, process
+from tests.measure.driver import GIB, SLICE, A, Driver, card, compile_driver, process
 
 
 @pytest.fixture(scope="module")
@@ -113,49 +113,3 @@ def test_slices_are_cards_of_their_own(driver):
     cards = read(driver)
     assert [uuid for uuid, *_ in cards] == [A, SLICE]
     assert cards[1][1]["total"] == 10 * GIB
-
-
-SEEN = """
-import os
-from memcalc.measure.gpu.nvml import Nvml, NvmlError
-from memcalc.measure.gpu.visible import visible
-try:
-    print(" ".join(card.uuid for card in visible(Nvml().cards(), os.environ)))
-except NvmlError as error:
-    print(error.kind)
-"""
-
-
-@pytest.mark.parametrize(
-    ("setting", "seen"),
-    [
-        ("0", A),
-        ("1", B),
-        ("1,0", f"{B} {A}"),
-        (B, B),
-        ("GPU-bbbb", B),
-        ("GPU-bbbb,0", f"{B} {A}"),
-        ("0,-1,1", A),
-        ("7", ""),
-        ("", ""),
-        ("GPU-dddd", "missing"),
-        ("GPU-", "missing"),
-    ],
-)
-def test_visible_devices_are_understood_as_cuda_does(driver, setting, seen):
-    driver.write(card(A), card(B))
-    assert driver.run(SEEN, CUDA_VISIBLE_DEVICES=setting) == seen
-
-
-def test_numbers_of_unlike_cards_are_ambiguous_unless_the_order_is_set(driver):
-    driver.write(card(A, name="T4"), card(B, name="H200"))
-    assert driver.run(SEEN, CUDA_VISIBLE_DEVICES="0") == "ambiguous"
-    assert driver.run(SEEN, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID") == A
-    assert driver.run(SEEN, CUDA_VISIBLE_DEVICES=B) == B
-
-
-def test_a_slice_is_seen_by_its_own_name(driver):
-    driver.write(card(), f"mig 0 {SLICE} {10 * GIB} 0 {GIB}")
-    assert driver.run(SEEN, CUDA_VISIBLE_DEVICES=SLICE) == SLICE
-    assert driver.run(SEEN, CUDA_VISIBLE_DEVICES="MIG-cccc") == SLICE
-    assert driver.run(SEEN, CUDA_VISIBLE_DEVICES="0") == SLICE

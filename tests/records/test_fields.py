@@ -1,5 +1,7 @@
 """A field of a plan is declared once, and everything that takes settings agrees on it."""
 
+import json
+import runpy
 import shlex
 import tomllib
 from typing import Annotated, Literal
@@ -12,13 +14,13 @@ from msgspec import Meta
 
 import memcalc.catalog.plan
 from memcalc.budgets.read import read
-from memcalc.budgets.schema import schema
 from memcalc.budgets.starter import toml
 from memcalc.catalog.launch_files import FILES
 from memcalc.catalog.plan import make
 from memcalc.cli.command import Command
 from memcalc.cli.options import plans_of, with_plan
 from memcalc.errors import UsageError
+from memcalc.files import shipped
 from memcalc.records import fields
 from memcalc.records.compact_options import about, adapter, input_of
 from memcalc.records.fields import FIELDS, options
@@ -42,7 +44,8 @@ def command() -> Command:
 
 
 APP = command()
-VALIDATOR = jsonschema.Draft202012Validator(schema())
+SCHEMA = json.loads((shipped.configs() / "memcalc.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def typed(words: list[str], app: Command = APP) -> Plan | str:
@@ -266,7 +269,8 @@ def test_a_new_field_is_declared_in_one_place_only(monkeypatch, in_file):
     refused = "cards = 9 is not a whole number from 1 to 8."
     assert typed(["gpt2", "--cards", "9"], app) == refused
     assert in_file('model = "gpt2"\ncards = 9') == refused
-    told = schema()["$defs"]["run"]["properties"]
+    made = runpy.run_path(str(shipped.configs().parent / "scripts" / "make_budget_schema.py"))
+    told = made["schema"]()["$defs"]["run"]["properties"]
     assert told["cards"] == {
         "type": "integer", "minimum": 1, "maximum": 8, "description": "GPUs. Default: one.",
     }  # fmt: skip

@@ -179,7 +179,7 @@ def test_every_optimizer_name_of_transformers_is_accepted():
     from transformers.training_args import OptimizerNames
 
     for name in OptimizerNames:
-        assert registry.find(name.value, {}).implementation
+        assert registry.find(name.value, {}).row.implementation
 
 
 def test_no_two_optimizers_share_a_name():

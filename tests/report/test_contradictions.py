@@ -1,7 +1,9 @@
 """Sentences of one answer that must not contradict each other."""
 
 import memcalc
-from memcalc.report import answer
+from memcalc.advice.fit.records import FitAnswer, GpuFit
+from memcalc.records.plan import Plan
+from memcalc.report import answer, fitted
 from memcalc.report.blocks import terminal
 
 
@@ -17,3 +19,14 @@ def test_a_large_model_in_fp32_with_adamw_is_told_on_line_2_that_few_train_so():
     for usual in ({"precision": "bf16"}, {"optim": "sgd"}):
         found = memcalc.estimate("qwen2.5-7b", method="analytic", **usual)
         assert "--preset" not in terminal(list(answer.blocks(found))).splitlines()[1]
+
+
+def test_gpus_that_fail_for_one_reason_share_a_sentence_below_the_table():
+    plan = Plan(model="gpt2")
+    failed = [GpuFit(name=name, capacity=1 << 33, fit=None, reason="no kernels") for name in "AB"]
+    answer = FitAnswer(
+        plan=plan, device=None, capacity=None, context=None, here=None, gpus=tuple(failed)
+    )
+    table, line = fitted.tables(answer)
+    assert not table.rows
+    assert line.text == "A, B: no kernels"

@@ -37,6 +37,39 @@ def test_a_saved_result_is_shown_explained_and_drawn_without_a_run(memcalc, tmp_
     assert "<svg" in (tmp_path / "page.svg").read_text()
 
 
+ATTENDS = """
+import sys
+import torch
+from torch import nn
+batch, vocabulary = int(sys.argv[2]), 1024
+inputs, head = nn.Linear(64, 64).cuda(), nn.Linear(64, vocabulary).cuda()
+optimizer = torch.optim.AdamW([*inputs.parameters(), *head.parameters()])
+for _ in range(3):
+    x = inputs(torch.ones(batch, 512, 64, device="cuda"))
+    x = (x @ x.mT).softmax(-1) @ x
+    logits = head(x)
+    wanted = torch.zeros(batch * 512, dtype=torch.long, device="cuda")
+    loss = nn.functional.cross_entropy(logits.view(-1, vocabulary), wanted)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_what_a_scripts_code_could_do_without_is_named_by_line(memcalc, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text(ATTENDS)
+    command = ("python", "mine/train.py", "--batch-size", "8")
+    typed = ("--gpu", "t4", "-o", "saved.json", "--", *command)
+    assert memcalc("simulate", *typed).returncode == 0
+    shown = " ".join(memcalc("explain", "saved.json").stdout.split())
+    assert "train.py:10: if this is attention, scaled_dot_product_attention" in shown
+    assert "train.py:13: the loss keeps logits of all tokens" in shown
+    assert "from train.py:11 outlive backward: a variable holds them" in shown
+    assert "memcalc simulate --gpu t4 -- python mine/train.py --batch-size 4" in shown
+
+
 RESUMES = """
 import os
 import torch

@@ -126,6 +126,24 @@ def test_updates_by_hand_are_steps_and_what_is_alive_is_told_by_what_holds_it(ru
     assert all("the loss" not in why for why in recomputed)
 
 
+BY_DATA = """
+    import torch
+    model = torch.nn.Linear(8, 8).cuda()
+    for step in range(99):
+        model(torch.randn(4, 8, device="cuda")).sum().backward()
+        for p in model.parameters():
+            p.data.add_(p.grad.data, alpha=-0.1)
+            p.grad.data.zero_()
+"""
+
+
+def test_updates_through_data_are_steps_and_what_was_taken_for_one_is_said(run):
+    found = run(BY_DATA)
+    assert (found.ending.stopped, found.ending.steps) == (True, 3)
+    said = found.traced.prediction.assumptions
+    assert any("change of its parameters" in one for one in said)
+
+
 IN_HOOKS = """
     import multiprocessing, torch
     def other():

@@ -6,7 +6,7 @@ import torch
 from transformers import BartConfig, BartForConditionalGeneration
 
 from memcalc.catalog.plan import make
-from memcalc.estimation.client import trace_all
+from memcalc.estimation.estimate import answers
 from memcalc.workload import layerdrop
 
 BART = {
@@ -40,7 +40,7 @@ def test_an_estimate_has_all_layers_and_says_so(tmp_path):
         told = {"encoder_layerdrop": share, "decoder_layerdrop": share}
         path.write_text(json.dumps({**BART, **told}))
         plans.append(make({"model": str(path), "seq": 16}))
-    none, all_of_them = trace_all(plans)
+    none, all_of_them = answers(plans, use_cache=False)
     assert none.peak == all_of_them.peak
     assert not [text for text in none.assumptions if "at random" in text]
     assert "no layer is dropped at random (layerdrop 1)" in all_of_them.assumptions

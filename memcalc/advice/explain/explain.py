@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,20 +11,15 @@ from msgspec.structs import replace
 from memcalc.advice.explain.layers import layers
 from memcalc.advice.explain.peak import at_end, moments
 from memcalc.advice.explain.records import Explanation
-from memcalc.advice.remedies.advice import advise
 from memcalc.advice.remedies.goals import fitting, under
-from memcalc.advice.remedies.records import Option, Trial, figures
-from memcalc.advice.remedies.rows import free
+from memcalc.advice.remedies.records import figures
+from memcalc.advice.remedies.search import advise
 from memcalc.advice.remedies.trials import Trials
-from memcalc.allocator.replay import replay
 from memcalc.catalog.plan import make
-from memcalc.errors import MemcalcError, UsageError
+from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Traced, Tracer
-from memcalc.estimation.question import asked
-from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
 from memcalc.records.plan import Plan
 from memcalc.units import parse_bytes
-from memcalc.workload.tasks import CALLABLE
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,13 +81,15 @@ def explain_plan(
             raise UsageError(f"{name} = {least} leaves nothing: type 1 or more.")
     with Tracer(use_cache=wish.use_cache, workers=None, counted=True) as tracer:
         traced = tracer.trace(plan)
-        if isinstance(traced, MemcalcError):
-            raise traced
         found = _explained(traced, wish)
         seen(found)
         if plan.command:
-            told = tuple(_of_script(traced)) if wish.remedies else ()
-            return replace(found, options=told)
+            from memcalc.advice.explain import scripts
+
+            if not wish.remedies:
+                return found
+            told = tuple(scripts.in_the_code(found.peak, found.prediction.plan))
+            return replace(found, options=tuple(scripts.remedies(traced)), in_the_code=told)
         goal = under(wish.under, found.figures) if wish.under is not None else None
         if goal is None and wish.remedies:
             goal = fitting(found.figures)
@@ -103,26 +100,6 @@ def explain_plan(
             seen=lambda options: seen(replace(found, options=options)),
         )
     return replace(found, options=advice.options, search=advice.search)
-
-
-def _of_script(traced: Traced) -> Iterator[Option]:
-    """The allocator's settings, by replaying what the script asked for; its code stays as it is."""
-    before, trace = traced.prediction, traced.trace
-    for remedy in free.expandable(before.plan, CALLABLE):
-        question = asked(replace(before.plan, **dict(remedy.changes)))
-        found = of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
-        saved = (before.peak.reserved or 0) - found.peaks.reserved
-        used = before.peak.process_used
-        peak = replace(
-            before.peak,
-            reserved=found.peaks.reserved,
-            process_used=used - saved if used is not None else None,
-        )
-        room = room_of(question)
-        # The readings of the run are those of its own settings.
-        fit = judged(question, replace(trace, readings=()), room) if room is not None else None
-        told = replace(figures(before), plan=question.plan, peak=peak, fit=fit)
-        yield Option(remedy=remedy, trial=Trial(remedies=(remedy.key,), figures=told))
 
 
 def _explained(traced: Traced, wish: Wish) -> Explanation:

@@ -132,5 +132,5 @@ def _answer(conf: str, result: Replay) -> WhatIf:
         retries=result.retries,
         out_of_memory=None
         if failure is None
-        else f"asked for {failure.why.asked:,} B with {failure.why.device_free:,} B free",
+        else f"asked for {failure.asked:,} B with {failure.device_free:,} B free",
     )

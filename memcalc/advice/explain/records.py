@@ -57,4 +57,6 @@ class Explanation(Answer, msgspec.Struct, frozen=True, kw_only=True):
     """Of a quantized base: what each kind of layer holds."""
     options: tuple[Option, ...] = ()
     """The largest saving of reserved bytes first."""
+    in_the_code: tuple[str, ...] = ()
+    """What a user's own script could do without, in sentences."""
     search: Search | None = None

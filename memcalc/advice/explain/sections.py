@@ -10,6 +10,7 @@ from memcalc.advice.explain.timeline import Timeline, timeline
 from memcalc.errors import MemcalcError
 from memcalc.estimation.estimate import Traced, Tracer
 from memcalc.estimation.question import code_in
+from memcalc.records.fields import version_changes
 from memcalc.records.prediction import Prediction
 
 
@@ -47,15 +48,12 @@ def again(saved: Prediction, tracer: Tracer, *, depth: int | None = None) -> Cha
     if code is not None:
         note = f"no timeline: {code} is Python code, and a file does not run code"
         return Chapter(prediction=saved, notes=(note,))
-    answer = tracer.trace(saved.plan)
-    if isinstance(answer, MemcalcError):
-        return Chapter(prediction=saved, notes=(f"no timeline: {answer}",))
+    try:
+        answer = tracer.trace(saved.plan)
+    except MemcalcError as error:
+        return Chapter(prediction=saved, notes=(f"no timeline: {error}",))
     fresh = answer.prediction
-    differing = [
-        f"{name} {version} then, {fresh.versions.get(name, 'none')} now"
-        for name, version in saved.versions.items()
-        if fresh.versions.get(name) != version
-    ]
+    differing = version_changes(saved.versions, fresh.versions)
     same = (fresh.peak, fresh.phases, fresh.components) == (
         *(saved.peak, saved.phases),
         saved.components,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -49,6 +49,22 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def peak(self) -> int:
         """The moment with the most requested bytes."""
         return max(range(len(self.requested)), key=self.requested.__getitem__)
+
+    def at(self, moments: Sequence[int], phases: Iterable[Stretch]) -> Timeline:
+        """These moments alone, in their phases."""
+
+        def of(levels: tuple[int, ...] | None) -> tuple[int, ...] | None:
+            return None if levels is None else tuple(levels[one] for one in moments)
+
+        return replace(
+            self,
+            components={name: of(band) for name, band in self.components.items()},
+            requested=of(self.requested),
+            allocated=of(self.allocated),
+            reserved=of(self.reserved),
+            made=tuple(self.made[one] for one in moments),
+            phases=tuple(phases),
+        )
 
 
 def timeline(trace: Trace, plan: Plan) -> Timeline:
@@ -127,18 +143,11 @@ def thin(line: Timeline, moments: int) -> Timeline:
     ]
     # A stretch begins in the bin that holds its first moment.
     starts = [bisect_right(edges, stretch.begin) - 1 for stretch in line.phases]
-    return Timeline(
-        components={n: tuple(band[i] for i in keep) for n, band in line.components.items()},
-        requested=tuple(line.requested[i] for i in keep),
-        allocated=tuple(line.allocated[i] for i in keep) if line.allocated else None,
-        reserved=tuple(line.reserved[i] for i in keep) if line.reserved else None,
-        phases=tuple(
-            Stretch(phase=stretch.phase, begin=begin, end=end)
-            for stretch, begin, end in zip(line.phases, starts, [*starts[1:], moments], strict=True)
-        ),
-        made=tuple(line.made[i] for i in keep),
-        events=line.events,
+    phases = (
+        Stretch(phase=stretch.phase, begin=begin, end=end)
+        for stretch, begin, end in zip(line.phases, starts, [*starts[1:], moments], strict=True)
     )
+    return line.at(keep, phases)
 
 
 def settings_of(plan: Plan, trace: Trace) -> AllocatorSettings:

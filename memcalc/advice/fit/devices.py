@@ -36,7 +36,7 @@ def devices_that_fit(plan: Plan, tracer: Tracer) -> tuple[DevicesFit, ...]:
         rows = list(_over(plan, count, tracer, excluded))
         if count == 1:
             excluded = _too_large_whole(plan, tracer)
-        found += sorted(rows, key=_order)
+        found += sorted(rows, key=lambda row: (not _fits(row), row.sent))
         if any(map(_fits, rows)):
             break
     return tuple(found)
@@ -96,10 +96,6 @@ def _over(plan: Plan, count: int, tracer: Tracer, excluded: str) -> Iterator[Dev
 
 def _fits(row: DevicesFit) -> bool:
     return row.fit is not None and row.fit.verdict is FitVerdict.FITS
-
-
-def _order(row: DevicesFit) -> tuple[bool, int]:
-    return not _fits(row), row.sent
 
 
 def gpus_that_fit(plan: Plan, oracle: Oracle) -> tuple[GpuFit, ...]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Collection
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from memcalc.advice.fit import alignment, search
 from memcalc.advice.fit.devices import devices_that_fit, gpus_that_fit
 from memcalc.advice.fit.oracle import Oracle
 from memcalc.advice.fit.records import FitAnswer, Grid, Limit, Probe
-from memcalc.advice.fit.settings import with_settings
+from memcalc.advice.remedies.goals import fitting
+from memcalc.advice.remedies.records import Option
+from memcalc.advice.remedies.search import advise
+from memcalc.advice.remedies.trials import Trials
 from memcalc.catalog import gpus as catalog
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
@@ -36,24 +39,11 @@ _GRID_SEQS += (1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _GRID_SIZE = 10
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What shall be found beside the plan's own verdict."""
-
-    memory: int | None = None
-    """Bytes of the device, in place of the GPU's own."""
-    batch: bool = True
-    seq: bool = True
-    grid: bool = False
-    gpus: bool = False
-    settings: bool = False
-    devices: bool = False
-
-
 def fit(
     model: str,
     *,
     memory: int | None = None,
-    find: tuple[str, ...] = ("batch", "seq"),
+    find: Collection[str] = ("batch", "seq"),
     use_cache: bool = True,
     **settings: Any,
 ) -> FitAnswer:
@@ -73,31 +63,31 @@ def fit(
         UsageError: the question cannot be understood.
         EstimateError: it could not be answered.
     """
-    plan = make({"model": model, **settings})
-    wanted = {name: name in find for name in _FINDS}
-    unknown = set(find) - set(wanted)
-    if unknown:
-        raise UsageError(f"Unknown thing to find {unknown.pop()!r}: choose {', '.join(wanted)}.")
-    return answer(plan, Question(memory=memory, **wanted), use_cache=use_cache)
+    return answer(make({"model": model, **settings}), find, memory=memory, use_cache=use_cache)
 
 
-def answer(plan: Plan, question: Question, *, use_cache: bool = True) -> FitAnswer:
+def answer(
+    plan: Plan, find: Collection[str], *, memory: int | None = None, use_cache: bool = True
+) -> FitAnswer:
     """Answer a question about a plan; see ``fit``."""
+    unknown = [name for name in find if name not in _FINDS]
+    if unknown:
+        raise UsageError(f"Unknown thing to find {unknown[0]!r}: choose {', '.join(_FINDS)}.")
     checked = check(plan)
-    _refuse(plan, question)
+    _refuse(plan, find, memory)
     with Tracer(use_cache=use_cache, workers=None, counted=True) as tracer:
         found = FitAnswer(plan=plan, device=None, capacity=None, context=None, here=None)
-        if question.devices:
+        if "devices" in find:
             found = replace(found, devices=devices_that_fit(plan, tracer))
-        if question.settings:
-            found = with_settings(found, question.memory, tracer)
+        if "settings" in find:
+            found = with_settings(found, memory, tracer)
         # A client's process starts when it is first asked.
-        told = _answer(found, question, Oracle(tracer.pool(), checked.source.config))
+        told = _answer(found, find, memory, Oracle(tracer.pool(), checked.source.config))
     longest = max((one.best.seq or 0 for one in told.limits if one.best is not None), default=0)
     return replace(told, assumptions=(*told.assumptions, *checked.notes_at(longest)))
 
 
-def _refuse(plan: Plan, question: Question) -> None:
+def _refuse(plan: Plan, find: Collection[str], memory: int | None) -> None:
     if plan.target == "cpu":
         raise UsageError("A CPU run has no GPU to fit: leave --target cpu out.")
     if plan.inputs:
@@ -105,19 +95,21 @@ def _refuse(plan: Plan, question: Question) -> None:
             "memcalc fit makes the batches itself, and --input describes them: use memcalc "
             "estimate with --gpu for this model."
         )
-    if question.devices and (plan.gpu is None or question.memory is not None):
+    if "devices" in find and (plan.gpu is None or memory is not None):
         raise UsageError("How many of which GPU? Name it with --gpu, and leave --memory out.")
-    if question.memory is not None and question.memory < 1:
-        raise UsageError(f"memory = {question.memory} is not a positive size.")
-    if plan.gpu is None and question.memory is None and (question.settings or not question.gpus):
+    if memory is not None and memory < 1:
+        raise UsageError(f"memory = {memory} is not a positive size.")
+    if plan.gpu is None and memory is None and ("settings" in find or "gpus" not in find):
         raise UsageError("Fit what? Name a GPU with --gpu, or a size with --memory '10 GiB'.")
 
 
-def _answer(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
+def _answer(
+    found: FitAnswer, find: Collection[str], memory: int | None, oracle: Oracle
+) -> FitAnswer:
     plan = found.plan
-    if plan.gpu is not None or question.memory is not None:
-        found = _on_device(found, question, oracle)
-    if question.gpus:
+    if plan.gpu is not None or memory is not None:
+        found = _on_device(found, find, memory, oracle)
+    if "gpus" in find:
         found = replace(found, gpus=gpus_that_fit(plan, oracle))
     return replace(
         found,
@@ -127,21 +119,25 @@ def _answer(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
     )
 
 
-def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswer:
-    plan, device = found.plan, _device(found.plan, question)
+def _on_device(
+    found: FitAnswer, find: Collection[str], memory: int | None, oracle: Oracle
+) -> FitAnswer:
+    plan = found.plan
+    gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
+    device = device_of(gpu, memory, plan)
     here = found.here
-    if here is None or question.batch or question.seq or question.grid:
+    if here is None or not {"batch", "seq", "grid"}.isdisjoint(find):
         here = oracle.probe(plan, device)
     limits, unknown = [], {}
-    axes = [("batch", question.batch), ("seq", question.seq and here is not None and here.seq)]
-    asked = [axis for axis, wanted in axes if wanted]
+    has_length = here is not None and here.seq
+    asked = [axis for axis in ("batch", "seq") if axis in find and (axis == "batch" or has_length)]
     jobs = [functools.partial(_limit_or_reason, axis, plan, here, device, oracle) for axis in asked]
     for axis, limit in zip(asked, oracle.each(jobs), strict=True):
         if isinstance(limit, Limit):
             limits.append(limit)
         else:
             unknown[axis] = limit
-    grid = _grid(plan, here.seq, device, oracle) if question.grid else None
+    grid = _grid(plan, here.seq, device, oracle) if "grid" in find else None
     return replace(
         found,
         device=device.name,
@@ -154,9 +150,37 @@ def _on_device(found: FitAnswer, question: Question, oracle: Oracle) -> FitAnswe
     )
 
 
-def _device(plan: Plan, question: Question) -> Device:
-    gpu = catalog.find(plan.gpu) if plan.gpu is not None else None
-    return device_of(gpu, question.memory, plan)
+def with_settings(answer: FitAnswer, memory: int | None, tracer: Tracer) -> FitAnswer:
+    """Try every remedy on the plan, and the cheapest of them together where it does not fit.
+
+    Raises:
+        MemcalcError: the plan itself cannot be traced.
+    """
+    traced = tracer.trace(answer.plan)
+    trials = Trials(traced, tracer, memory)
+    before = trials.before
+    assert before.fit is not None
+    advice = advise(trials, fitting(before))
+    made = sum(option.trial.figures is not None for option in advice.options) + 1
+    return replace(
+        answer,
+        here=Probe(batch=before.plan.batch, seq=traced.trace.seq, fit=before.fit),
+        before=before,
+        settings=tuple(sorted(advice.options, key=_order)),
+        search=advice.search,
+        traces=made + (len(advice.search.trials) if advice.search is not None else 0),
+        assumptions=traced.trace.assumptions,
+        uncounted=traced.trace.uncounted,
+    )
+
+
+def _order(option: Option) -> tuple[int, int, int]:
+    """What fits first, then what costs least, then what needs least."""
+    figures = option.trial.figures
+    if figures is None or figures.fit is None:
+        return 2, option.remedy.rank, 0
+    unsure = figures.fit.verdict is not FitVerdict.FITS
+    return int(unsure), option.remedy.rank, figures.fit.needed
 
 
 def _limit_or_reason(

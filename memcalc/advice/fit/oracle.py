@@ -48,7 +48,7 @@ class Oracle:
             MemcalcError: it could not be estimated.
         """
         found = self._ask(plan, (device,))
-        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0], traced=True)
+        return Probe(batch=plan.batch, seq=found.seq, fit=found.fits[0])
 
     def fits(self, plan: Plan, devices: Sequence[Device]) -> tuple[Fit, ...]:
         """Does this plan fit each of these devices, whose kernels are those of the plan's GPU?
@@ -83,7 +83,11 @@ class Oracle:
             plan = plans[index]
             for other, probe in list(too_large):
                 if plan.batch >= other.batch and (plan.seq or 0) >= (other.seq or 0):
-                    found[index] = Probe(batch=plan.batch, seq=plan.seq, fit=_at_least(probe.fit))
+                    found[index] = Probe(
+                        batch=plan.batch,
+                        seq=plan.seq,
+                        fit=replace(probe.fit, metric="allocated", needed_high=None, retries=0),
+                    )
                     return
             found[index] = self.probe(plan, device)
             if found[index].fit.verdict is FitVerdict.DOES_NOT_FIT:
@@ -116,7 +120,3 @@ class Oracle:
             self.assumptions, self.uncounted = answer.assumptions, answer.uncounted
             self._known[plan, devices] = answer
         return answer
-
-
-def _at_least(fit: Fit) -> Fit:
-    return replace(fit, metric="allocated", needed_high=None, retries=0)

@@ -17,8 +17,6 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     seq: int | None
     fit: Fit
-    traced: bool = False
-    """A plain trace of this very point says so, not arithmetic alone."""
 
     @property
     def fits(self) -> bool:

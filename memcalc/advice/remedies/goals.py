@@ -7,7 +7,6 @@ from collections.abc import Callable
 import msgspec
 
 from memcalc.advice.remedies.records import Figures
-from memcalc.estimation import fits
 from memcalc.records.prediction import FitVerdict
 
 
@@ -75,6 +74,4 @@ def fitting(before: Figures) -> Goal | None:
 
 
 def _fits(figures: Figures) -> bool:
-    if figures.fit is None:
-        return False
-    return fits.verdict(figures.fit, figures.context) is FitVerdict.FITS
+    return figures.fit is not None and figures.fit.verdict is FitVerdict.FITS

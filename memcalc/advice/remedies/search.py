@@ -9,15 +9,16 @@ and optimizer state alone are too large, is not estimated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from memcalc.advice.remedies.goals import Goal, needed
-from memcalc.advice.remedies.records import Figures, Remedy, Search, Trial
+from memcalc.advice.remedies.records import Figures, Option, Remedy, Search, Trial
 from memcalc.advice.remedies.rows.slower import accumulate, pieces_of, two_of
-from memcalc.advice.remedies.trials import apply
+from memcalc.advice.remedies.table import candidates
+from memcalc.advice.remedies.trials import Trials, apply
 from memcalc.errors import MemcalcError
 from memcalc.estimation.analytic import least
 from memcalc.records.model import Inventory
@@ -27,19 +28,8 @@ Found = tuple[Trial, Sequence[Remedy]]
 """What holds, and the remedies that it is made of."""
 
 
-class Trier(Protocol):
-    """Who estimates changed plans; see ``Trials``."""
-
-    plan: Plan
-    side_by_side: int
-
-    def each(self, stages: Sequence[Sequence[Remedy]]) -> Iterator[Trial]:
-        """Estimate the plan with each of these sets of changes."""
-        ...
-
-
 def search(
-    trials: Trier,
+    trials: Trials,
     before: Figures,
     remedies: Sequence[Remedy],
     goal: Goal,
@@ -96,7 +86,7 @@ def stages(remedies: Sequence[Remedy]) -> list[tuple[Remedy, ...]]:
 class _Finder:
     """One search; remembers what was tried."""
 
-    def __init__(self, trials: Trier, goal: Goal, inventory: Inventory | None) -> None:
+    def __init__(self, trials: Trials, goal: Goal, inventory: Inventory | None) -> None:
         self.goal = goal
         self.trials: list[Trial] = []
         self.ruled_out: set[Plan] = set()
@@ -258,3 +248,45 @@ def _dearest(stage: Sequence[Remedy]) -> list[Remedy]:
 
 def _without(stage: Sequence[Remedy], taken: Remedy) -> tuple[Remedy, ...]:
     return tuple(one for one in stage if one is not taken)
+
+
+Seen = Callable[[tuple[Option, ...]], None]
+"""Told of all options that are known so far, each time that there is one more."""
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """What would need less memory."""
+
+    options: tuple[Option, ...] = ()
+    """The largest saving first; what could not be tried is last, with its reason."""
+    search: Search | None = None
+    """``None``: there was no goal."""
+
+
+def advise(
+    trials: Trials,
+    goal: Goal | None,
+    *,
+    by_itself: bool = True,
+    seen: Seen = lambda options: None,
+) -> Advice:
+    """Try what there is.
+
+    Args:
+        trials: of the plan that is to need less.
+        goal: what a combination shall reach; ``None``: none is looked for.
+        by_itself: try every remedy by itself as well.
+        seen: told as soon as something is known.
+    """
+    before = trials.before
+    rows = candidates(before.plan)
+    options: tuple[Option, ...] = ()
+    for option in trials.options(rows) if by_itself else ():
+        options = tuple(sorted((*options, option), key=trials.saving))
+        seen(options)
+    failed = {option.remedy.key for option in options if option.trial.error is not None}
+    found = None
+    if goal is not None:
+        usable = [remedy for remedy in rows if remedy.key not in failed]
+        found = search(trials, before, usable, goal, trials.inventory)
+    return Advice(options=options, search=found)

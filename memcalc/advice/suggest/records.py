@@ -33,14 +33,12 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     """Of a sample; ``None``: it has none."""
 
 
-class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
-    """A way, and the plan that fits by it."""
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """A way, and what became of it."""
 
     way: Way
-    figures: Figures | None
-    """``None``: nothing fits."""
-    remedies: tuple[Remedy, ...] = ()
-    """What was added so that it fits, cheapest first."""
+    figures: Figures | None = None
+    """Of the plan that fits; ``None``: nothing does."""
     closest: Figures | None = None
     """Where nothing fits: what was tried and needs least."""
     floor: int | None = None
@@ -48,8 +46,16 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Why there is no estimate."""
     speed: Speed | None = None
+    """Of all GPUs together; ``None``: not known."""
+
+
+class Suggestion(Tried, frozen=True, kw_only=True):
+    """A way, and the plan that fits by it."""
+
+    remedies: tuple[Remedy, ...] = ()
+    """What was added so that it fits, cheapest first."""
     no_speed: str = ""
-    """Why that is not known."""
+    """Why the speed is not known."""
 
     @property
     def tight(self) -> bool:
@@ -72,10 +78,9 @@ class Suggestions(Answer, msgspec.Struct, frozen=True, kw_only=True):
         return tuple(one for one in self.found if one.figures is not None)
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """A way, and the smallest card that it fits."""
+class Card(Tried, frozen=True, kw_only=True):
+    """A way, and the smallest card that it fits; where none does, ``closest`` is on the largest."""
 
-    way: Way
     lean: bool
     """With checkpointing, and the batch cut into micro-batches."""
     gpu: str = ""
@@ -84,16 +89,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Gigabytes by the name on its box."""
     capacity: int = 0
     """Bytes it offers a process."""
-    figures: Figures | None = None
-    """On that card."""
-    closest: Figures | None = None
-    """Where no card does: on the largest one."""
-    floor: int | None = None
-    """Where nothing was tried: bytes of weights, gradients and optimizer state, too many alone."""
-    error: str | None = None
-    """Why there is no estimate."""
-    speed: Speed | None = None
-    """Of all GPUs together; ``None``: not known."""
 
 
 class Cards(Answer, msgspec.Struct, frozen=True, kw_only=True):

@@ -201,9 +201,9 @@ def _suggestion(
     if isinstance(base, MemcalcError) and undivided is not None:
         (base,), undivided = tracer.answers([undivided]), None
     if isinstance(base, int):
-        return Suggestion(way=way, figures=None, floor=base)
+        return Suggestion(way=way, floor=base)
     if isinstance(base, MemcalcError):
-        return Suggestion(way=way, figures=None, error=str(base))
+        return Suggestion(way=way, error=str(base))
     trials = Trials(base, tracer)
     goal = fitting(trials.before)
     shards: tuple[Remedy, ...] = ()
@@ -215,12 +215,16 @@ def _suggestion(
         shards = tuple(one for one in candidates(undivided) if one.key == SHARDED)
     if goal is None:
         return _fits(way, trials, trials.before, shards)
-    usable = [r for r in candidates(trials.plan) if _may_be_given(r, left_out)]
+    usable = [
+        r
+        for r in candidates(trials.plan)
+        if r.rank <= DEAREST and r.key not in left_out and r.unfit is None
+    ]
     found = search(trials, trials.before, usable, goal, floor.inventory)
     if found.best is not None and found.best.figures is not None:
         return _fits(way, trials, found.best.figures, (*shards, *found.remedies))
     every = [trials.before, *(t.figures for t in found.trials if t.figures is not None)]
-    return Suggestion(way=way, figures=None, closest=min(every, key=_distance))
+    return Suggestion(way=way, closest=min(every, key=_distance))
 
 
 def _distance(figures: Figures) -> tuple[bool, int]:
@@ -268,10 +272,6 @@ def _less_divided(
         if fitting(there.before) is None:
             return _fits(way, there, there.before, remedies)
     return None
-
-
-def _may_be_given(remedy: Remedy, left_out: tuple[str, ...]) -> bool:
-    return remedy.rank <= DEAREST and remedy.key not in left_out and remedy.unfit is None
 
 
 def _fits(way: Way, trials: Trials, figures: Figures, remedies: tuple[Remedy, ...]) -> Suggestion:

@@ -125,13 +125,13 @@ def _said(arguments: Mapping[str, Any], folder: Path) -> Said:
         half = next((name for name in ("bf16", "fp16") if arguments.get(name)), "no")
         whole = {"distributed_type": "FSDP", "mixed_precision": half, "fsdp_config": table}
         return accelerate.said(whole, _named(arguments.get("fsdp_config"), "fsdp_config"), {})
-    told = {name: arguments[f"ddp_{name}"] for name in _DDP if _says(arguments, f"ddp_{name}")}
+    told = {
+        name: arguments[f"ddp_{name}"]
+        for name in _DDP
+        if isinstance(arguments.get(f"ddp_{name}"), int | bool)
+    }
     settings = {"parallel": "ddp", "parallel_args": told} if told else {}
     return Said(file="", settings=settings)
-
-
-def _says(arguments: Mapping[str, Any], name: str) -> bool:
-    return isinstance(arguments.get(name), int | bool)
 
 
 def _named(value: Any, otherwise: str) -> str:

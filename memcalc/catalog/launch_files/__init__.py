@@ -51,17 +51,22 @@ def read(setting: str, path: str, given: Mapping[str, Any]) -> Said:
 
 
 def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with what their files and their preset stand for, and without the files' names.
+    """Settings by the plan's own names, with what their files and their preset stand for.
 
     What a file says and what is said beside it must agree; a preset gives way to both.
 
     Raises:
-        SettingError: they do not agree, or a file asks for what memcalc does not answer.
+        SettingError: one is given twice, they do not agree, or a file asks for what memcalc does
+            not answer.
     """
-    names = {str(key).replace("-", "_"): key for key in settings}
-    left = dict(settings)
+    left: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = str(key).replace("-", "_")
+        if name in left:
+            raise SettingError(name, f"{name} is given twice: give it once.")
+        left[name] = value
     for name in FILES:
-        path = left.pop(names.get(name, name), None)
+        path = left.pop(name, None)
         if path is not None:
             left = _joined(left, read(name, FIELDS[name].check(path), _beside(left)))
     return with_preset(_as_checkpoint(left))
@@ -82,13 +87,12 @@ def _as_checkpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _beside(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a file has to know of the settings beside it; ``8xh100`` says how many as well."""
-    given = {str(key).replace("-", "_"): value for key, value in settings.items()}
-    devices = given.get("devices")
-    if devices is None:
-        devices = many(given["gpu"])[0] if isinstance(given.get("gpu"), str) else None
-    elif devices is not None:
+    devices, gpu = settings.get("devices"), settings.get("gpu")
+    if devices is not None:
         devices = FIELDS["devices"].check(devices)
-    return {"devices": devices, "optim": given.get("optim"), "loop": given.get("loop")}
+    elif isinstance(gpu, str):
+        devices = many(gpu)[0]
+    return {"devices": devices, "optim": settings.get("optim"), "loop": settings.get("loop")}
 
 
 def many(gpu: str) -> tuple[int | None, str]:
@@ -98,18 +102,14 @@ def many(gpu: str) -> tuple[int | None, str]:
 
 
 def _joined(settings: dict[str, Any], said: Said) -> dict[str, Any]:
-    names = {str(key).replace("-", "_"): key for key in settings}
     joined = dict(settings)
     for name, value in said.settings.items():
-        key = names.get(name, name)
-        given = joined.get(key)
-        if given is None:
-            joined[key] = value
+        given = joined.get(name)
+        # Beside a file of DeepSpeed, zero1 is the file's own.
+        if given is None or (given, value) == ("zero1", "deepspeed_zero1"):
+            joined[name] = value
         elif FIELDS[name].is_table:
-            joined[key] = _merged(name, dict(FIELDS[name].check(given)), value, said)
-        elif (given, value) == ("zero1", "deepspeed_zero1"):
-            # Beside such a file it is the file's own.
-            joined[key] = value
+            joined[name] = _merged(name, dict(FIELDS[name].check(given)), value, said)
         elif FIELDS[name].check(given) != FIELDS[name].check(value):
             raise _disagree(name, f"{name} = {given}", value, said)
     if said.unread:
@@ -142,8 +142,7 @@ def with_preset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with what their preset stands for; what they say themselves is left as it is."""
     name = settings.get("preset")
     stands_for = PRESETS.get(name, {}) if isinstance(name, str) else {}
-    said = {str(key).replace("-", "_"): value for key, value in settings.items()}
-    if said.get("generate") is not None or said.get("inference"):
+    if settings.get("generate") is not None or settings.get("inference"):
         # Once it is trained it is as it was loaded, and nothing of training is left.
         stands_for = {key: one for key, one in stands_for.items() if key not in _OF_TRAINING}
-    return {**settings, **{key: one for key, one in stands_for.items() if key not in said}}
+    return {**stands_for, **settings}

@@ -125,12 +125,12 @@ def said(data: Mapping[str, Any], file: str, given: Mapping[str, Any]) -> Said:
 def _is_on(value: Any) -> bool:
     if isinstance(value, dict):
         sizes = [value.get(key) for key in ("autotp_size", "tp_size") if value.get(key)]
-        return value.get("enabled") not in (None, False) or bool(sizes) or _any_on(value)
+        return (
+            value.get("enabled") not in (None, False)
+            or bool(sizes)
+            or any(_is_on(one) for one in value.values() if isinstance(one, dict))
+        )
     return bool(value)
-
-
-def _any_on(table: Mapping[str, Any]) -> bool:
-    return any(_is_on(one) for one in table.values() if isinstance(one, dict))
 
 
 def _stage(zero: Mapping[str, Any], file: str) -> int:
@@ -202,16 +202,16 @@ def _precision(data: Mapping[str, Any], file: str) -> dict[str, Any]:
         "amp-bf16": table(data, "bf16" if "bf16" in data else "bfloat16", file).get("enabled"),
         "amp-fp16": table(data, "fp16", file).get("enabled"),
     }
-    on = [name for name, value in halves.items() if value not in (None, AUTO) and _on(value, file)]
+    on = [
+        name
+        for name, value in halves.items()
+        if value not in (None, AUTO) and flag(value, "enabled", file)
+    ]
     if len(on) > 1:
         raise UsageError(f"{file}: bf16 and fp16 are both enabled: disable one.")
     if on:
         return {"precision": on[0]}
     return {} if AUTO in halves.values() else {"precision": "fp32"}
-
-
-def _on(value: Any, file: str) -> bool:
-    return flag(value, "enabled", file)
 
 
 def _batches(data: Mapping[str, Any], given: Mapping[str, Any], file: str) -> dict[str, Any]:

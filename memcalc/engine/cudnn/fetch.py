@@ -6,37 +6,35 @@ this when a program first needs cuDNN, so that other programs never wait for it.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import os
 import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from memcalc.engine.environment import installer, layers
+from memcalc.engine.environment.layers import Built
 from memcalc.errors import EstimateError, MemcalcError
-from memcalc.files import cache, lock
+from memcalc.records.progress import Progress, listening, tell
 
 _LIBRARY = "nvidia/cudnn/lib"
 _SIZES = {"nvidia-cudnn-cu12": "0.7 GB", "nvidia-cudnn-cu13": "0.4 GB"}
 """Of the download; 0.5 to 1 GB unpacked."""
-_PATIENCE = 1800.0
-"""Seconds to wait for another process that fetches the same."""
 _UNWANTED = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONHOME")
 """What a program over the stub driver sets and a plain Python must not have."""
 
 
 def kept(requirement: str) -> Path | None:
     """The folder of a release that was fetched before."""
-    folder = _place(requirement) / _LIBRARY
-    return folder if folder.is_dir() else None
+    layer = layers.complete(_name(requirement))
+    return layer.path / _LIBRARY if layer is not None else None
 
 
 def impossible() -> str:
     """Why nothing can be fetched on this machine; empty: it can."""
-    return "" if _installer() else "there is neither pip nor uv to fetch cuDNN with"
+    try:
+        installer.tool()
+    except EstimateError:
+        return "there is neither pip nor uv to fetch cuDNN with"
+    return ""
 
 
 def command(requirement: str) -> str:
@@ -55,55 +53,41 @@ def fetch(requirement: str) -> Path:
 
     Raises:
         EstimateError: it cannot be fetched or kept.
-        UsageError: another process has been fetching it for half an hour.
     """
-    place = _place(requirement)
-    with contextlib.suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-    with lock.held(place.parent / f"{place.name}.fetched", patience=_PATIENCE):
-        if (folder := kept(requirement)) is not None:
-            return folder
-        for left in place.parent.glob(f"{place.name}.part*"):
-            shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=f"{place.name}.part", dir=place.parent) as part:
-            _install(requirement, Path(part))
-            # All or nothing: what another process sees is whole.
-            os.replace(Path(part, "site"), place)
-    return place / _LIBRARY
+    from memcalc.engine.environment.make import Maker
 
-
-def _install(requirement: str, part: Path) -> None:
-    installer = _installer()
-    if not installer:
-        raise EstimateError(f"cuDNN cannot be fetched: {impossible()}; install pip.")
+    name = _name(requirement)
     size = _SIZES.get(requirement.partition("==")[0], "up to 0.7 GB")
-    print(f"memcalc: fetching {requirement} ({size}), once", file=sys.stderr, flush=True)
-    options = ("--quiet", "--no-deps", "--only-binary", ":all:", "--target", str(part / "site"))
-    command = [*installer, *options, requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not (part / "site" / _LIBRARY).is_dir():
-        said = " ".join(done.stderr.split())[-300:]
+
+    def build(target: Path) -> Built:
+        tell(Progress(f"fetching {requirement} ({size}), once"))
+        notes = Maker().install((requirement,), target)
+        if not (target / _LIBRARY).is_dir():
+            raise EstimateError(f"{requirement} has no {_LIBRARY}.")
+        return Built(name, notes)
+
+    try:
+        return layers.make(lambda: layers.complete(name), build).path / _LIBRARY
+    except EstimateError as error:
         raise EstimateError(
-            f"cuDNN cannot be fetched ({said}): type pip install {requirement}, "
+            f"cuDNN cannot be fetched ({str(error).rstrip('.')}): type pip install {requirement}, "
             "or ask offline, which counts no workspaces of cuDNN."
-        )
+        ) from None
 
 
-def _installer() -> list[str]:
-    """The command of pip of this Python, or of uv."""
-    if importlib.util.find_spec("pip") is not None:
-        pip = (sys.executable, "-m", "pip", "install")
-        return [*pip, "--disable-pip-version-check", "--no-input"]
-    uv = shutil.which("uv")
-    return [uv, "pip", "install", "--python", sys.executable] if uv else []
+def _name(requirement: str) -> str:
+    """Of the folder of a release."""
+    return f"{requirement.replace('==', '-')}-{layers.suffix()}"
 
 
-def _place(requirement: str) -> Path:
-    return cache.folder() / "cudnn" / requirement.replace("==", "-")
+def _say(progress: Progress) -> None:
+    if progress.text:
+        print(f"memcalc: {progress.text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     try:
-        print(fetch(sys.argv[1]))
+        with listening(_say):
+            print(fetch(sys.argv[1]))
     except MemcalcError as error:
         sys.exit(f"memcalc: {error}")

@@ -8,57 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memcalc.engine.cudnn import build, fetch
+from memcalc.engine.cudnn import fetch
 from memcalc.engine.cudnn.library import Library, Missing
-from memcalc.errors import EstimateError
-from memcalc.files import cache, lock
-from memcalc.files.compiler import CompileError, system_compiler
+from memcalc.engine.stub import build
+from memcalc.engine.stub import load as stub
 
 _ASSUMED = "MEMCALC_CUDNN_ASSUMED"
 """Variable that says what is assumed if the library is used."""
-_PATIENCE = 120.0
-"""Seconds to wait for another process that compiles the same."""
+_VERSION = "MEMCALC_STUB_CUDNN"
+"""Variable with the version that PyTorch is told; not set: unknown."""
 
 BENCHMARK = (
     "torch.backends.cudnn.benchmark is on: a GPU would choose the fastest engine; here cuDNN's "
     "first choice is used, after PyTorch tried all of them"
 )
-
-
-def libraries() -> Path:
-    """The folder of the shim: the one that came with memcalc, or compiled once and kept.
-
-    Raises:
-        EstimateError: there is none, and it cannot be compiled.
-    """
-    if build.is_current(build.SHIPPED):
-        return build.SHIPPED
-    try:
-        folder = cache.folder() / "cudnn" / f"shim-{build.mark()}-{platform.machine()}"
-    except OSError as error:
-        raise EstimateError(f"The cuDNN shim cannot be kept: {error.strerror}.") from None
-    if build.is_current(folder):
-        return folder
-    compiler = system_compiler()
-    if compiler is None:
-        raise EstimateError(
-            "The cuDNN shim of this source checkout is not compiled, and there is no C compiler: "
-            "type pip install torch-memcalc, or install gcc or clang."
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with lock.held(folder / build.MARK, patience=_PATIENCE):
-            if not build.is_current(folder):
-                build.build(folder, compiler)
-    except (CompileError, OSError) as error:
-        raise EstimateError(f"The cuDNN shim cannot be compiled and kept: {error}.") from None
-    return folder
 
 
 def environment(found: Library | Missing) -> dict[str, str]:
@@ -70,7 +38,7 @@ def environment(found: Library | Missing) -> dict[str, str]:
     Args:
         found: what ``library.find`` gave.
     """
-    named = {"MEMCALC_STUB_CUDNN": str(_number(found.reported))} if found.reported else {}
+    named = {_VERSION: str(_number(found.reported))} if found.reported else {}
     if isinstance(found, Missing):
         return {**named, "MEMCALC_CUDNN": "", "MEMCALC_CUDNN_COMMAND": "", _ASSUMED: ""}
     line = fetch.command(found.requirement) if not found.folder else ""
@@ -84,7 +52,7 @@ def shim() -> Path:
     Raises:
         EstimateError: there is none, and it cannot be compiled.
     """
-    return libraries() / build.SHIM
+    return stub.libraries() / build.SHIM
 
 
 def preload(settings: Mapping[str, str]) -> dict[str, str]:
@@ -113,14 +81,8 @@ def open_here() -> None:
     ctypes.CDLL(str(shim()), mode=ctypes.RTLD_GLOBAL)
 
 
-def adapt(found: Library | Missing) -> None:
-    """Let PyTorch do without cuDNN where there is none; call it before the program runs.
-
-    Args:
-        found: what ``library.find`` gave.
-    """
-    if not isinstance(found, Missing):
-        return
+def switch_off() -> None:
+    """Let PyTorch do without cuDNN; call it before the program runs."""
     import torch
 
     backends: Any = torch.backends
@@ -131,7 +93,7 @@ def adapt(found: Library | Missing) -> None:
     # Attention asks a switch of its own, since PyTorch 2.5.
     if hasattr(backends.cuda, "enable_cudnn_sdp"):
         backends.cuda.enable_cudnn_sdp(False)
-    if not found.reported:
+    if _VERSION not in os.environ:
         version = _number(torch._C._cudnn.getCompileVersion())
         backends.cudnn._init = lambda: True
         backends.cudnn.version = lambda: version
@@ -146,16 +108,6 @@ def is_used() -> bool:
     """Whether the program of this process needed cuDNN, and the library was loaded."""
     loaded = getattr(ctypes.CDLL(None), "memcalc_cudnn_loaded", None)
     return loaded is not None and bool(loaded())
-
-
-def failure() -> str:
-    """Why cuDNN could not be loaded when the program needed it; empty: it was, or was not needed.
-
-    Such a program ends by PyTorch's error: run it again with ``Missing`` of this reason.
-    """
-    reason = ctypes.CDLL(None).memcalc_cudnn_reason
-    reason.restype = ctypes.c_char_p
-    return str(reason().decode())
 
 
 def assumptions() -> tuple[str, ...]:

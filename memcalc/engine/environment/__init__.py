@@ -8,8 +8,7 @@ process; everything else comes from the running Python, less what does not go wi
 
 from __future__ import annotations
 
-from memcalc.engine.environment.records import Environment, Hidden
-from memcalc.engine.environment.search import find, hide
+from memcalc.engine.environment.search import Environment, find, hide
 from memcalc.engine.environment.summary import describe
 
-__all__ = ["Environment", "Hidden", "describe", "find", "hide"]
+__all__ = ["Environment", "describe", "find", "hide"]

@@ -1,4 +1,4 @@
-"""Packages in a list of folders, read from metadata without importing."""
+"""PyTorch and other packages in a list of folders; none of them is imported."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
     from packaging.requirements import Requirement
 
 _VENDOR = re.compile(r"nvidia-|cuda-|triton$|pytorch-triton$")
@@ -34,6 +36,40 @@ class Torch(msgspec.Struct, frozen=True):
         return self.version.split("+")[0]
 
 
+class Package(msgspec.Struct, frozen=True, kw_only=True):
+    """An installed distribution."""
+
+    name: str
+    """As PyPI compares it."""
+    version: str
+    requires: tuple[str, ...]
+    """As its metadata spells them, with their markers."""
+    distribution: Distribution
+
+    def requirements(self, extra: str = "") -> Iterator[Requirement]:
+        """Those that hold on this machine; with an extra's, if it is named."""
+        found = (_holding(text, extra) for text in self.requires)
+        yield from (one for one in found if one is not None)
+
+    def modules(self) -> tuple[str, ...]:
+        """Names that it is imported by."""
+        files = self.distribution.files or ()
+        names = {file.parts[0].split(".")[0] for file in files if file.suffix in (".py", ".so")}
+        named = sorted(name for name in names if name.isidentifier())
+        return tuple(named) or (self.name.replace("-", "_"),)
+
+    def linked_to_torch(self) -> bool:
+        """Whether a compiled part of it needs PyTorch's C++ libraries."""
+        from memcalc.engine.stub import elf
+
+        return any(
+            name.startswith(("libtorch", "libc10"))
+            for file in self.distribution.files or ()
+            if file.suffix == ".so"
+            for name in elf.needed(Path(str(file.locate())))
+        )
+
+
 @functools.cache
 def _holding(text: str, extra: str) -> Requirement | None:
     from packaging.requirements import InvalidRequirement, Requirement
@@ -46,70 +82,25 @@ def _holding(text: str, extra: str) -> Requirement | None:
     return found if holds else None
 
 
-class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """An installed distribution."""
-
-    name: str
-    version: str
-    place: str
-    """Its dist-info folder."""
-    requires: tuple[str, ...] = ()
-    """As its metadata spells them, with their markers."""
-
-    def requirements(self, extra: str = "") -> Iterator[Requirement]:
-        """Those that hold on this machine; with an extra's, if it is named."""
-        found = (_holding(text, extra) for text in self.requires)
-        yield from (one for one in found if one is not None)
-
-    def modules(self) -> tuple[str, ...]:
-        """Names that it is imported by."""
-        record = Path(self.place, "RECORD")
-        try:
-            lines = record.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return (self.name.replace("-", "_"),)
-        names = set()
-        for line in lines:
-            first, _, rest = line.split(",")[0].partition("/")
-            if rest.endswith((".py", ".so")) and first.isidentifier():
-                names.add(first)
-            elif not rest and first.endswith((".py", ".so")):
-                names.add(first.split(".")[0])
-        return tuple(sorted(names)) or (self.name.replace("-", "_"),)
-
-    def linked_to_torch(self) -> bool:
-        """Whether a compiled part of it needs PyTorch's C++ libraries."""
-        from memcalc.engine.environment import linked
-
-        place = Path(self.place)
-        try:
-            files = (place / "RECORD").read_text(encoding="utf-8").splitlines()
-        except OSError:
-            return False
-        return any(
-            name.startswith(("libtorch", "libc10"))
-            for file in files
-            if ".so," in file
-            for name in linked.needed(place.parent / file.split(",")[0])
-        )
-
-
 def torch_in(path: Sequence[str]) -> Torch | None:
     """The PyTorch that is imported with these folders as ``sys.path``; ``None``: there is none."""
     spec = importlib.machinery.PathFinder.find_spec("torch", list(path))
     if spec is None and path is sys.path:
         spec = _editable()
-    if spec is None or spec.origin is None:
-        return None
-    root = Path(spec.origin).parent
+    return torch_at(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+def torch_at(origin: str) -> Torch | None:
+    """The PyTorch whose ``__init__.py`` this is; ``None``: it does not say its version."""
+    root = Path(origin).parent
     try:
         text = (root / "version.py").read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
 
     def value(name: str) -> str:
-        found = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"]*)['\"]", text, re.MULTILINE)
-        return found[1] if found else ""
+        found = re.findall(rf"^{name}\b[^=\n]*= *['\"]([^'\"]*)['\"]", text, re.MULTILINE)
+        return found[-1] if found else ""
 
     version = value("__version__")
     return Torch(str(root), version, value("cuda")) if version else None
@@ -126,37 +117,26 @@ def _editable() -> importlib.machinery.ModuleSpec | None:
 
 
 def packages(path: Iterable[str]) -> dict[str, Package]:
-    """Distributions by their normal names; of two the one that is imported."""
+    """Distributions by the names that PyPI compares; of two the one that is imported."""
+    from importlib.metadata import distributions
+
     found: dict[str, Package] = {}
-    for folder in path:
-        try:
-            entries = sorted(Path(folder or ".").glob("*.dist-info"))
-        except OSError:
+    for one in distributions(path=list(path)):
+        if not one.read_text("METADATA"):
             continue
-        for place in entries:
-            package = _package(place)
-            if package is not None:
-                found.setdefault(package.name, package)
+        head = one.metadata
+        name, version = normal(head["Name"] or ""), head["Version"]
+        if name and version and name not in found:
+            requires = tuple(head.get_all("Requires-Dist") or ())
+            found[name] = Package(name=name, version=version, requires=requires, distribution=one)
     return found
-
-
-def _package(place: Path) -> Package | None:
-    try:
-        head = (place / "METADATA").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    head = head.partition("\n\n")[0]
-    name = re.search(r"^Name: *(\S+)", head, re.MULTILINE)
-    version = re.search(r"^Version: *(\S+)", head, re.MULTILINE)
-    if name is None or version is None:
-        return None
-    requires = tuple(re.findall(r"^Requires-Dist: *(.+?)\s*$", head, re.MULTILINE))
-    return Package(name=normal(name[1]), version=version[1], place=str(place), requires=requires)
 
 
 def normal(name: str) -> str:
     """A distribution's name as PyPI compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(name)
 
 
 def satisfied(requirement: Requirement, version: str | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import os
 import re
@@ -10,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +17,6 @@ import msgspec
 
 from memcalc.errors import EstimateError
 
-_ONLY = ("index-url", "no-index")
-"""Settings of pip that say where packages come from, and from nowhere else."""
-_OF_INDEX = ("extra-index-url", "find-links", "cert", "proxy")
-"""Settings that pip has and uv does not see."""
 _UV_INDEX = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_NO_INDEX")
 _NO_NETWORK = re.compile(
     r"name resolution|connection (broken|refused|reset|aborted)|error sending request|"
@@ -54,57 +49,20 @@ class Failure(msgspec.Struct, frozen=True):
     """The indexes have no such wheel for this Python."""
 
 
-def pip_settings() -> dict[str, str]:
-    """Pip's settings, of its files and its variables; empty where there is no pip."""
-    if importlib.util.find_spec("pip") is None:
-        return {}
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, cwd=os.path.dirname(sys.executable)
-        )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    found: dict[str, str] = {}
-    for line in done.stdout.splitlines():
-        name, _, value = line.partition("=")
-        section, _, key = name.rpartition(".")
-        if section not in ("global", "install", ":env:"):
-            continue
-        try:
-            # Variables outrank files, and the command's own section outranks all of a file's.
-            if key not in found or section != "global":
-                found[key] = str(ast.literal_eval(value))
-        except (ValueError, SyntaxError):
-            continue
-    return found
-
-
-def tools(settings: Mapping[str, str]) -> tuple[Tool, ...]:
-    """Installers in the order in which they are tried: uv, then pip.
-
-    pip comes first where it has been told of a proxy or a folder of wheels, for uv does not know of
-    that. An index that was named to one of them is not passed over by the other.
+def tool() -> Tool:
+    """The installer on this machine: pip, or uv where pip is not or uv is told of an index.
 
     Raises:
         EstimateError: there is none.
     """
     uv, pip = _uv(), importlib.util.find_spec("pip") is not None
-    found = [Tool("uv", uv)] if uv else []
+    if uv and (not pip or any(os.environ.get(name) for name in _UV_INDEX)):
+        return Tool("uv", uv)
     if pip:
-        found.append(Tool("pip", (sys.executable, "-m", "pip")))
-    if not found:
-        raise EstimateError(
-            f"Neither uv nor pip is here to fetch PyTorch's CUDA build: type {sys.executable} -m "
-            "ensurepip once."
-        )
-    of_uv = any(os.environ.get(name) for name in _UV_INDEX)
-    if uv and of_uv:
-        return tuple(found[:1])
-    if pip and any(settings.get(key) for key in _ONLY):
-        return tuple(found[-1:])
-    told = any(settings.get(key) for key in _OF_INDEX)
-    return tuple(reversed(found)) if told else tuple(found)
+        return Tool("pip", (sys.executable, "-m", "pip"))
+    raise EstimateError(
+        f"Neither uv nor pip is here to fetch packages: type {sys.executable} -m ensurepip once."
+    )
 
 
 def _uv() -> tuple[str, ...]:
@@ -124,13 +82,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Not to be kept a second time in pip's cache."""
     extra_index: str | None = None
     """Asked besides those of the machine's settings."""
-
-
-def attempts(settings: Mapping[str, str]) -> Iterator[tuple[Tool, bool]]:
-    """Installers to try in turn, and whether without the machine's constraints and find-links."""
-    found = tools(settings)
-    yield from ((tool, False) for tool in found)
-    yield from ((tool, True) for tool in found)
 
 
 def install(job: Job, tool: Tool, *, plain: bool, watch: Callable[[], None]) -> Failure | None:

@@ -21,7 +21,7 @@ import msgspec
 from memcalc.errors import EstimateError, UsageError
 from memcalc.files import cache, lock
 from memcalc.files.untrusted_values import reason
-from memcalc.records.progress import Progress, Report
+from memcalc.records.progress import Progress, tell
 
 _MARKER = "memcalc-complete.json"
 _UNFINISHED = ".making-"
@@ -123,20 +123,17 @@ def _absent(release: str) -> Path:
     return folder() / f"{_ABSENT}{release}-{suffix()}"
 
 
-def make(
-    ready: Callable[[], Layer | None], build: Callable[[Path], Built], report: Report
-) -> Layer:
+def make(ready: Callable[[], Layer | None], build: Callable[[Path], Built]) -> Layer:
     """Make a folder, unless another memcalc has made it meanwhile.
 
     Args:
         ready: looks for it; called once no other memcalc is at work.
         build: fills an empty folder.
-        report: told when another memcalc is waited for, and at the end.
 
     Raises:
         EstimateError: the cache cannot be written, or what ``build`` raises.
     """
-    with _alone(report):
+    with _alone():
         _sweep()
         if (found := ready()) is not None:
             return found
@@ -152,11 +149,11 @@ def make(
             raise EstimateError(f"Cannot write {folder()}: {reason(error)}.") from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-            report(Progress("", 1.0))
+            tell(Progress("", 1.0))
 
 
 @contextlib.contextmanager
-def _alone(report: Report) -> Iterator[None]:
+def _alone() -> Iterator[None]:
     place = folder()
     if os.pathsep in str(place):
         raise EstimateError(
@@ -179,7 +176,7 @@ def _alone(report: Report) -> Iterator[None]:
         try:
             stack.enter_context(lock.held(place / "install"))
         except UsageError:
-            report(Progress("another memcalc is making an engine environment: waiting for it"))
+            tell(Progress("another memcalc is making an engine environment: waiting for it"))
             try:
                 stack.enter_context(lock.held(place / "install", patience=_PATIENCE))
             except UsageError:
@@ -228,3 +225,41 @@ def _move(content: Path, name: str) -> Layer:
     if found is None:
         raise EstimateError(f"{final} changed while it was made: run the command again.")
     return found
+
+
+def size_text(count: float) -> str:
+    """``767 MB``, ``1.6 GB``: decimal, as indexes and disks count."""
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} GB"
+    return f"{max(1, round(count / 1e6))} MB"
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files in a folder; what cannot be read counts nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def require_room(folder: Path, needed: float, what: str) -> None:
+    """Check that a folder's disk has room.
+
+    Raises:
+        EstimateError: it has not; the sentence has both figures.
+    """
+    try:
+        disk = os.statvfs(folder)
+    except OSError as error:
+        raise EstimateError(f"Cannot use {folder}: {reason(error)}.") from None
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        raise EstimateError(
+            f"{what} needs about {size_text(needed)} in {folder} while it is installed, and "
+            f"{size_text(free)} are free: make room, or set MEMCALC_CACHE to a folder on a larger "
+            "disk."
+        )

@@ -2,57 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from packaging.requirements import Requirement
 
-from memcalc.engine.environment import index, installed, installer, layers, sizes
+from memcalc.engine.environment import installed, installer, layers
 from memcalc.engine.environment.installer import Failure
 from memcalc.engine.environment.layers import AbsentError, Built, Layer
 from memcalc.engine.environment.release import Release
 from memcalc.errors import EstimateError
 from memcalc.files.offline import HOW, is_offline
-from memcalc.records.progress import Progress, Report
+from memcalc.records.progress import Progress, tell
 
-_UNKNOWN_SIZE = 0.9e9
+_TO_FETCH = "0.5 to 0.9 GB to fetch, 1 to 2 GB on disk"
+_WHEEL = 0.9e9
 """Bytes; the largest wheels of 2.4 to 2.15 are of 0.9 GB."""
 _UNPACKED = 2.1
 """Times a wheel's bytes; 1.85 to 2.1 for PyTorch 2.4 to 2.15."""
+_DOWNLOAD = 0.7
+"""Of pip's time that a download takes; the rest unpacks."""
 _OWN_INDEX = "https://download.pytorch.org/whl/"
 """PyTorch's own index of builds for other versions of CUDA."""
 _ROUNDS = 8
 """Dependencies of dependencies that are followed."""
 
 
-class _Large(NamedTuple):
-    """PyTorch's wheel, as it is fetched."""
-
-    named: str
-    size: float
-    extra_index: str | None
-    """One more index that may have it."""
-
-
 class Maker:
-    """Makes missing folders, with one installer and one progress line."""
-
-    def __init__(self, report: Report) -> None:
-        """Prepare; ``report`` is told how far it is."""
-        self.report = report
-        self._settings: dict[str, str] | None = None
-
-    @property
-    def settings(self) -> dict[str, str]:
-        """pip's, read when they are first needed: it takes a third of a second."""
-        if self._settings is None:
-            self._settings = installer.pip_settings()
-        return self._settings
+    """Makes missing folders; whoever listens is told how far it is."""
 
     def torch(self, release: Release | None) -> Layer:
         """PyTorch's CUDA build; without a release the newest that is here, else the newest.
@@ -64,10 +46,11 @@ class Maker:
         def ready() -> Layer | None:
             return newest("torch", release, _is_cuda(release))
 
-        if (found := ready()) is not None:
-            return found
-        self._require_network(f"PyTorch {release or ''}".strip() + "'s CUDA build")
-        return layers.make(ready, lambda target: self._build_torch(release, target), self.report)
+        return self._made(
+            f"PyTorch {release or ''}".strip() + "'s CUDA build",
+            ready,
+            lambda target: self._build_torch(release, target),
+        )
 
     def single(self, package: str, release: Release) -> Layer:
         """A package without its dependencies.
@@ -80,17 +63,14 @@ class Maker:
             return newest(package, release)
 
         def build(target: Path) -> Built:
-            self.report(Progress(f"fetching {package} {release}, once"))
-            notes = self._install((release.requirement(package),), target)
+            tell(Progress(f"fetching {package} {release}, once"))
+            notes = self.install((release.requirement(package),), target)
             found = installed.packages([str(target)]).get(package)
             if found is None:
                 raise EstimateError(f"The installer left no {package} behind.")
             return Built(f"{package}-{found.version}-{layers.suffix()}", notes)
 
-        if (found := ready()) is not None:
-            return found
-        self._require_network(f"{package} {release}")
-        return layers.make(ready, build, self.report)
+        return self._made(f"{package} {release}", ready, build)
 
     def rest(self, wanted: Sequence[Requirement], here: Mapping[str, installed.Package]) -> Layer:
         """What is missing of some requirements, and of theirs.
@@ -111,94 +91,80 @@ class Maker:
             return found if found and not _missing_in(found.path, wanted, here) else None
 
         def build(target: Path) -> Built:
-            self.report(Progress(f"fetching {', '.join(texts)}, once"))
+            tell(Progress(f"fetching {', '.join(texts)}, once"))
             notes: tuple[str, ...] = ()
             for _ in range(_ROUNDS):
                 lacking = _missing_in(target, wanted, here)
                 if not lacking:
                     return Built(name, notes)
-                notes += self._install(tuple(sorted({_plain(one) for one in lacking})), target)
+                notes += self.install(tuple(sorted({_plain(one) for one in lacking})), target)
             raise EstimateError(f"Packages that {', '.join(texts)} need conflict with each other.")
 
+        return self._made(", ".join(texts), ready, build)
+
+    def _made(
+        self, what: str, ready: Callable[[], Layer | None], build: Callable[[Path], Built]
+    ) -> Layer:
+        """The folder that is ready, or is built now."""
         if (found := ready()) is not None:
             return found
-        self._require_network(", ".join(texts))
-        return layers.make(ready, build, self.report)
-
-    def _require_network(self, what: str) -> None:
         if is_offline():
             raise EstimateError(
                 f"{what} is not in {layers.folder()} yet, and {HOW} forbids fetching it: "
                 "run the same command once without that; it is kept."
             )
+        return layers.make(ready, build)
 
     def _build_torch(self, release: Release | None, target: Path) -> Built:
-        wheel = self._offered(release)
-        size = wheel.bytes if wheel else None
-        named = f"PyTorch {(wheel.version if wheel else release) or ''}".strip()
-        about = size or _UNKNOWN_SIZE
-        told = (
-            f"{sizes.text(about)} to fetch, about {sizes.text(about * _UNPACKED)} on disk, once"
-            if size
-            else "about 0.5 to 0.9 GB to fetch, 1 to 2 GB on disk, once"
-        )
-        self.report(Progress(f"{named} with CUDA: {told}"))
-        sizes.require_room(layers.folder(), about * (1 + _UNPACKED), named)
-        exact = release
-        if wheel and (release is None or release.patch is None):
-            exact = installed_release(wheel.version)
-        text = exact.requirement("torch") if exact else "torch"
+        named = f"PyTorch {release or ''}".strip()
+        tell(Progress(f"{named} with CUDA: {_TO_FETCH}, once"))
+        layers.require_room(layers.folder(), _WHEEL * (1 + _UNPACKED), named)
         build = release.build if release else None
-        large = _Large(named, about, _OWN_INDEX + build if build else None)
-        notes = self._install((text,), target, large=large)
+        text = release.requirement("torch") if release else "torch"
+        index = _OWN_INDEX + build if build else None
+        notes = self.install((text,), target, torch=named, extra_index=index)
         found = installed.torch_in([str(target)])
         assert found is not None
         local = f"+{build}" if build else ""
         return Built(f"torch-{found.release}{local}-{layers.suffix()}", notes)
 
-    def _offered(self, release: Release | None) -> index.Wheel | None:
-        """The wheel that will be fetched; ``None``: the index does not say.
-
-        Raises:
-            EstimateError: the index has none for this Python.
-        """
-        address = index.url(self.settings)
-        if address is None or (release and release.build):
-            return None
-        self.report(Progress("asking the package index"))
-        offer = index.ask(address, "torch", release)
-        if offer is None or offer.wheels:
-            return offer.wheels[-1] if offer else None
-        if any(self.settings.get(key) for key in ("find-links", "extra-index-url")):
-            return None
-        raise AbsentError(_no_wheel(release, offer.others))
-
-    def _install(
+    def install(
         self,
         requirements: tuple[str, ...],
         target: Path,
         *,
-        large: _Large | None = None,
+        torch: str = "",
+        extra_index: str | None = None,
     ) -> tuple[str, ...]:
-        """Install by the first installer that succeeds; what was done otherwise than usual.
+        """Install, the second time without the machine's own constraints and find-links.
+
+        Args:
+            requirements: for the installer.
+            target: an empty folder.
+            torch: what PyTorch's large wheel is called, if that is what is installed.
+            extra_index: one more index that may have it.
+
+        Returns:
+            What was done otherwise than usual.
 
         Raises:
-            EstimateError: none does.
+            EstimateError: it cannot be installed.
         """
+        tool = installer.tool()
         job = installer.Job(
             requirements=requirements,
             target=target,
             scratch=target.parent / "scratch",
-            large=large is not None,
-            extra_index=large.extra_index if large else None,
+            large=bool(torch),
+            extra_index=extra_index,
         )
         failures: list[Failure] = []
-        for tool, plain in installer.attempts(self.settings):
-            if plain and any(failure.network for failure in failures):
-                continue
-            watch = _watch(job, tool, large, self.report) if large else lambda: None
+        watch = _watch(job.scratch, torch) if torch else lambda: None
+        for plain in (False, True):
+            if any(failure.network for failure in failures):
+                break
             failure = installer.install(job, tool, plain=plain, watch=watch)
-            if failure is None and large:
+            if failure is None and torch:
                 wrong = _require_cuda(target)
                 failure = Failure(wrong) if wrong else None
             if failure is None:
@@ -209,15 +175,9 @@ class Maker:
                     f"The disk of {layers.folder()} is full: make room, or set MEMCALC_CACHE to a "
                     "folder on a larger disk."
                 )
-            if large:
+            if torch:
                 _empty(target)
-        raise _error(large.named if large else ", ".join(requirements), failures)
-
-
-def installed_release(version: str) -> Release:
-    """The release of a wheel's version, its patch included."""
-    numbers = [int(number) for number in version.split(".")]
-    return Release(numbers[0], numbers[1], numbers[2] if len(numbers) > 2 else 0)
+        raise _error(torch or ", ".join(requirements), failures)
 
 
 def newest(
@@ -266,28 +226,31 @@ def _empty(target: Path) -> None:
     target.mkdir()
 
 
-def _watch(
-    job: installer.Job, tool: installer.Tool, large: _Large, report: Report
-) -> Callable[[], None]:
-    """Tells how much of a large wheel is on disk: pip downloads it first, uv unpacks at once."""
-    from memcalc.engine.environment.watch import Watch
+def _watch(scratch: Path, named: str) -> Callable[[], None]:
+    """Tells how much of PyTorch's wheel pip has downloaded; uv does not show it."""
+    whole = 0.0
 
-    return Watch(job, tool, large.named, large.size, large.size * _UNPACKED, report)
+    def told() -> None:
+        nonlocal whole
+        with contextlib.suppress(OSError):
+            seen = sum(path.stat().st_size for path in scratch.glob("pip-*/*.whl"))
+            whole = max(whole, min(_DOWNLOAD * seen / _WHEEL, 0.99))
+            what = "unpacking" if whole and not seen else "fetching"
+            what += f" ({layers.size_text(seen)})" if seen else ""
+            tell(Progress(f"{named}: {what}", whole))
+
+    return told
 
 
 def _error(what: str, failures: list[Failure]) -> EstimateError:
     """What is raised when no installer succeeded: what the first one said that could look."""
     if all(failure.absent for failure in failures):
         return AbsentError(
-            f"The package index has no {what} for {_python()}: name another release, or run "
-            "memcalc under another Python."
+            f"The package index has no {what} for Python {platform.python_version()} on Linux "
+            f"({platform.machine()}): name another release, or run memcalc under another Python."
         )
     told = next(failure for failure in failures if not failure.absent)
     return EstimateError(f"Cannot fetch {what}: {told.said.rstrip('.')}.")
-
-
-def _python() -> str:
-    return f"Python {platform.python_version()} on {platform.machine()} Linux"
 
 
 def _plain(requirement: Requirement) -> str:
@@ -302,14 +265,3 @@ def _missing_in(
     own = installed.packages([str(target)])
     needs = [need for package in own.values() for need in package.requirements()]
     return installed.missing((*wanted, *needs), {**here, **own})
-
-
-def _no_wheel(release: Release | None, others: tuple[str, ...]) -> str:
-    if not others:
-        return f"There is no PyTorch {release}: name a release such as 2.6 or 2.14.1."
-    names = [f"3.{name[3:]}" for name in others if name.startswith("cp3") and name[3:].isdigit()]
-    known = f": it has wheels for Python {', '.join(names)}" if names else ""
-    return (
-        f"PyTorch {release or 'here'} has no wheel for {_python()}{known}; run memcalc under "
-        "another Python, or name another release with --torch."
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from memcalc.engine.environment import installed, layers, sizes
+from memcalc.engine.environment import installed, layers
 from memcalc.engine.environment.search import ELSEWHERE
 from memcalc.records.facts import Fact
 
@@ -17,15 +17,16 @@ def describe() -> list[Fact]:
     kept = layers.existing()
     for path, layer in kept:
         if layer is None:
+            size = layers.size_text(layers.size_of(path))
             facts.append(
                 Fact(
                     name="environment",
-                    value=f"{path} is unfinished or damaged: {sizes.text(sizes.of(path))}",
+                    value=f"{path} is unfinished or damaged: {size}",
                     advice=f"it is created again when needed; to delete it: rm -r {path}",
                 )
             )
         else:
-            value = f"{layer.name}, {sizes.text(layer.marker.bytes)}"
+            value = f"{layer.name}, {layers.size_text(layer.marker.bytes)}"
             said = "; ".join(layer.marker.notes)
             facts.append(Fact(name="environment", value=f"{value}; {said}" if said else value))
     if kept:

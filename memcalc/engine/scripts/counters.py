@@ -31,6 +31,8 @@ class Counters:
         self._waiting: tuple[Phase, int, str] = (Phase.LOAD, 0, "")
         self._unread: list[dict[tuple[str, str], int]] = []
         """Of each GPU: the highest of each counter since the program last reset them."""
+        self._levels: dict[int, Any] = {}
+        """Of a GPU: its counters as the phase began, where they were read then."""
         self._stats, self._reset = _C._cuda_memoryStats, _C._cuda_resetPeakMemoryStats
 
     def install(self, patches: Patches) -> None:
@@ -70,16 +72,24 @@ class Counters:
             notes.marks.append((begin, ""))
 
     def _close(self) -> None:
-        for notes, unread in zip(self.notes, self._unread, strict=True):
-            stats = self._stats(notes.device)
-            self._reset(notes.device)
+        given = nccl_traffic.so_far()
+        for number, notes in enumerate(self.notes):
             interval = notes.intervals[-1]
-            for rung in ALLOCATOR_RUNGS:
-                peak = stats[f"{rung}_bytes"]["all"]["peak"]
-                setattr(interval, rung, max(getattr(interval, rung), peak))
-            interval.end = notes.now()
-            interval.given = nccl_traffic.so_far()
-            _keep_highest(unread, stats)
+            level = self._levels.pop(number, None)
+            if level is not None and notes.now() == interval.begin:
+                # No block was born or died: the peaks are what there was as it began.
+                self._raise(interval, level, "current")
+            else:
+                self._levels[number] = stats = self._stats(notes.device)
+                self._reset(notes.device)
+                self._raise(interval, stats, "peak")
+                _keep_highest(self._unread[number], stats)
+            interval.end, interval.given = notes.now(), given
+
+    def _raise(self, interval: Interval, stats: Any, counted: str) -> None:
+        for rung in ALLOCATOR_RUNGS:
+            found = stats[f"{rung}_bytes"]["all"][counted]
+            setattr(interval, rung, max(getattr(interval, rung), found))
 
     def end(self) -> None:
         """The program has ended: read its last phase, and free what cuBLAS holds."""
@@ -103,10 +113,7 @@ class Counters:
     def _forgotten(self, device: int) -> None:
         """The program resets its peaks; those of the phase so far are kept."""
         if self.notes:
-            stats, interval = self._stats(device), self.notes[device].intervals[-1]
-            for rung in ALLOCATOR_RUNGS:
-                peak = stats[f"{rung}_bytes"]["all"]["peak"]
-                setattr(interval, rung, max(getattr(interval, rung), peak))
+            self._raise(self.notes[device].intervals[-1], self._stats(device), "peak")
             self._unread[device].clear()
         self._reset(device)
 

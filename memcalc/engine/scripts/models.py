@@ -48,6 +48,7 @@ class Models:
         self._moving = 0
         self._versions = -1
         """Changes in place of all parameters, as PyTorch counts them; -1: nobody asked."""
+        self._touched = False
 
     def install(self, patches: Patches) -> None:
         """See every module from now on, and when it is moved or cast."""
@@ -94,10 +95,6 @@ class Models:
     def path(self, module: torch.nn.Module) -> str:
         """What a module is called inside its model."""
         return self._paths.get(id(module), type(module).__name__)
-
-    def knows(self, module: torch.nn.Module) -> bool:
-        """It is part of a model that was called."""
-        return id(module) in self._paths
 
     def meet(self, module: torch.nn.Module) -> None:
         """A module is called from outside of all others."""
@@ -214,9 +211,27 @@ class Models:
 
     def were_changed(self) -> bool:
         """Parameters were changed in place since this was asked last."""
-        before = self._versions
+        before, touched = self._versions, self._touched
         self._versions = sum(p._version for ref in self._parameters if (p := ref()) is not None)
-        return 0 <= before < self._versions
+        self._touched = False
+        return touched or 0 <= before < self._versions
+
+    def watch_data(self, patches: Patches) -> None:
+        """Take ``parameter.data`` for a change: PyTorch does not count what is changed by it."""
+        data: Any = torch.Tensor.data
+
+        def changed(tensor: torch.Tensor) -> None:
+            self._touched = self._touched or (tensor.is_leaf and tensor.requires_grad)
+
+        def read(tensor: torch.Tensor) -> Any:
+            changed(tensor)
+            return data.__get__(tensor)
+
+        def write(tensor: torch.Tensor, value: Any) -> None:
+            changed(tensor)
+            data.__set__(tensor, value)
+
+        patches.set(torch.Tensor, "data", property(read, write))
 
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Name the gradients of these parameters; ``None``: of all."""
@@ -333,7 +348,7 @@ def addresses_of(tensor: torch.Tensor) -> list[int]:
         if not tensor.is_cuda or tensor.layout is not torch.strided:
             return addresses(tensor) if tensor.is_cuda else []
         try:
-            return [tensor.untyped_storage().data_ptr()]
+            return [tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()]
         except (NotImplementedError, RuntimeError, ValueError):
             return []
     try:

@@ -60,6 +60,7 @@ class Phases:
 
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
+        self._patches = patches
         for hook in (
             modules.register_module_forward_pre_hook(self._entering),
             modules.register_module_forward_hook(self._leaving, always_call=True),
@@ -125,6 +126,8 @@ class Phases:
             self.backwards += 1
             if self.backwards in (1, 4) and not self._steps.made:
                 self._steps.find_own()
+            if self.backwards == 1 and not self._steps.has_optimizer:
+                self._models.watch_data(self._patches)
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.phase in (Phase.ZERO_GRAD, Phase.LOAD):
@@ -162,6 +165,9 @@ class Phases:
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
             return
+        if self._depth and self.step >= WATCHED:
+            self._depth += 1  # Most calls of a training.
+            return
         if not self._depth and self.phase is not Phase.BACKWARD:
             self._begin_model(module, args)
         self._depth += 1
@@ -189,6 +195,8 @@ class Phases:
         if not self._depth:
             return
         self._depth -= 1
+        if self._depth and self.step >= WATCHED:
+            return
         if self.watched and len(self._stack) > 1:
             tag(out, self._stack.pop(), self._counters.mark)
             self._counters.mark(self._stack[-1])

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from memcalc.engine.compiling import Compiling
 from memcalc.engine.cudnn import loading
 from memcalc.engine.patches import Patches
@@ -18,9 +16,13 @@ from memcalc.engine.scripts.counters import Counters
 from memcalc.engine.scripts.group import Groups
 from memcalc.engine.scripts.models import Models
 from memcalc.engine.scripts.phases import Phases
-from memcalc.engine.scripts.steps import Steps
+from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.engine.values import Values
 
+_BY_HAND = (
+    "the script makes no optimizer: a change of its parameters between two backward passes is "
+    "taken for a step"
+)
 _NO_CUDNN = "cuDNN is off: convolutions run PyTorch's own kernels"
 
 
@@ -52,7 +54,8 @@ class Session:
 
     def __enter__(self) -> Session:
         if os.environ.get("MEMCALC_NO_CUDNN") or not loading.is_planned():
-            self._without_cudnn()
+            loading.switch_off()
+            self.say(_NO_CUDNN)
         self.counters.install(self.patches)
         self.models.install(self.patches)
         self.steps.install(self.patches)
@@ -69,6 +72,8 @@ class Session:
         self.groups.settle()
         for said in loading.assumptions():
             self.say(said)
+        if BY_HAND in self.steps.made:
+            self.say(_BY_HAND)
         self.models.sweep()
         self.counters.end()
         self.patches.undo()
@@ -103,15 +108,3 @@ class Session:
             said=self.said,
             groups=tuple(sorted(self.groups.sizes)),
         )
-
-    def _without_cudnn(self) -> None:
-        """C++ goes on without the library; Python knows the version that PyTorch was built for."""
-        cudnn: Any = torch.backends.cudnn
-        cudnn.enabled = False
-        # Of releases that have it, its attention too, which does not ask whether cuDNN is on.
-        getattr(torch.backends.cuda, "enable_cudnn_sdp", bool)(False)
-        major, minor, patch = torch._C._cudnn.getCompileVersion()
-        version = 10_000 * major + 100 * minor + patch
-        self.patches.set(cudnn, "_init", lambda: True)
-        self.patches.set(cudnn, "version", lambda: version)
-        self.say(_NO_CUDNN)

@@ -1,4 +1,4 @@
-"""Compiles the stub driver's library: by the C compiler of the system, or by Zig's.
+"""Compiles the stub driver and the cuDNN shim: by the C compiler of the system, or by Zig's.
 
 It imports no package but memcalc, for the build of the wheel uses it.
 """
@@ -15,7 +15,13 @@ from pathlib import Path
 from memcalc.files import compiler as compilers
 
 NAME = "libmemcalc_stub.so"
+SHIM = "libmemcalc_cudnn.so"
+BUILT = Path(__file__).parent / "built"
+"""Where the build of the wheel puts the libraries."""
+MARK = "sources"
+"""A file beside the libraries that names their sources and the machine they are for."""
 SOURCES = Path(__file__).parent / "sources"
+_OF_CUDNN = Path(__file__).parents[1] / "cudnn" / "sources"
 NOOPS = SOURCES / "noops.txt"
 """Functions of CUDA 11, 12 and 13 that do nothing and return success; one that is written by hand
 replaces its name here."""
@@ -24,7 +30,10 @@ ZIG_TARGETS = {
     "aarch64": "aarch64-linux-gnu.2.17",
 }
 """What Zig compiles for by machine: glibc 2.17 is manylinux2014's."""
-_FLAGS = ("-std=gnu11", "-O1", "-w", "-fvisibility=hidden", "-fPIC", "-shared", "-s")
+_FLAGS = ("-std=gnu11", "-w", "-fvisibility=hidden", "-fPIC", "-shared", "-s")
+_OF_SHIM = ("library.c", "descriptors.c", "handles.c")
+_MAJORS = (12, 13)
+"""Versions of CUDA that cuDNN 9.8 and later are built for."""
 
 
 def works(compiler: Sequence[str]) -> bool:
@@ -48,36 +57,67 @@ def zig(machine: str) -> list[str] | None:
 
 
 def sources() -> list[Path]:
-    """All files that the library is made of."""
-    return sorted([*SOURCES.glob("*.[ch]"), NOOPS])
+    """All files that the libraries are made of."""
+    return sorted([*SOURCES.glob("*.[ch]"), *_OF_CUDNN.glob("*.[ch]"), NOOPS])
 
 
-def mark() -> str:
-    """A symbol by which a library shows that it was built of these sources."""
-    digest = hashlib.sha256(_nothings([]).encode())
+def mark(machine: str) -> str:
+    """What libraries for a machine that were compiled from these sources are marked with."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sources():
         digest.update(path.read_bytes())
-    return f"memcalc_stub_sources_{digest.hexdigest()[:20]}"
+    return f"{digest.hexdigest()[:20]}-{machine}"
 
 
-def build(target: Path, compiler: Sequence[str]) -> None:
-    """Compile the library; the file appears whole or not at all.
+def is_current(folder: Path, machine: str) -> bool:
+    """Whether a folder has all libraries, compiled from these sources for this machine."""
+    try:
+        return (folder / MARK).read_text() == mark(machine)
+    except OSError:
+        return False
+
+
+def build(folder: Path, compiler: Sequence[str], machine: str) -> None:
+    """Compile all libraries into a folder; each appears whole or not at all, and the mark last.
 
     Args:
-        target: the file.
-        compiler: a command.
+        folder: an existing folder.
+        compiler: a command, such as ``["cc"]``; its options decide for which machine.
+        machine: the one it compiles for.
 
     Raises:
-        CompileError: it cannot be compiled.
-        OSError: the file cannot be written.
+        CompileError: a library cannot be compiled.
+        OSError: the folder cannot be written.
     """
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        noops, made = Path(scratch, "noops.c"), Path(scratch, NAME)
-        noops.write_text(_nothings([*NOOPS.read_text().split(), mark()]))
-        files = [str(path) for path in sources() if path.suffix == ".c"]
-        command = [*compiler, *_FLAGS, f"-Wl,-soname,{NAME}", "-o", str(made), *files, str(noops)]
-        compilers.run([*command, "-ldl", "-lpthread"], "the stub driver")
-        made.replace(target)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        noops = Path(scratch, "noops.c")
+        noops.write_text(_nothings(NOOPS.read_text().split()))
+        stub = [str(path) for path in sorted(SOURCES.glob("*.c"))]
+        for name, options in (
+            (NAME, ["-O1", f"-Wl,-soname,{NAME}", *stub, str(noops), "-ldl", "-lpthread"]),
+            *_libraries_of_cudnn(),
+        ):
+            command = [*compiler, *_FLAGS, "-o", str(Path(scratch, name)), *options]
+            compilers.run(command, "the stub driver" if name == NAME else "the cuDNN shim")
+            Path(scratch, name).replace(folder / name)
+        Path(scratch, MARK).write_text(mark(machine))
+        Path(scratch, MARK).replace(folder / MARK)
+
+
+def _libraries_of_cudnn() -> list[tuple[str, list[str]]]:
+    """The shim and what the real cuDNN finds beside it: names, and options with their files."""
+    shim = [*(str(_OF_CUDNN / name) for name in _OF_SHIM), "-ldl", "-lpthread"]
+    found = [(SHIM, ["-O2", f"-Wl,-soname,{SHIM}", *shim]), _neighbour("cuda", "cuda", 1)]
+    for major in _MAJORS:
+        for name in ("cublasLt", "nvrtc"):
+            found.append(_neighbour(name, f"{name}{major}", major))
+    return found
+
+
+def _neighbour(source: str, name: str, version: int) -> tuple[str, list[str]]:
+    """A library that the real cuDNN finds by a soname of NVIDIA's."""
+    options = ["-O2", f"-DCUDA_MAJOR={version}", f"-Wl,-soname,lib{source}.so.{version}"]
+    return f"libmemcalc_cudnn_{name}.so", [*options, str(_OF_CUDNN / f"neighbour_{source}.c")]
 
 
 def _nothings(names: Sequence[str]) -> str:

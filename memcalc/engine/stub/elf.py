@@ -8,6 +8,7 @@ DT_GNU_HASH as glibc 2.36 reads it (elf/dl-lookup.c).
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
 from collections.abc import Iterator
@@ -58,6 +59,21 @@ def read(path: Path, *, defined: bool = True) -> SharedObject:
         ValueError: it is no 64-bit little-endian shared object, or it is damaged.
         OSError: it cannot be read.
     """
+    with _opened(path) as file:
+        return file.read(defined=defined)
+
+
+def needed(path: Path) -> tuple[str, ...]:
+    """Sonames of the libraries that a shared object is linked to; none of any other file."""
+    try:
+        with _opened(path) as file:
+            return file.needed()
+    except (OSError, ValueError):
+        return ()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[_File]:
     try:
         with (
             path.open("rb") as file,
@@ -65,7 +81,7 @@ def read(path: Path, *, defined: bool = True) -> SharedObject:
         ):
             if data[:6] != b"\x7fELF\x02\x01":
                 raise ValueError(f"{path} is not a 64-bit library")
-            return _File(data).read(defined=defined)
+            yield _File(data)
     except (struct.error, KeyError, IndexError, OverflowError):
         raise ValueError(f"{path} is not a shared object, or it is damaged") from None
 
@@ -90,7 +106,6 @@ class _File:
 
     def read(self, *, defined: bool) -> SharedObject:
         """All that is known of it."""
-        needed = tuple(self._text(value) for tag, value in self._tags if tag == _NEEDED)
         soname = self._text(self._values[_SONAME]) if _SONAME in self._values else ""
         versions = dict(self._versions())
         numbers = self._offset(self._values[_VERSIONS]) if _VERSIONS in self._values else None
@@ -113,8 +128,12 @@ class _File:
             wanted.add(Wanted(text, version, library))
         (machine,) = struct.unpack_from("<H", self._data, 18)
         return SharedObject(
-            machine, soname, needed, frozenset(wanted), frozenset(own if defined else ())
+            machine, soname, self.needed(), frozenset(wanted), frozenset(own if defined else ())
         )
+
+    def needed(self) -> tuple[str, ...]:
+        """Sonames of the libraries that it is linked to."""
+        return tuple(self._text(value) for tag, value in self._tags if tag == _NEEDED)
 
     def _dynamic(self, at: int) -> Iterator[tuple[int, int]]:
         while True:

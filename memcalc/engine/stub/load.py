@@ -11,6 +11,7 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -79,9 +80,9 @@ def prepare(root: Path, cuda: str, paths: Sequence[str] = ()) -> Stub:
         raise EstimateError(
             f"There is no PyTorch in {root}: type pip install torch, or name another Python."
         )
-    library = _library()
+    library = libraries() / build.NAME
     beside = _beside(root, paths)
-    digest = hashlib.sha256(f"{version}{build.mark()}{shells.machine()}".encode())
+    digest = hashlib.sha256(f"{version}{build.mark(platform.machine())}{shells.machine()}".encode())
     for code in (__file__, elf.__file__, shells.__file__):
         digest.update(Path(code).read_bytes())
     for file in (library, *own, *beside):
@@ -222,24 +223,22 @@ def _real_drivers() -> list[str]:
     return sorted(path for path in mapped if pattern.fullmatch(path))
 
 
-# ---- the library
+# ---- the libraries
 
 
-def _library() -> Path:
-    """The library that came with memcalc, or one that is compiled once and kept.
+def libraries() -> Path:
+    """The folder of the stub driver and the cuDNN shim.
+
+    They came with memcalc, or are compiled once and kept.
 
     Raises:
-        EstimateError: there is none, and it cannot be compiled.
+        EstimateError: there are none, and they cannot be compiled.
     """
-    shipped = Path(__file__).with_name(build.NAME)
-    mark = build.mark()
-    if shipped.exists():
-        found = elf.read(shipped)
-        if found.machine == shells.machine() and mark in found.defined:
-            return shipped
-    kept = _kept() / f"{mark}-{shells.machine()}.so"
-    if kept.exists():
-        return kept
+    machine = platform.machine()
+    kept = _kept() / build.mark(machine)
+    for folder in (build.BUILT, kept):
+        if build.is_current(folder, machine):
+            return folder
     compiler = system_compiler()
     if compiler is None:
         raise EstimateError(
@@ -247,10 +246,10 @@ def _library() -> Path:
             "type pip install torch-memcalc, or install gcc or clang."
         )
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        with lock.held(kept, patience=_PATIENCE):
-            if not kept.exists():
-                build.build(kept, compiler)
+        kept.mkdir(parents=True, exist_ok=True)
+        with lock.held(kept / build.MARK, patience=_PATIENCE):
+            if not build.is_current(kept, machine):
+                build.build(kept, compiler, machine)
     except CompileError as error:
         raise EstimateError(f"{error}.") from None
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Applies a serving engine's rules to the run of one forward pass."""
+"""Applies a serving engine's memory rules to a simulated forward pass."""
 
 from __future__ import annotations
 
@@ -24,26 +24,25 @@ _ENGINES: dict[str, Any] = {"vllm": vllm, "sglang": sglang}
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a model's config an engine's rules ask for."""
+    """What an engine's rules need to know of a model."""
 
     name: str
     positions: int | None
-    """That its config names."""
+    """Positions that its config names; ``None``: it names none."""
     windows: tuple[int | None, ...]
-    """Layer by layer, of those that keep keys and values; ``None``: no window."""
+    """Attention window of each layer with a KV cache; ``None``: the layer attends to all tokens."""
     latent: int | None
-    """Numbers of the compressed latent of a token and layer; ``None``: there is none."""
+    """Elements of the compressed latent (MLA) that a layer keeps of a token; ``None``: none."""
 
 
 class Engine:
-    """An engine as a plan sets it up."""
+    """A serving engine with the settings of a plan."""
 
     def __init__(self, plan: Plan, gpu: Gpu, model: Model) -> None:
         """Read the plan's settings.
 
         Raises:
-            SettingError: the engine has no such setting.
-            UsageError: the model does not take sequences of the length asked for.
+            SettingError: the engine has no such setting, or no bf16 on this GPU.
         """
         assert plan.engine is not None
         computes = ARCHITECTURES[gpu.capability].bf16
@@ -64,16 +63,16 @@ class Engine:
         return TITLES[self._plan.engine or ""]
 
     def probe(self) -> Plan:
-        """The plan whose trace is asked for."""
+        """The plan of the forward pass that the figures are read from."""
         ends = [*self._model.windows, self._model.positions]
-        # Up to its window a layer keeps every token, whatever it is.
+        # Within its window, a layer keeps every token.
         return probe.plan_of(self._plan, self.size, min((n for n in ends if n), default=None))
 
     def serving(self, read: Read, length: int) -> Serving:
-        """What is reserved for sequences of a length.
+        """What the engine reserves, and how many sequences of this length fit.
 
         Raises:
-            UsageError: weights and a pass leave nothing for a cache.
+            UsageError: nothing is left for the KV cache.
         """
         longest = self.check(length)
         share = self._share()
@@ -103,21 +102,21 @@ class Engine:
         )
 
     def check(self, length: int) -> int:
-        """The longest sequence that the engine takes.
+        """Check that the engine takes sequences of this length, and return the longest it takes.
 
         Raises:
-            UsageError: that is shorter, or nobody knows it.
+            UsageError: the longest is shorter than this, or unknown.
         """
         longest = self._longest
         if longest is None:
             raise SettingError(
                 "engine_args",
-                f"{self._model.name} names no longest sequence: type --engine-arg "
+                f"{self._model.name} does not name its longest sequence: type --engine-arg "
                 f"{self._rules.LONGEST}=N.",
             )
         if length > longest:
             raise UsageError(
-                f"{self.title} takes sequences of {longest:,} tokens here, and --seq and "
+                f"{self.title} takes sequences of {longest:,} tokens here, but --seq and "
                 f"--generate ask for {length:,}: ask for fewer, or raise "
                 f"--engine-arg {self._rules.LONGEST}."
             )
@@ -133,34 +132,33 @@ class Engine:
         traced = "traced"
         found = [Item(name="weights", low=read.weights, high=read.weights, source=traced)]
         if self._rules is vllm:
-            sampler = (
-                "traced; the high end with transformers' sampler, which holds more than vLLM's"
-            )
+            sampler = "traced; high end: transformers' sampler"
             found.append(
                 Item(name="activations", low=read.model, high=read.activations, source=sampler)
             )
             graphs = vllm.graphs(self._given)
             found += [graphs] if graphs is not None else []
         else:
-            # The share is of what is free once the context is there.
+            # SGLang takes its share of the memory that is free after the context is created.
             found.append(_item(parts[CONTEXT], share))
-        return [*found, *(_item(parts[name], 1) for name in (CODE, NCCL) if name in parts)]
+        outside = {CODE: "kernels, libraries", NCCL: NCCL}
+        return [*found, *(_item(parts[p], 1, name) for p, name in outside.items() if p in parts)]
 
     def _refusal(self, taken: Sequence[Item], share: float, budget: int) -> str:
-        said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken)
-        raised = f"raise --engine-arg {self._rules.SETTING}, or name a larger --gpu."
+        said = ", ".join(f"{one.name} {format_bytes(one.low)}" for one in taken if one.low)
+        hint = f"raise --engine-arg {self._rules.SETTING}, or name a larger --gpu."
         if sum(one.low for one in taken) >= self._gpu.memory:
-            # No share is enough.
+            # Not even the whole GPU is enough.
             more = ", or more --devices" if self._rules is vllm else ""
-            raised = f"name a larger --gpu{more}."
+            hint = f"name a larger --gpu{more}."
         return (
             f"{self.title} would not start on {self._gpu.name}: its share, {share:g} x "
-            f"{format_bytes(self._gpu.memory)} = {format_bytes(budget)}, leaves no cache beside "
-            f"{said}: {raised}"
+            f"{format_bytes(self._gpu.memory)} = {format_bytes(budget)}, has no room for a "
+            f"KV cache after {said}: {hint}"
         )
 
     def _kinds(self, read: Read) -> tuple[Kind, ...]:
-        size = arguments.element(self._plan, self._given, read.element, self._rules.CACHE_TYPE)
+        size = arguments.element(self._given.get(self._rules.CACHE_TYPE, "auto"), read.element)
         latent = self._model.latent * read.element if self._model.latent is not None else None
         windows = self._model.windows
         if not self._rules.windowed(self._model.name):
@@ -183,9 +181,9 @@ class Engine:
         return least, most, pools.page, pools.page_bytes
 
 
-def _item(part: Part, share: float) -> Item:
+def _item(part: Part, share: float, name: str = CONTEXT) -> Item:
     return Item(
-        name=part.name,
+        name=name,
         low=int(part.low * share),
         high=int(part.high * share),
         source=part.source,
@@ -193,14 +191,14 @@ def _item(part: Part, share: float) -> Item:
 
 
 def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Prediction:
-    """The prediction of an engine's plan, from that of the pass that was traced."""
+    """The prediction for an engine, made from that of the traced pass."""
     weights = next(one.low for one in serving.taken if one.name == "weights")
     cache = serving.least.bytes
     components = dict.fromkeys(base.components, 0)
     components |= {Component.WEIGHTS: weights, Component.TEMPORARIES: serving.activations}
     components[Component.KV_CACHE] = cache
     requested = weights + serving.activations + cache
-    reason = f"{TITLES[serving.engine]} is not run: its rules are applied to the model's figures"
+    reason = f"{TITLES[serving.engine]} was not run: its rules are applied to the traced model"
     return replace(
         base,
         plan=plan,
@@ -221,10 +219,10 @@ def predicted(base: Prediction, plan: Plan, serving: Serving, gpu: Gpu) -> Predi
         serving=serving,
         assumptions=_assumed(serving),
         uncounted=(
-            "what a sampler sorts for top-p and top-k where FlashInfer is not installed",
+            "buffers of top-p and top-k sampling without FlashInfer",
             "images and audio",
             "adapters",
-            "drafts of speculative decoding",
+            "draft models of speculative decoding",
             "other processes on the GPU",
         ),
         unknown=dict.fromkeys(("allocated", "reserved", "process_used", "flops"), reason),
@@ -248,19 +246,19 @@ def _assumed(serving: Serving) -> tuple[str, ...]:
     title = TITLES[serving.engine]
     each = sum(kind.layers * kind.bytes for kind in serving.kinds)
     said = [
-        f"{title} {serving.version} is not run: rules from its source are applied to figures of "
-        f"transformers' model",
+        f"{title} {serving.version} was not run: the rules in its source are applied to the model "
+        "in transformers",
         f"each token takes {each:,} bytes of KV cache, in {_layers(serving.kinds)}",
         f"a forward pass has at most {serving.batched_tokens:,} tokens",
-        "weights are those of the model in transformers, in the plan's precision",
+        "weights as in transformers, in the plan's precision",
     ]
     if serving.least.limit < serving.least.sequences:
         said.append(f"{title} runs at most {serving.least.limit:,} sequences at once")
     if serving.engine == "sglang":
         left = serving.memory - serving.budget
         said.append(
-            f"the {format_bytes(left)} outside the share hold activations and CUDA graphs; the "
-            f"largest pass takes {format_bytes(serving.activations)} of it in transformers' code"
+            f"the {format_bytes(left)} outside the share are for activations and CUDA graphs; the "
+            f"largest pass needs {format_bytes(serving.activations)} of them in transformers"
         )
     return tuple(said)
 

@@ -16,7 +16,8 @@ import msgspec
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
-from memcalc.estimation.serving.arguments import CHOICE, COUNT, SHARE, SWITCH
+from memcalc.estimation.serving import arguments
+from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
 from memcalc.estimation.serving.probe import Size
 from memcalc.records.serving import Capacity, Kind
 from memcalc.units import MIB
@@ -34,7 +35,7 @@ ARGUMENTS = {
     "cuda_graph_max_bs": COUNT,
     "disable_cuda_graph": SWITCH,
     "swa_full_tokens_ratio": SHARE,
-    CACHE_TYPE: CHOICE,
+    CACHE_TYPE: arguments.CACHE_TYPE,
 }
 _TIERS = (
     (20 * 1024, 2048, 8),

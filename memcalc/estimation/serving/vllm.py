@@ -17,7 +17,8 @@ import msgspec
 
 from memcalc.catalog.gpus import Gpu
 from memcalc.errors import EstimateError
-from memcalc.estimation.serving.arguments import CHOICE, COUNT, SHARE, SWITCH
+from memcalc.estimation.serving import arguments
+from memcalc.estimation.serving.arguments import COUNT, SHARE, SWITCH
 from memcalc.estimation.serving.probe import Size
 from memcalc.records.serving import Capacity, Item, Kind
 from memcalc.units import GIB
@@ -33,7 +34,7 @@ ARGUMENTS = {
     LONGEST: COUNT,
     "block_size": COUNT,
     "enforce_eager": SWITCH,
-    CACHE_TYPE: CHOICE,
+    CACHE_TYPE: arguments.CACHE_TYPE,
 }
 _SHARE = 0.92
 _BLOCK = 16

@@ -10,35 +10,104 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from memcalc.measure.gpu import surroundings
 from memcalc.measure.gpu.nvml import Card, Memory, Nvml, NvmlError, User
-from memcalc.measure.gpu.visible import named, visible
 from memcalc.records.measurement import GpuReading, Moment, OtherProcess
 from memcalc.units import format_bytes
 
 INTERVAL = 0.02
 
 
-class _Level(msgspec.Struct, frozen=True, kw_only=True):
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """What NVML says of a card at one moment."""
+
     memory: Memory
     users: tuple[User, ...] | None
     """``None``: the driver does not list processes."""
 
 
-class _Record(msgspec.Struct):
-    """What has been seen so far."""
+def level_of(card: Card) -> Level:
+    """Ask NVML.
 
+    Raises:
+        NvmlError: the card does not answer.
+    """
+    memory = card.memory()
+    try:
+        users: tuple[User, ...] | None = tuple(card.users())
+    except NvmlError as error:
+        if error.kind == "lost":
+            raise
+        users = None
+    return Level(memory=memory, users=users)
+
+
+class Watched(msgspec.Struct, kw_only=True):
+    """One card, and what has been seen of it so far."""
+
+    card: Card
+    before: Level | None
+    """Before the run was there."""
+    source: str = "difference"
+    """As in ``GpuReading``."""
     moments: list[Moment] = msgspec.field(default_factory=list)
     peak_device: int | None = None
     peak_process: int | None = None
     samples: int = 0
     others: dict[int, User] = msgspec.field(default_factory=dict)
     warnings: list[str] = msgspec.field(default_factory=list)
+
+    def grown(self, now: Level, ours: Container[int]) -> int | None:
+        """By how much the device has grown, less what processes that are not ours have.
+
+        ``None``: the two readings cannot be compared.
+        """
+        before = self.before
+        if before is None or before.memory.version != now.memory.version:
+            return None
+        others = _held_by_others(now, ours) - _held_by_others(before, ours)
+        return max(0, now.memory.used - before.memory.used - others)
+
+    def take(self, now: Level, process: int | None, ours: Container[int]) -> None:
+        """Count a sample in which the run held so many bytes."""
+        self.samples += 1
+        self.others |= {user.pid: user for user in now.users or () if user.pid not in ours}
+        self.peak_device = max(self.peak_device or 0, now.memory.used)
+        if process is not None:
+            self.peak_process = max(self.peak_process or 0, process)
+
+    def reading(self, driver: str, interval: float) -> GpuReading:
+        """All that was seen."""
+        memory = self.before.memory if self.before is not None else None
+        return GpuReading(
+            uuid=self.card.uuid,
+            name=self.card.name,
+            driver=driver,
+            total=memory.total if memory else None,
+            memory_info=memory.version if memory else "unknown",
+            driver_reserved=memory.driver_reserved if memory else None,
+            source=self.source,
+            moments=tuple(self.moments),
+            peak_device=self.peak_device,
+            peak_process=self.peak_process,
+            samples=self.samples,
+            interval=interval,
+            others=tuple(
+                OtherProcess(pid=user.pid, name=user.name, bytes=user.bytes)
+                for user in self.others.values()
+            ),
+            warnings=tuple(self.warnings),
+        )
+
+
+def _held_by_others(level: Level, ours: Container[int]) -> int:
+    return sum(user.bytes or 0 for user in level.users or () if user.pid not in ours)
 
 
 class Sampler:
@@ -52,11 +121,11 @@ class Sampler:
         self._driver = ""
         self._cuda_total: int | None = None
         self._cards: Sequence[Card] = ()
-        self._before: dict[str, _Level] = {}
-        self._card: Card | None = None
-        self._source = ""
-        self._alias: int | None = None
-        self._record = _Record()
+        self._before: dict[str, Level] = {}
+        self._watched: Watched | None = None
+        self._ours: tuple[int, ...] = ()
+        """Of the run, as NVML lists it."""
+        self._moments: list[Moment] = []
         self._next = 0.0
         try:
             self._nvml = Nvml()
@@ -73,11 +142,11 @@ class Sampler:
 
     def tick(self) -> None:
         """Take a sample if one is due."""
-        if self._card is None or self.failure is not None or time.monotonic() < self._next:
+        if self._watched is None or self.failure is not None or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self.interval
         try:
-            self._take(_level(self._card))
+            self._take(self._watched)
         except NvmlError as error:
             self.failure = str(error)
 
@@ -96,7 +165,7 @@ class Sampler:
                 device, process = self._levels(name, facts, pid)
             except NvmlError as error:
                 self.failure = str(error)
-        self._record.moments.append(
+        self._moments.append(
             Moment(
                 name=name,
                 device=device,
@@ -111,133 +180,95 @@ class Sampler:
             for card in self._cards:
                 # Only the card that is used later has to answer.
                 with contextlib.suppress(NvmlError):
-                    self._before[card.uuid] = _level(card)
+                    self._before[card.uuid] = level_of(card)
             return None, 0
-        if self._card is None:
-            self._choose(facts.get("uuid"), pid)
-        if self._card is None:
-            return None, None
-        return self._take(_level(self._card))
+        if self._watched is None:
+            self._watched = self._chosen(facts.get("uuid"), pid)
+        return self._take(self._watched)
 
-    def _choose(self, uuid: str | None, pid: int) -> None:
-        """Find the card of the run, and how its process can be told from others."""
-        card = named(self._cards, uuid) if uuid is not None else None
-        if card is None or card.divided:
-            seen = visible(self._cards, os.environ)
-            card = seen[0] if seen else None
-        if card is None:
-            raise NvmlError("missing", f"NVML knows no card with the UUID {uuid}.")
-        if card.divided:
-            raise NvmlError(
-                "divided", "The card is cut into MIG slices, and NVML does not say which is ours."
-            )
-        self._card = card
+    def _chosen(self, uuid: str | None, pid: int) -> Watched:
+        """The card of the run, and how its process can be told from others."""
+        card = named(self._cards, uuid)
+        now, before = level_of(card), self._before.get(card.uuid)
+        found = Watched(card=card, before=before, moments=self._moments)
         if surroundings.is_wsl():
-            self._record.warnings.append(
+            found.warnings.append(
                 "WSL moves GPU memory to main memory: a run that succeeds need not have fitted"
             )
-        now, before = _level(card), self._before.get(card.uuid)
         earlier = {user.pid for user in (before.users if before else None) or ()}
         users = {user.pid: user for user in now.users or ()}
         new = [user for user in users.values() if user.pid not in earlier]
         mine = users.get(pid) or (new[0] if len(new) == 1 else None)
+        self._ours = (mine.pid,) if mine is not None else ()
         if mine is not None and mine.bytes is not None:
-            self._alias, self._source = mine.pid, "process" if mine.pid == pid else "appeared"
+            found.source = "process" if mine.pid == pid else "appeared"
         elif mine is None and new:
-            self._source = "unknown"
-            self._record.warnings.append(
+            found.source = "unknown"
+            found.warnings.append(
                 f"{len(new)} processes appeared on the GPU at once, and NVML does not say which "
                 "is ours: its memory is not known"
             )
         else:
-            self._alias, self._source = (mine.pid if mine else None), "difference"
-            self._record.warnings.append(_why_difference(now, mine))
-        self._moments_before(before)
-        self._warn_of_others([user for user in users.values() if user.pid in earlier])
+            found.warnings.append(_why_difference(now, mine))
+        if before is not None and self._moments:
+            self._moments[0] = Moment(name="before", device=before.memory.used, process=0)
+        found.warnings += [_shared(user) for user in users.values() if user.pid in earlier]
+        return found
 
-    def _moments_before(self, before: _Level | None) -> None:
-        if before is not None and self._record.moments:
-            self._record.moments[0] = Moment(name="before", device=before.memory.used, process=0)
-
-    def _warn_of_others(self, others: list[User]) -> None:
-        for user in others:
-            size = format_bytes(user.bytes) if user.bytes is not None else "an unknown amount"
-            self._record.warnings.append(
-                f"the GPU is shared: {user.name} (process {user.pid}) holds {size} of it"
-            )
-
-    def _take(self, level: _Level) -> tuple[int, int | None]:
-        record = self._record
-        record.samples += 1
-        for user in level.users or ():
-            if user.pid != self._alias:
-                if user.pid not in record.others and record.samples > 1:
-                    self._warn_of_others([user])
-                record.others[user.pid] = user
-        device, process = level.memory.used, self._process(level)
-        record.peak_device = max(record.peak_device or 0, device)
-        if process is not None:
-            record.peak_process = max(record.peak_process or 0, process)
-        return device, process
-
-    def _process(self, level: _Level) -> int | None:
-        if self._source == "unknown":
-            return None
-        if self._source != "difference":
-            return next((u.bytes for u in level.users or () if u.pid == self._alias), None)
-        assert self._card is not None
-        before = self._before.get(self._card.uuid)
-        if before is None or before.memory.version != level.memory.version:
-            return None
-        grown = _others(level, self._alias) - _others(before, self._alias)
-        return max(0, level.memory.used - before.memory.used - grown)
+    def _take(self, watched: Watched) -> tuple[int, int | None]:
+        now = level_of(watched.card)
+        known = set(watched.others) | set(self._ours)
+        if watched.samples:
+            late = (user for user in now.users or () if user.pid not in known)
+            watched.warnings += [_shared(user) for user in late]
+        process = None
+        if watched.source == "difference":
+            process = watched.grown(now, self._ours)
+        elif watched.source != "unknown":
+            process = next((u.bytes for u in now.users or () if u.pid in self._ours), None)
+        watched.take(now, process, self._ours)
+        return now.memory.used, process
 
     def reading(self) -> GpuReading | None:
         """All that was seen; ``None``: nothing, and ``failure`` says why."""
-        card, record = self._card, self._record
-        if card is None:
+        if self._watched is None:
             return None
-        before = self._before.get(card.uuid)
-        memory = before.memory if before is not None else None
-        warnings = (*record.warnings, *((self.failure,) if self.failure else ()))
-        return GpuReading(
-            uuid=card.uuid,
-            name=card.name,
-            driver=self._driver,
-            total=memory.total if memory else None,
-            cuda_total=self._cuda_total,
-            memory_info=memory.version if memory else "unknown",
-            driver_reserved=memory.driver_reserved if memory else None,
-            source=self._source,
-            moments=tuple(record.moments),
-            peak_device=record.peak_device,
-            peak_process=record.peak_process,
-            samples=record.samples,
-            interval=self.interval,
-            others=tuple(
-                OtherProcess(pid=user.pid, name=user.name, bytes=user.bytes)
-                for user in record.others.values()
-            ),
-            warnings=warnings,
+        found = self._watched.reading(self._driver, self.interval)
+        warnings = (*found.warnings, *((self.failure,) if self.failure else ()))
+        return replace(found, cuda_total=self._cuda_total, warnings=warnings)
+
+
+def named(cards: Sequence[Card], uuid: str | None) -> Card:
+    """The card that PyTorch calls by this UUID, which it writes without the prefix.
+
+    Of a card that is cut into slices a program sees the one that it is given.
+
+    Raises:
+        NvmlError: there is none, or nobody says which slice.
+    """
+    bare = (uuid or "").removeprefix("GPU-").removeprefix("MIG-")
+    alike = [card for card in cards if card.uuid.split("-", 1)[-1] == bare]
+    if not alike:
+        told = f"NVML knows no card with the UUID {uuid}" if uuid else "the run names no card"
+        raise NvmlError("missing", f"{told}.")
+    card = min(alike, key=lambda card: not card.mig)
+    if not card.divided:
+        return card
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    slices = [one for one in cards if given.startswith("MIG-") and one.uuid.startswith(given)]
+    if len(slices) != 1:
+        raise NvmlError(
+            "divided", "The card is cut into MIG slices, and NVML does not say which is ours."
         )
+    return slices[0]
 
 
-def _level(card: Card) -> _Level:
-    memory = card.memory()
-    try:
-        users: tuple[User, ...] | None = tuple(card.users())
-    except NvmlError as error:
-        if error.kind == "lost":
-            raise
-        users = None
-    return _Level(memory=memory, users=users)
+def _shared(user: User) -> str:
+    size = format_bytes(user.bytes) if user.bytes is not None else "an unknown amount"
+    return f"the GPU is shared: {user.name} (process {user.pid}) holds {size} of it"
 
 
-def _others(level: _Level, alias: int | None) -> int:
-    return sum(user.bytes or 0 for user in level.users or () if user.pid != alias)
-
-
-def _why_difference(level: _Level, mine: User | None) -> str:
+def _why_difference(level: Level, mine: User | None) -> str:
     if level.users is None:
         reason = "the driver lists no processes"
     elif mine is not None:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from memcalc.catalog import models
-from memcalc.children.exit_reason import ending, oom_kills
+from memcalc.children.exit_reason import ending, oom_kills, status_of
 from memcalc.errors import MeasureError, UsageError
 from memcalc.files.artifact import encode
 from memcalc.measure.gpu.sampler import INTERVAL
@@ -160,7 +160,11 @@ def first_failure(
         failures: exit codes of those that torchrun saw fail, not ended by itself.
         kills: ``oom_kills`` from before.
     """
-    short = [one for one in members if _out_of_memory(one)]
+    short = [
+        one
+        for one in members
+        if one.measurement is not None and one.measurement.out_of_memory is not None
+    ]
     if short:
         return None if len(short) == len(members) else f"The {short[0].name} ran out of memory."
     failed = [one for one in members if one.measurement is None or failures.get(one.rank)]
@@ -174,7 +178,7 @@ def first_failure(
     if blamed.error is not None:
         return f"Rank {blamed.rank} of {len(members)}{blamed.place}: {blamed.error}"
     code = failures.get(blamed.rank)
-    status = None if code is None else -code if code < 0 else code << 8
+    status = None if code is None else status_of(code)
     return ending(blamed.name, status, kills=kills, where=blamed.place)
 
 
@@ -196,7 +200,3 @@ def readings(members: Sequence[Member], trouble: str | None) -> tuple[RankReadin
         )
         for one in members
     )
-
-
-def _out_of_memory(one: Member) -> bool:
-    return one.measurement is not None and one.measurement.out_of_memory is not None

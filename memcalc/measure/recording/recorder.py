@@ -42,7 +42,7 @@ class Recorder:
         plan: fields of ``Plan`` that are known of the run, so that it can be estimated too.
 
     Raises:
-        UsageError: ``plan`` makes no sense.
+        UsageError: ``plan`` makes no sense, or ``model`` is none.
     """
 
     measurement: Measurement | None = None
@@ -55,6 +55,8 @@ class Recorder:
         output: str | os.PathLike[str] | None = None,
         plan: Mapping[str, Any] | None = None,
     ) -> None:
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise UsageError("memcalc.record takes the model itself; settings go into plan={...}.")
         # Of several processes of one training, the first one writes.
         first = os.environ.get("RANK", "0") == "0"
         self._output = Path(output) if output is not None and first else None
@@ -231,17 +233,8 @@ class Recorder:
         )
 
 
-def record(
-    model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    *,
-    output: str | os.PathLike[str] | None = None,
-    plan: Mapping[str, Any] | None = None,
-) -> Recorder:
-    """Record the training inside a ``with`` block; see ``Recorder``."""
-    if model is not None and not isinstance(model, torch.nn.Module):
-        raise UsageError("memcalc.record takes the model itself; settings go into plan={...}.")
-    return Recorder(model, optimizer, output=output, plan=plan)
+record = Recorder
+"""``with memcalc.record(model, output="run.json"): ...``"""
 
 
 def _warn(text: str) -> None:

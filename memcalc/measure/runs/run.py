@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from memcalc.engine import program as programs
 from memcalc.errors import NO_GPU, MeasureError
 from memcalc.measure import oom, process
-from memcalc.measure.meters import Meter, meter_for
+from memcalc.measure.meters import CpuMeter, CudaMeter, meter_for
 from memcalc.measure.process import read_state, storage_bytes
 from memcalc.records.measurement import Measurement, OutOfMemory, PhaseReading
 from memcalc.records.plan import Plan
@@ -39,26 +39,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """File for ``torch.cuda.memory._dump_snapshot`` of the whole run."""
 
 
-class Listener(Protocol):
-    """An observer of a run."""
+class Listener:
+    """An observer of a run; this one follows nothing."""
 
     def said(self, reading: PhaseReading) -> None:
         """A phase has ended."""
-        ...
 
     def moment(self, name: str, facts: dict[str, Any]) -> None:
         """The run is at a quiet point, and goes on when this returns."""
-        ...
-
-
-class Nobody:
-    """Follows nothing."""
-
-    def said(self, reading: PhaseReading) -> None:
-        """A phase has ended."""
-
-    def moment(self, name: str, facts: dict[str, Any]) -> None:
-        """The run is at a quiet point."""
 
 
 def measure(plan: Plan, options: Options, listener: Listener | None = None) -> Measurement:
@@ -78,7 +66,7 @@ def measure(plan: Plan, options: Options, listener: Listener | None = None) -> M
     started = time.perf_counter()
     programs.configure(plan)
     program = programs.build(plan, real_weights=options.weights)
-    watch = _Watch(meter_for(options.device, options.snapshot), listener or Nobody())
+    watch = _Watch(meter_for(options.device, options.snapshot), listener or Listener())
     found: dict[str, Any] = {}
     noticed = None
     try:
@@ -135,7 +123,7 @@ def _train(program: Program, options: Options, watch: _Watch, found: dict[str, A
     clock = _Clock(device)
     clock.tick()
     # Reading a meter stops the device at every phase; a step's time is taken without it.
-    bare = replace(job, restore=None, eval_batches=0)
+    bare = replace(job, plan=replace(plan, eval=None), restore=None)
     loop.run(bare, clock, max(2, options.steps - 2))
     seconds = (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1)
     found["seconds_per_step"] = seconds
@@ -155,15 +143,14 @@ def _generate(program: Program, options: Options, watch: _Watch, found: dict[str
     model = program.model
     found["weights"] = storage_bytes(model.parameters())
     found["buffers"] = storage_bytes(model.buffers())
-    device = options.device
-    inference.run(program.inference(device=device, batch=lambda: program.batch(device)), watch)
+    inference.run(program, watch, device=options.device)
     watch.moment("trained")
 
 
 class _Watch:
     """Reads the meter around every phase."""
 
-    def __init__(self, meter: Meter, listener: Listener) -> None:
+    def __init__(self, meter: CudaMeter | CpuMeter, listener: Listener) -> None:
         self.meter = meter
         self.listener = listener
         self.readings: list[PhaseReading] = []
@@ -191,15 +178,13 @@ class _Watch:
         self.listener.moment(name, process.facts())
 
 
-def _synchronize() -> None:
-    torch.cuda.synchronize()
-
-
 class _Clock:
     """Takes the time of steps, the device having finished each."""
 
     def __init__(self, device: str) -> None:
-        self.finish: Callable[[], None] = _synchronize if device == "cuda" else lambda: None
+        self.finish: Callable[[], None] = (
+            torch.cuda.synchronize if device == "cuda" else lambda: None
+        )
         self.ends: list[float] = []
 
     def tick(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from memcalc.children.breadcrumbs import Breadcrumbs
 from memcalc.children.child import Speaker
 from memcalc.files.artifact import decode, encode
-from memcalc.measure.runs.run import Options, measure
+from memcalc.measure.runs.run import Listener, Options, measure
 from memcalc.records.measurement import PhaseReading
 from memcalc.records.plan import Plan
 from memcalc.workload.model import in_its_words
@@ -47,7 +47,7 @@ def _answer(request: dict[str, Any], speaker: Speaker) -> dict[str, Any]:
         return {"measurement": encode(measure(plan, options, listener))}
 
 
-class _Listener:
+class _Listener(Listener):
     """Passes on how the run goes."""
 
     def __init__(self, speaker: Speaker) -> None:

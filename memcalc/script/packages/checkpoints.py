@@ -78,7 +78,7 @@ def _rename(loaded: Any, names: dict[Any, str]) -> None:
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     for one in (model, getattr(model, "config", None)):
         name = getattr(one, "name_or_path", None)
-        if isinstance(name, str) and name in names:
+        if one is not None and isinstance(name, str) and name in names:
             one.name_or_path = names[name]
 
 

@@ -11,8 +11,22 @@ from typing import Any
 
 from memcalc.engine.patches import Patches
 from memcalc.engine.scripts.session import Session
+from memcalc.errors import EstimateError
 from memcalc.records.trace import Component
-from memcalc.script.deepspeed_kernels import without_kernels
+
+_IN_PLACE = frozenset(
+    "cpu_adagrad cpu_adam cpu_lion fused_adam fused_lamb fused_lion utils".split()
+)
+"""Compiled operators that write into what they are given, and make nothing."""
+
+
+class _Inert:
+    """Has every function that is asked for, and none of them does anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *args, **kwargs: 0
 
 
 def install(patches: Patches, session: Session) -> None:
@@ -22,7 +36,7 @@ def install(patches: Patches, session: Session) -> None:
         patches: what is changed.
         session: told of the engine's steps.
     """
-    without_kernels(patches, session.say)
+    _without_kernels(patches, session)
 
     def made(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
         before = session.counters.moments()
@@ -41,3 +55,23 @@ def install(patches: Patches, session: Session) -> None:
         patches.wrap(module.DeepSpeedEngine, "_take_model_step", step)
 
     patches.when_imported("deepspeed.runtime.engine", engine)
+
+
+def _without_kernels(patches: Patches, session: Session) -> None:
+    """Compile no operators: let those do nothing that make nothing, and refuse the others."""
+
+    def load(original: Any, builder: Any, *args: Any, **kwargs: Any) -> Any:
+        if builder.name not in _IN_PLACE:
+            raise EstimateError(
+                f"DeepSpeed's compiled operator {builder.name} is not simulated: memcalc does not "
+                "know what it takes of the GPU. Leave it out of the configuration."
+            )
+        session.say(
+            "DeepSpeed's compiled optimizers run without their kernels, which take no memory"
+        )
+        return _Inert()
+
+    def operators(module: ModuleType) -> None:
+        patches.wrap(module.OpBuilder, "load", load)
+
+    patches.when_imported("deepspeed.ops.op_builder.builder", operators)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memcalc.catalog.hub import is_reachable
 from memcalc.catalog.models import without_hub
 from memcalc.catalog.quantised import settings_in
 from memcalc.engine.patches import Patches
@@ -42,21 +43,31 @@ def install(patches: Patches, say: Callable[[str], None], folders: SavedFolders)
         patches.wrap(module.PreTrainedModel, "from_pretrained", not_fetched)
 
     def bundled(original: Any, cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
+        config = without_hub(str(name))
+        if config is None or os.path.isdir(name) or _is_found(str(name), kwargs):
             return original(cls, name, *args, **kwargs)
-        except OSError:
-            config = without_hub(str(name))
-            if config is None:
-                raise
-            say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
-            left = {key: value for key, value in kwargs.items() if key not in _OF_HUB}
-            return copy.deepcopy(config), left
+        say(f"the hub cannot be reached: the config of {name} is the one memcalc ships")
+        left = {key: value for key, value in kwargs.items() if key not in _OF_HUB}
+        return copy.deepcopy(config), left
 
     def configs(module: ModuleType) -> None:
         patches.wrap(module.PreTrainedConfig, "get_config_dict", bundled)
 
     patches.when_imported("transformers.modeling_utils", models)
     patches.when_imported("transformers.configuration_utils", configs)
+
+
+def _is_found(name: str, options: dict[str, Any]) -> bool:
+    """A config is in the hub's cache, or the hub gives it: asked once, since its client retries."""
+    from huggingface_hub import try_to_load_from_cache
+
+    where = {key: options.get(key) for key in ("cache_dir", "revision")}
+    if isinstance(try_to_load_from_cache(name, "config.json", **where), str):
+        return True
+    try:
+        return is_reachable(name, options.get("revision"))
+    except Exception:  # No access, or no such revision.
+        return False
 
 
 def _named(loaded: Any, name: Any) -> Any:

@@ -69,8 +69,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Clips gradients to a norm, if ``torch.nn.utils.clip_grad_norm_`` does not."""
     even: Callable[[torch.nn.Module, tuple[int, ...]], bool] | None = None
     """Do all ranks hold equally much of a model? If not said, they do."""
-    settles: int = 2
-    """The first step that is like all that follow: in the first, optimizer state is made."""
     dimensions: int = 1
     """Sizes that its name is followed by."""
     check: Callable[[dict[str, Any]], None] | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from memcalc.workload.layouts import Layout, Rank
+from memcalc.workload.layouts import Layout, Rank, single
 
 if TYPE_CHECKING:
     import torch
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Move the model, and wrap it."""
+    """Move the model to the device and wrap it."""
     from torch.nn.parallel import DistributedDataParallel
 
     rank.move(model)
@@ -20,25 +20,17 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     return DistributedDataParallel(model, device_ids=ids, **rank.options)
 
 
-def moved(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Move the model."""
-    rank.move(model)
-    return model
-
-
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:
-    """Gradients are averaged with the last micro-batch alone."""
+    """Average gradients in the last micro-batch only."""
     unsynchronized: Any = model.no_sync
     return contextlib.nullcontext() if last else unsynchronized()
 
 
 LAYOUT = Layout(
-    # Buckets are made anew in the second, in the order in which gradients came.
-    settles=3,
     name="ddp",
     summary="the whole model on each GPU",
     place=place,
-    handed_over=moved,
+    handed_over=single.place,
     options=(
         *("bucket_cap_mb", "broadcast_buffers", "find_unused_parameters"),
         *("gradient_as_bucket_view", "static_graph"),

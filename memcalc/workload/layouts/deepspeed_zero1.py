@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-from memcalc.workload.layouts import Layout, zero2
+from memcalc.workload.layouts import Layout, fsdp2, zero2
 
 LAYOUT = Layout(
     name="deepspeed_zero1",
     summary="DeepSpeed: optimizer state in shards",
-    place=zero2.place,
-    handed_over=zero2.place,
+    place=fsdp2.on_the_host,
+    handed_over=fsdp2.on_the_host,
     options=zero2.OPTIONS,
     loop="deepspeed",
     package="deepspeed",

@@ -11,12 +11,11 @@ from memcalc.workload.layouts import Layout, Rank, ddp, fsdp2, wrapped_by
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision, ShardingStrategy
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Wrap each block and the root, which take the model from the host as they are wrapped."""
+    """Wrap each block and the root; wrapping moves their weights from the host."""
     from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 
     from memcalc.workload.blocks import to_empty
@@ -26,7 +25,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
     check = tied(model)
     wrapped = FullyShardedDataParallel(
         model,
-        device_mesh=_mesh(rank),
+        device_mesh=fsdp2.mesh(rank) if len(rank.sizes) > 1 else None,
         auto_wrap_policy=_policy(model, options),
         mixed_precision=_mixed(options),
         device_id=rank.device,
@@ -41,7 +40,7 @@ def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
 
 
 def tied(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
-    """What checks, once the model is wrapped, that modules which share a parameter can do so."""
+    """Make a check for the wrapped model: modules that share a parameter must share a unit."""
     owners: dict[int, list[torch.nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -52,35 +51,26 @@ def tied(model: torch.nn.Module) -> Callable[[torch.nn.Module], None]:
 
 
 def _check_tied(wrapped: torch.nn.Module, tied: list[list[torch.nn.Module]]) -> None:
-    """Each flat parameter is its unit's own: FSDP gathers a shared one for one of two units.
+    """FSDP gathers a flat parameter for its own unit only.
 
     Raises:
-        UsageError: modules that share a parameter are in several units.
+        UsageError: modules that share a parameter are in different units.
     """
     units: dict[torch.nn.Module, torch.nn.Module] = {}
     for unit in wrapped.modules():
         if isinstance(unit, type(wrapped)):
-            # Those inside come later.
+            # Inner units come later and overwrite.
             units.update(dict.fromkeys(unit.modules(), unit))
     if any(len({units[module] for module in modules}) > 1 for modules in tied):
         raise UsageError(
-            "Weights that are tied come to lie in two units of FullyShardedDataParallel, where "
-            "PyTorch itself fails: wrap the layers alone (auto_wrap_policy=TRANSFORMER_BASED_WRAP) "
-            "or nothing (NO_WRAP)."
+            "Tied weights would be in two units of FullyShardedDataParallel, which PyTorch does "
+            "not support: wrap only the layers (auto_wrap_policy=TRANSFORMER_BASED_WRAP) or "
+            "nothing (NO_WRAP)."
         )
 
 
-def _mesh(rank: Rank) -> DeviceMesh | None:
-    """Replicas by shards, where shards are not over all processes."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    if len(rank.sizes) == 1:
-        return None
-    return init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=("replicate", "shard"))
-
-
 def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
-    """What becomes a unit of its own: each block, or what has so many parameters, or nothing."""
+    """Which modules become units: blocks, modules with enough parameters, or none."""
     from torch.distributed.fsdp.wrap import (
         size_based_auto_wrap_policy,
         transformer_auto_wrap_policy,
@@ -92,7 +82,7 @@ def _policy(model: torch.nn.Module, options: dict[str, Any]) -> Any:
     if name == "NO_WRAP":
         return None
     if name == "SIZE_BASED_WRAP":
-        # accelerate hands on no number below 1 either, and PyTorch has its own.
+        # Without a number PyTorch has its own default; accelerate drops 0 likewise.
         least = options.get("min_num_params", 0)
         said = {"min_num_params": least} if least else {}
         return functools.partial(size_based_auto_wrap_policy, **said)
@@ -115,7 +105,7 @@ def _mixed(options: dict[str, Any]) -> MixedPrecision | None:
 
 
 def _strategy(name: str) -> ShardingStrategy:
-    """By accelerate's name; what it calls HYBRID_SHARD_ZERO2 is private to PyTorch."""
+    """The strategy by accelerate's name; HYBRID_SHARD_ZERO2 is private in PyTorch."""
     from torch.distributed.fsdp import ShardingStrategy
 
     known = {one.name.removeprefix("_"): one for one in ShardingStrategy}
@@ -123,21 +113,21 @@ def _strategy(name: str) -> ShardingStrategy:
 
 
 def check(options: dict[str, Any]) -> None:
-    """Shards within machines need to know how many GPUs those have.
+    """Hybrid sharding needs a device mesh, and other strategies take none.
 
     Raises:
-        UsageError: nobody says it, or somebody says it of shards over all.
+        UsageError: the mesh is missing, or is given to another strategy.
     """
     strategy = str(options.get("sharding_strategy", "FULL_SHARD"))
     hybrid = "HYBRID" in strategy.upper()
     if hybrid and "device_mesh" not in options:
         raise UsageError(
-            f"sharding_strategy {strategy} shards among the GPUs of a machine: say how many "
-            "machines by how many GPUs, as in --parallel-arg device_mesh=2x8."
+            f"sharding_strategy {strategy} shards among the GPUs of each machine: give machines "
+            "and GPUs per machine, as in --parallel-arg device_mesh=2x8."
         )
     if "device_mesh" in options and not hybrid:
         raise UsageError(
-            f"--parallel-arg device_mesh is of sharding_strategy=HYBRID_SHARD, and {strategy} "
+            f"--parallel-arg device_mesh needs sharding_strategy=HYBRID_SHARD, and {strategy} "
             "shards over all GPUs: leave it out."
         )
 
@@ -154,7 +144,7 @@ def _prefetch(name: str) -> BackwardPrefetch | None:
 
 
 def clip(model: torch.nn.Module, norm: float) -> Any:
-    """By its own method, which sees all shards."""
+    """Clip by FSDP's own method, which sees all shards."""
     own: Any = model.clip_grad_norm_
     return own(norm)
 

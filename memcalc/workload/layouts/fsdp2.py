@@ -15,17 +15,24 @@ from memcalc.workload.layouts import Layout, Rank, wrapped_by
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Shard the model over all ranks and give it memory."""
-    from torch.distributed.device_mesh import init_device_mesh
-
+    """Shard the model over the inner dimension of the mesh and give it memory."""
     loaded = is_loaded(model)
-    shard(model, init_device_mesh(rank.device.type, rank.sizes), rank.options)
+    shard(model, mesh(rank), rank.options)
     if not loaded:
         materialize(model, rank)
     return model
+
+
+def mesh(rank: Rank) -> DeviceMesh:
+    """All ranks, as shards or as replicas of shards."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = ("replicate", "shard")[-len(rank.sizes) :]
+    return init_device_mesh(rank.device.type, rank.sizes, mesh_dim_names=names)
 
 
 def on_the_host(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
@@ -71,18 +78,13 @@ def materialize(model: torch.nn.Module, rank: Rank) -> None:
     """Give a sharded model memory; buffers are no part of shards, and always on the device."""
     from memcalc.workload.blocks import to_empty
 
-    to_empty(model, resting_place(rank), rank.fill)
+    # Where the shards are while they are not used.
+    home = "cpu" if rank.options.get("offload") == "cpu" else rank.device
+    to_empty(model, home, rank.fill)
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = buffer.to(rank.device)
-
-
-def resting_place(rank: Rank) -> Any:
-    """Where the shards are while they are not used."""
-    import torch
-
-    return torch.device("cpu") if rank.options.get("offload") == "cpu" else rank.device
 
 
 def quiet(model: torch.nn.Module, last: bool) -> contextlib.AbstractContextManager[None]:

@@ -25,7 +25,6 @@ def optimizer(
 
 
 LAYOUT = Layout(
-    settles=ddp.LAYOUT.settles,
     name="zero1",
     summary="DDP with the optimizer's state in shards",
     place=ddp.place,

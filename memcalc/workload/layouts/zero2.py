@@ -5,12 +5,7 @@ The model waits on the host; ``deepspeed.initialize`` casts it, moves it and tak
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from memcalc.workload.layouts import Layout, Rank
-
-if TYPE_CHECKING:
-    import torch
+from memcalc.workload.layouts import Layout, fsdp2
 
 OPTIONS = (
     *("allgather_bucket_size", "allgather_partitions", "communication_data_type"),
@@ -20,19 +15,11 @@ OPTIONS = (
 """Names that DeepSpeed's file has; ``offload=cpu`` keeps the optimizer's state on the host."""
 
 
-def place(model: torch.nn.Module, rank: Rank) -> torch.nn.Module:
-    """Give the model memory on the host."""
-    from memcalc.workload.blocks import to_empty
-
-    to_empty(model, "cpu", rank.fill)
-    return model
-
-
 LAYOUT = Layout(
     name="zero2",
     summary="DeepSpeed: state and gradients in shards",
-    place=place,
-    handed_over=place,
+    place=fsdp2.on_the_host,
+    handed_over=fsdp2.on_the_host,
     options=OPTIONS,
     loop="deepspeed",
     package="deepspeed",

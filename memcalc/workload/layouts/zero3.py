@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from memcalc.workload.layouts import Layout, zero2
+from memcalc.workload.layouts import Layout, fsdp2, zero2
 
 LAYOUT = Layout(
     name="zero3",
     summary="DeepSpeed: weights, gradients and state in shards",
-    place=zero2.place,
-    handed_over=zero2.place,
+    place=fsdp2.on_the_host,
+    handed_over=fsdp2.on_the_host,
     options=(
         *zero2.OPTIONS,
         *("offload_param", "stage3_max_live_parameters", "stage3_max_reuse_distance"),

@@ -25,6 +25,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
     from memcalc.workload.job import Turns, as_found
     from memcalc.workload.loop_variables import Script
 
+    plan, norm = job.plan, job.max_grad_norm
     with huggingface.state(), as_found(job.model):
         accelerator = _accelerator(job)
         check = job.checked()
@@ -35,7 +36,7 @@ def run(job: Job, watch: Watch, steps: int) -> None:
         huggingface.follow_engine(accelerator, lambda: turns.then(Phase.STEP))
         job.resume(watch)
         for step in range(steps):
-            for _ in range(job.grad_accum):
+            for _ in range(plan.grad_accum):
                 with accelerator.accumulate(model):
                     turns.to(Phase.FORWARD, step)
                     script.forward()
@@ -43,12 +44,12 @@ def run(job: Job, watch: Watch, steps: int) -> None:
                     accelerator.backward(script.loss)
                     if accelerator.sync_gradients:
                         turns.to(Phase.STEP, step)
-                        if job.max_grad_norm is not None:
-                            accelerator.clip_grad_norm_(model.parameters(), job.max_grad_norm)
+                        if norm is not None:
+                            accelerator.clip_grad_norm_(model.parameters(), norm)
                     optimizer.step()
                     if accelerator.sync_gradients:
                         turns.to(Phase.ZERO_GRAD, step)
-                    optimizer.zero_grad(set_to_none=job.set_to_none)
+                    optimizer.zero_grad(set_to_none=plan.set_to_none)
             turns.end()
         if job.eval_batches:
             turns.to(Phase.EVAL, steps - 1)
@@ -71,12 +72,12 @@ def _accelerator(job: Job) -> Accelerator:
     sharding, engine = huggingface.sharding(job), huggingface.engine(job)
     return Accelerator(
         mixed_precision=huggingface.mixed(job),
-        gradient_accumulation_steps=job.grad_accum,
+        gradient_accumulation_steps=job.plan.grad_accum,
         cpu=job.device == "cpu",
         fsdp_plugin=FullyShardedDataParallelPlugin(**sharding) if sharding else None,
         deepspeed_plugin=DeepSpeedPlugin(hf_ds_config=engine) if engine else None,
-        dynamo_plugin=TorchDynamoPlugin(backend="inductor", mode=job.compile)
-        if job.compile
+        dynamo_plugin=TorchDynamoPlugin(backend="inductor", mode=job.plan.compile)
+        if job.plan.compile
         else None,
         kwargs_handlers=[DistributedDataParallelKwargs(**job.options)]
         if job.layout.name == "ddp"

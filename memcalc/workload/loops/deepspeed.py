@@ -26,12 +26,12 @@ def run(job: Job, watch: Watch, steps: int) -> None:
             engine = job.kept["engine"] = _engine(job)
     script = Script(job, engine)
     for step in range(steps):
-        for micro in range(job.grad_accum):
+        for micro in range(job.plan.grad_accum):
             with watch.phase(Phase.FORWARD, step):
                 script.forward()
             with watch.phase(Phase.BACKWARD, step):
                 engine.backward(script.loss)
-                if micro < job.grad_accum - 1:
+                if micro < job.plan.grad_accum - 1:
                     # It counts micro-batches by this, and updates with the last alone.
                     engine.step()
         with watch.phase(Phase.STEP, step):

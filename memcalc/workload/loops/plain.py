@@ -13,32 +13,38 @@ if TYPE_CHECKING:
 
 def run(job: Job, watch: Watch, steps: int) -> None:
     """Train for some optimizer steps, then evaluate."""
+    import torch
+
     from memcalc.workload.loop_variables import Script
 
-    script = Script(job, job.compiled(job.model), job.precision.context(job.device))
+    plan, model, norm = job.plan, job.model, job.max_grad_norm
+    if plan.compile is not None:
+        # It is compiled when it is first called.
+        model = torch.compile(model, mode=plan.compile)  # type: ignore[assignment]
+    script = Script(job, model, job.precision.context(job.device))
     scaler = job.precision.scaler(job.device)
     job.resume(watch)
     for step in range(steps):
-        for micro in range(job.grad_accum):
-            with job.quiet(micro == job.grad_accum - 1):
+        for micro in range(plan.grad_accum):
+            with job.quiet(micro == plan.grad_accum - 1):
                 with watch.phase(Phase.FORWARD, step):
                     script.forward()
-                    if job.grad_accum > 1:
-                        script.loss = script.loss / job.grad_accum
+                    if plan.grad_accum > 1:
+                        script.loss = script.loss / plan.grad_accum
                 with watch.phase(Phase.BACKWARD, step):
                     (script.loss if scaler is None else scaler.scale(script.loss)).backward()
         with watch.phase(Phase.STEP, step):
-            if job.max_grad_norm is not None:
+            if norm is not None:
                 if scaler is not None:
                     scaler.unscale_(job.optimizer)
-                job.clip(job.max_grad_norm)
+                job.clip(norm)
             if scaler is not None:
                 scaler.step(job.optimizer)
                 scaler.update()
             else:
                 job.optimizer.step()
         with watch.phase(Phase.ZERO_GRAD, step):
-            job.optimizer.zero_grad(set_to_none=job.set_to_none)
+            job.optimizer.zero_grad(set_to_none=plan.set_to_none)
     if job.eval_batches:
         with watch.phase(Phase.EVAL, steps - 1):
             script.evaluate()

@@ -85,7 +85,7 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
-        gradient_accumulation_steps=job.grad_accum,
+        gradient_accumulation_steps=job.plan.grad_accum,
         max_grad_norm=job.max_grad_norm or 0.0,
         bf16=half == "bf16",
         fp16=half == "fp16",
@@ -94,18 +94,18 @@ def _arguments(job: Job, folder: str, steps: int) -> Any:
         report_to="none",
         disable_tqdm=True,
         log_level="error",
-        torch_compile=job.compile is not None,
-        torch_compile_mode=job.compile,
-        per_device_eval_batch_size=job.samples,
+        torch_compile=job.plan.compile is not None,
+        torch_compile_mode=job.plan.compile,
+        per_device_eval_batch_size=job.plan.batch,
         **_spread(job),
     )
     engine_config = getattr(arguments, "hf_deepspeed_config", None)
     if engine_config is not None:
         # It compares the engine's precision with autocast's, and plain bf16 weights have none.
         engine_config.mismatches.clear()
-    if job.kv_cache is not None:
+    if job.plan.kv_cache is not None:
         # No argument before transformers 5.
-        arguments.use_cache = job.kv_cache
+        arguments.use_cache = job.plan.kv_cache
     return arguments
 
 
@@ -117,7 +117,7 @@ def _spread(job: Job) -> dict[str, Any]:
         return {f"ddp_{name}": value for name, value in job.options.items()}
     engine = huggingface.engine(job)
     if engine is not None:
-        return {"deepspeed": engine, "per_device_train_batch_size": job.samples}
+        return {"deepspeed": engine, "per_device_train_batch_size": job.plan.batch}
     told = huggingface.sharding(job)
     if told is None:
         return {}
@@ -169,7 +169,7 @@ class _Followed:
     def get_train_dataloader(self, original: Any) -> Any:
         if not hasattr(self.trainer, _PREPARES):
             self._in_place.enter_context(self._preparing())
-        count = self.trainer.args.max_steps * self.job.grad_accum
+        count = self.trainer.args.max_steps * self.job.plan.grad_accum
         return Loader(lambda _: self.job.batch(), count)
 
     def get_eval_dataloader(self, original: Any, dataset: Any = None) -> Any:

@@ -14,7 +14,6 @@ import pytest
 from msgspec.structs import replace
 
 import memcalc
-from memcalc.advice.explain.document import Document
 from memcalc.advice.explain.sections import again, chapter
 from memcalc.advice.explain.snapshot import predicted
 from memcalc.advice.explain.timeline import timeline
@@ -26,6 +25,7 @@ from memcalc.files.results import Run
 from memcalc.records.measurement import Measurement, PhaseReading
 from memcalc.records.trace import Component
 from memcalc.report import drawing, page, plots, terminal
+from memcalc.report.page import Document
 from memcalc.report.palette import STYLES
 from memcalc.report.summary import hero
 from memcalc.units import format_bytes

@@ -6,11 +6,11 @@ from memcalc.advice.fit.alignment import advise, multiple
 from memcalc.advice.fit.records import Limit, Probe
 from memcalc.catalog.capabilities import ARCHITECTURES
 from memcalc.catalog.plan import make
-from memcalc.records.prediction import Fit
+from memcalc.records.prediction import Fit, FitVerdict
 
 
 def limit(batch=None, seq=None, axis="batch"):
-    fit = Fit(gpu="x", capacity=1, needed=1, metric="process_used")
+    fit = Fit(gpu="x", capacity=1, needed=1, metric="process_used", verdict=FitVerdict.FITS)
     best = Probe(batch=batch or 1, seq=seq, fit=fit)
     return Limit(axis=axis, step=1, best=best, above=None, perhaps=None)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from memcalc.advice.fit.devices import _over
-from memcalc.advice.fit.fit import Question, answer
+from memcalc.advice.fit.fit import answer
 from memcalc.advice.remedies.table import candidates
 from memcalc.errors import UsageError
 from memcalc.estimation.estimate import Tracer
@@ -14,7 +14,7 @@ from memcalc.records.prediction import FitVerdict
 @pytest.mark.nightly
 def test_a_model_too_large_for_one_gpu_is_spread_over_the_fewest_that_hold_it():
     plan = Plan(model="meta-llama/Llama-3.2-1B", gpu="t4", batch=1, seq=256)
-    found = answer(plan, Question(batch=False, seq=False, devices=True)).devices
+    found = answer(plan, ("devices",)).devices
     assert [row.devices for row in found][:5] == [1, 2, 2, 2, 2]
     assert found[0].fit.verdict is FitVerdict.DOES_NOT_FIT
     assert not any(row.reason for row in found)
@@ -32,7 +32,7 @@ def test_a_model_too_large_for_one_gpu_is_spread_over_the_fewest_that_hold_it():
 @pytest.mark.nightly
 def test_layouts_that_keep_a_model_whole_are_not_traced_where_it_alone_is_too_large():
     plan = Plan(model="Qwen/Qwen2.5-7B", gpu="t4", batch=1, seq=64, precision="bf16")
-    found = answer(plan, Question(batch=False, seq=False, devices=True)).devices
+    found = answer(plan, ("devices",)).devices
     whole = [row for row in found if row.parallel in ("ddp", "zero1")]
     assert all("weights and buckets alone" in row.reason for row in whole)
     assert found[-1].devices > 2
@@ -49,7 +49,7 @@ def test_a_layout_that_is_refused_says_why_and_products_that_cannot_be_divided_a
 def test_of_no_gpu_nothing_can_be_counted():
     plan = Plan(model="gpt2")
     with pytest.raises(UsageError, match="How many of which GPU"):
-        answer(plan, Question(devices=True))
+        answer(plan, ("devices",))
 
 
 def test_shards_are_a_remedy_where_there_are_several_gpus():

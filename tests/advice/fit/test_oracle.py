@@ -1,5 +1,6 @@
 """What is asked of a run, and what follows from one that did not fit."""
 
+import contextlib
 import threading
 
 import pytest
@@ -21,10 +22,11 @@ LIMIT = 1000
 NONE = Levels(requested=0, allocated=0, active=0, reserved=0)
 
 
-class Client:
+class Client(contextlib.nullcontext):
     """A client whose runs need as many bytes as they have tokens."""
 
     def __init__(self):
+        super().__init__(self)
         self.asked = []
         self._busy = threading.Lock()
 
@@ -45,9 +47,10 @@ def over(monkeypatch):
     def made(*clients):
         given = iter(clients)
         monkeypatch.setattr(pool, "Client", lambda engines: next(given))
-        return Oracle(pool.Pool(len(clients)), None)
+        return Oracle(stack.enter_context(pool.Pool(len(clients))), None)
 
-    return made
+    with contextlib.ExitStack() as stack:
+        yield made
 
 
 def test_a_question_is_asked_once_however_often_it_is_put(over):

@@ -104,7 +104,7 @@ def expandable(plan: Plan, task: Task) -> Iterator[Remedy]:
     setting = ",".join(filter(None, (kept, "expandable_segments:True")))
     yield Remedy(
         key="expandable",
-        title="PYTORCH_ALLOC_CONF=expandable_segments:True",
+        title=f"expandable segments (--alloc-conf {setting})",
         changes=(("alloc_conf", setting),),
         rank=0,
         cost="none known",

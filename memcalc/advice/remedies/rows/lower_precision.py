@@ -53,7 +53,7 @@ def eight_bit_states(plan: Plan, task: Task) -> Iterator[Remedy]:
         return
     twin = choice.row.twin_8bit
     reason = f"no {choice.row.name} with 8-bit states is known" if twin is None else None
-    if choice.closed_form and not choice.state([_ONE]).tensors:
+    if choice.row.closed_form and not choice.state([_ONE]).tensors:
         reason = f"{choice.row.name} keeps no state with these settings"
     lost = _lost(plan, twin) if twin is not None else None
     cpu = "bitsandbytes' 8-bit states are for GPUs" if plan.target == "cpu" else None
@@ -81,7 +81,7 @@ def all_in_bf16(plan: Plan, task: Task) -> Iterator[Remedy]:
         cost=f"weights in bf16{slow}: small updates are lost",
         source=_PURE,
     )
-    if registry.of(plan).implementation != "torch.optim.AdamW":
+    if registry.of(plan).row.implementation != "torch.optim.AdamW":
         return
     name = "memcalc.adamw_bf16"
     yield Remedy(

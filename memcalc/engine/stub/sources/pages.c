@@ -12,7 +12,8 @@
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
 #define PAGE 4096ull
-#define PAGES_OF_GROUP 512
+#define UNIT 512ull /* what PyTorch's allocator rounds to: no two blocks share one */
+#define UNITS_OF_GROUP 4096
 #define CHUNK (16ull << 30) /* each belongs to one device */
 #define CHUNKS (DEVICE_SPAN / CHUNK)
 #define MANY_PAGES 16 /* from here on pages are given back to the host instead of overwritten */
@@ -23,8 +24,8 @@ static uint32_t reservations[CHUNKS];
 static uint64_t next_chunk;
 static struct { uint64_t at, left; } open_chunk[MOST_DEVICES];
 
-static uint8_t *held;        /* by page: 1, it may hold something else than zeros */
-static uint8_t *held_groups; /* the same by group of pages, looked at first */
+static uint8_t *held;        /* by unit: 1, it may hold something else than zeros */
+static uint8_t *held_groups; /* the same by group of units, looked at first */
 static int tried, mapped;
 
 /* ---- addresses ---- */
@@ -99,10 +100,10 @@ int memcalc_map(void) {
   pthread_mutex_lock(&lock);
   if (!tried) {
     void *bytes = lazy((void *)DEVICE_BASE, DEVICE_SPAN);
-    held = bytes ? lazy(NULL, DEVICE_SPAN / PAGE) : NULL;
-    held_groups = held ? lazy(NULL, DEVICE_SPAN / PAGE / PAGES_OF_GROUP) : NULL;
+    held = bytes ? lazy(NULL, DEVICE_SPAN / UNIT) : NULL;
+    held_groups = held ? lazy(NULL, DEVICE_SPAN / UNIT / UNITS_OF_GROUP) : NULL;
     mapped = held_groups != NULL;
-    if (held && !mapped) munmap(held, DEVICE_SPAN / PAGE);
+    if (held && !mapped) munmap(held, DEVICE_SPAN / UNIT);
     if (bytes && !mapped) munmap(bytes, DEVICE_SPAN);
     __atomic_store_n(&tried, 1, __ATOMIC_RELEASE);
   }
@@ -113,49 +114,50 @@ int memcalc_map(void) {
 /* 1: what is copied to a GPU can be read back; 0: this host refuses the mapping, and reads are zeros. */
 EXPORT int memcalc_stub_maps(void) { return memcalc_map(); }
 
-static uint64_t page_of(const void *at) { return ((uint64_t)at - DEVICE_BASE) / PAGE; }
+static uint64_t unit_of(const void *at) { return ((uint64_t)at - DEVICE_BASE) / UNIT; }
 
 static void mark(const void *at, size_t bytes) {
-  uint64_t first = page_of(at), last = page_of((const char *)at + bytes - 1);
+  uint64_t first = unit_of(at), last = unit_of((const char *)at + bytes - 1);
   memset(held + first, 1, last - first + 1);
-  memset(held_groups + first / PAGES_OF_GROUP, 1, last / PAGES_OF_GROUP - first / PAGES_OF_GROUP + 1);
+  memset(held_groups + first / UNITS_OF_GROUP, 1, last / UNITS_OF_GROUP - first / UNITS_OF_GROUP + 1);
 }
 
-/* The first page of a range that may hold something; `last` + 1: none does. */
-static uint64_t held_from(uint64_t page, uint64_t last) {
-  while (page <= last) {
-    uint64_t group = page / PAGES_OF_GROUP;
-    uint8_t *some = memchr(held_groups + group, 1, last / PAGES_OF_GROUP - group + 1);
+/* The first unit of a range that may hold something; `last` + 1: none does. */
+static uint64_t held_from(uint64_t unit, uint64_t last) {
+  while (unit <= last) {
+    uint64_t group = unit / UNITS_OF_GROUP;
+    uint8_t *some = memchr(held_groups + group, 1, last / UNITS_OF_GROUP - group + 1);
     if (!some) break;
-    uint64_t first = (uint64_t)(some - held_groups) * PAGES_OF_GROUP, end = first + PAGES_OF_GROUP - 1;
-    uint64_t from = first < page ? page : first, to = end > last ? last : end;
+    uint64_t first = (uint64_t)(some - held_groups) * UNITS_OF_GROUP, end = first + UNITS_OF_GROUP - 1;
+    uint64_t from = first < unit ? unit : first, to = end > last ? last : end;
     uint8_t *found = memchr(held + from, 1, to - from + 1);
     if (found) return (uint64_t)(found - held);
     if (from == first && to == end) *some = 0;
-    page = to + 1;
+    unit = to + 1;
   }
   return last + 1;
 }
 
-/* Pages in a row that may hold something, from a page on. */
-static uint64_t run_of_held(uint64_t page, uint64_t last) {
-  uint8_t *end = memchr(held + page, 0, last - page + 1);
-  return end ? (uint64_t)(end - held) - page : last - page + 1;
+/* Units in a row that may hold something, from one on. */
+static uint64_t run_of_held(uint64_t unit, uint64_t last) {
+  uint8_t *end = memchr(held + unit, 0, last - unit + 1);
+  return end ? (uint64_t)(end - held) - unit : last - unit + 1;
 }
 
 static void zero(char *at, size_t bytes) {
-  uint64_t last = page_of(at + bytes - 1);
-  for (uint64_t page = page_of(at), run; (page = held_from(page, last)) <= last; page += run) {
-    run = run_of_held(page, last);
-    char *from = (char *)(DEVICE_BASE + page * PAGE), *to = from + run * PAGE;
-    char *first = from < at ? from + PAGE : from, *end = to > at + bytes ? to - PAGE : to;
+  uint64_t last = unit_of(at + bytes - 1);
+  for (uint64_t unit = unit_of(at), run; (unit = held_from(unit, last)) <= last; unit += run) {
+    run = run_of_held(unit, last);
+    char *from = (char *)(DEVICE_BASE + unit * UNIT), *to = from + run * UNIT;
+    char *first = from < at ? from + UNIT : from, *end = to > at + bytes ? to - UNIT : to;
     if (from < at) from = at;
     if (to > at + bytes) to = at + bytes;
-    /* Whole pages are zeros from now on; the first and last keep what others have there. */
-    if (end > first) memset(held + page_of(first), 0, (uint64_t)(end - first) / PAGE);
-    if (end >= first + MANY_PAGES * PAGE && !madvise(first, end - first, MADV_DONTNEED)) {
-      memset(from, 0, first - from);
-      memset(end, 0, to - end);
+    /* Whole units are zeros from now on; the first and last keep what others have there. */
+    if (end > first) memset(held + unit_of(first), 0, (uint64_t)(end - first) / UNIT);
+    char *low = (char *)(((uint64_t)from + PAGE - 1) / PAGE * PAGE), *high = (char *)((uint64_t)to / PAGE * PAGE);
+    if (high >= low + MANY_PAGES * PAGE && !madvise(low, high - low, MADV_DONTNEED)) {
+      memset(from, 0, low - from);
+      memset(high, 0, to - high);
     } else {
       memset(from, 0, to - from);
     }
@@ -179,8 +181,8 @@ void memcalc_mark(void *at, size_t bytes) {
 int memcalc_holds(const void *at, size_t bytes) {
   if (!bytes || !mapped || !on_device(at)) return 0;
   pthread_mutex_lock(&lock);
-  uint64_t last = page_of((const char *)at + bytes - 1);
-  int found = held_from(page_of(at), last) <= last;
+  uint64_t last = unit_of((const char *)at + bytes - 1);
+  int found = held_from(unit_of(at), last) <= last;
   pthread_mutex_unlock(&lock);
   return found;
 }
@@ -189,14 +191,14 @@ void memcalc_each_held(const void *at, size_t bytes,
                        void (*each)(const void *part, size_t bytes, void *more), void *more) {
   if (!bytes || !mapped || !on_device(at)) return;
   const char *begin = at, *end = begin + bytes;
-  uint64_t last = page_of(end - 1);
-  for (uint64_t page = page_of(at), run; page <= last; page += run) {
+  uint64_t last = unit_of(end - 1);
+  for (uint64_t unit = unit_of(at), run; unit <= last; unit += run) {
     pthread_mutex_lock(&lock);
-    page = held_from(page, last);
-    run = page <= last ? run_of_held(page, last) : 0;
+    unit = held_from(unit, last);
+    run = unit <= last ? run_of_held(unit, last) : 0;
     pthread_mutex_unlock(&lock);
     if (!run) return;
-    const char *from = (const char *)(DEVICE_BASE + page * PAGE), *to = from + run * PAGE;
+    const char *from = (const char *)(DEVICE_BASE + unit * UNIT), *to = from + run * UNIT;
     if (from < begin) from = begin;
     if (to > end) to = end;
     each(from, to - from, more);
