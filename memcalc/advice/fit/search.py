@@ -60,13 +60,16 @@ def largest(ask: Ask, accept: Accept, *, start: int, limit: int) -> int:
 
 
 def beyond(ask: Ask, accept: Accept, best: int, limit: int) -> int:
-    """The same where the answer lies a little above a size that is accepted."""
+    """The same where the answer lies a little above a size that is accepted.
+
+    From the next size on it goes by round ones, which ``islands`` has asked about.
+    """
     low, step = best, 1
     while low < limit:
         size = min(low + step, limit)
         if not accept(ask(size)):
             return largest(ask, accept, start=low, limit=size - 1) if size > low + 1 else low
-        low, step = size, 2 * step
+        low, step = size, _ROUND - size % _ROUND if size < best + _ISLANDS * _ROUND else 2 * step
     return low
 
 

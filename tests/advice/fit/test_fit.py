@@ -159,15 +159,15 @@ MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 96}
         ),
     ],
 )
-def test_what_generates_is_found_by_formulas_and_agrees_with_estimates(config, settings, tmp_path):
+def test_what_generates_is_found_with_few_runs_and_agrees_with_estimates(
+    config, settings, tmp_path
+):
     model = tmp_path / "generates.json"
     model.write_text(json.dumps(config))
     found = memcalc.fit(str(model), gpu="t4", precision="fp16", use_cache=False, **settings)
-    by_size = ("sizes were traced", "found by tracing")
-    assert not any(note.startswith(by_size) for note in found.assumptions)
     assert len(found.limits) == len(settings["find"])
-    # Beside two plain traces for each limit there are those on symbols.
-    assert found.traces <= 2 * len(found.limits) + 12
+    # Eight round sizes among them, and the sizes up to the first that is not even tight.
+    assert found.traces <= 40 * len(found.limits)
     for limit in found.limits:
         for probe, fits in ((limit.best, True), (limit.above, False)):
             plan = replace(found.plan, batch=probe.batch, seq=probe.seq)
