@@ -11,7 +11,6 @@ from memcalc.budgets.metrics import figure
 from memcalc.budgets.records import Budget, Evidence, Rule, Status, Where
 from memcalc.catalog.plan import make
 from memcalc.estimation.estimate import Tracer
-from memcalc.estimation.fits import verdict
 from memcalc.records.measurement import Measurement, PhaseReading, steady_peak
 from memcalc.records.prediction import ALLOCATOR_RUNGS, FitVerdict
 from memcalc.records.trace import Phase
@@ -110,7 +109,7 @@ def test_what_fits_is_decided_as_the_estimate_decides_it(traced):
         pytest.skip("a CPU run has no GPU to fit")
     found = answer(prediction.plan, ())
     assert found.here.fit == prediction.fit
-    assert found.here.fits is (verdict(prediction.fit) is FitVerdict.FITS)
+    assert found.here.fits is (prediction.fit.verdict is FitVerdict.FITS)
 
 
 def test_a_run_that_is_what_was_estimated_shows_no_error_anywhere(traced):

@@ -37,6 +37,7 @@ def test_the_library_has_what_is_written_and_what_does_nothing(tmp_path):
             "memcalc_stub_arrived",
             "memcalc_stub_reload",
             "memcalc_stub_sent",
+            "memcalc_stub_when_unknown",
             "memcalc_stub_zero",
             "memcalc_stub_moments",
             "memcalc_stub_others",

@@ -38,7 +38,7 @@ def test_recordings_of_loops_cover_what_they_claim():
         ({"loop": "accelerate", "parallel": "fsdp1", "parallel_args": {
             "sharding_strategy": "HYBRID_SHARD", "device_mesh": "1x2"}}, "in the plain loop"),
         ({"loop": "trainer", "parallel": "fsdp1", "parallel_args": {
-            "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5_000_000}}, "are tied"),
+            "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 5_000_000}}, "Tied weights"),
         ({"loop": "trainer", "eval": 2}, "--eval works in the plain loop"),
         ({"resume": True, "parallel": "fsdp2"}, "--resume works in the plain loop with ddp"),
         ({"loop": "trainer", "parallel": "fsdp2", "parallel_args": {"param_dtype": "bfloat16"}},
