@@ -67,8 +67,9 @@ class StubDriverHook(BuildHookInterface):
         """The system's, if it works and the wheel is for this machine."""
         if os.environ.get("MEMCALC_WHEEL_MACHINE"):
             return None
-        found: list[str] | None = import_module("memcalc.files.compiler").system_compiler()
-        return found if found is not None and self._module().works(found) else None
+        build = self._module()
+        found: list[str] | None = build.compilers.system_compiler()
+        return found if found is not None and build.works(found) else None
 
     def _module(self) -> ModuleType:
         """The builder of this checkout, which needs no package, for none is installed here."""
