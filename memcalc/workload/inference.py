@@ -92,9 +92,10 @@ def _generate(
         # Serving engines sample from the whole vocabulary; otherwise decoding is greedy.
         **({"do_sample": True, "top_k": 0} if plan.engine is not None else {"do_sample": False}),
         "num_beams": plan.beams,
-        # A compiled decode step would keep CUDA graphs, which are not modeled.
-        "disable_compile": True,
     }
+    if hasattr(config, "disable_compile"):
+        # A compiled decode step would keep CUDA graphs; transformers before 4.51 compiles none.
+        options["disable_compile"] = True
     if config.pad_token_id is None:
         options["pad_token_id"] = 0
     starts = (config.decoder_start_token_id, config.bos_token_id)
