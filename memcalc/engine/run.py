@@ -110,17 +110,16 @@ def _one_more_step(program: Program, optimizer: Any, counter: flops.Counter) -> 
 class _Followed(Patches):
     """Follows what a plan's code reads back from the GPU, and the compiler, meanwhile."""
 
-    def __init__(self, plan: Plan, everything: bool = False) -> None:
+    def __init__(self, plan: Plan, values: bool) -> None:
         super().__init__()
         self._said: dict[str, None] = {}
         if plan.compile is not None:
             Compiling(self._say).install(self)
         if plan.target != "cpu":
-            values = Values(self._say)
-            decisions.install(self, values, self._say)
-            if everything or ":" in plan.model:
-                values.install(self)
-
+            known = Values(self._say)
+            decisions.install(self, known, self._say)
+            if values:
+                known.install(self)
         self._unreached = ""
         if not plan.infers and layouts.spread(plan).layout == layouts.SINGLE:
             self.also(register_optimizer_step_pre_hook(self._look_at_gradients).remove)
@@ -162,8 +161,10 @@ def _recorder(plan: Plan, watched: Iterable[int], detailed: bool) -> Recorder:
     return Recorder(device=torch.cuda.current_device(), watched=watched, detailed=detailed)
 
 
-def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
+def over_lengths(program: Program, lengths: Sequence[int], *, values: bool = False) -> Trace:
     """Train on one batch of each length, a step each; every step counts.
+
+    ``values`` as for ``trace``.
 
     Raises:
         UsageError: the model takes no tokens.
@@ -179,7 +180,7 @@ def over_lengths(program: Program, lengths: Sequence[int]) -> Trace:
         recorder.name(Component.INPUTS, made.values())
         return made
 
-    followed = _Followed(plan)
+    followed = _Followed(plan, values)
     with wrappers.followed(recorder, plan), followed:
         program, optimizer = _load(program, recorder)
         job = programs.job(program, optimizer, plan.target)

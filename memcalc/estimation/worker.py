@@ -153,7 +153,7 @@ class Worker:
         drop = self._breadcrumbs.drop if self._breadcrumbs is not None else None
         with in_its_words(plan.model, self._where):
             traced = (
-                run.over_lengths(program, lengths)
+                run.over_lengths(program, lengths, values=self._values)
                 if lengths
                 else run.trace(
                     program, detailed=keep, counted=self._counted, values=self._values, drop=drop
@@ -226,23 +226,26 @@ class Worker:
         is that of the first device of 2, 4, 8 times the size on which it does.
         """
         if question.plan.generate is None:
-            return self._forked(functools.partial(work, UNLIMITED))
+            return self._forked(question.plan, functools.partial(work, UNLIMITED))
         room = _room(question)
         while True:
             try:
-                return self._forked(functools.partial(work, room))
+                return self._forked(question.plan, functools.partial(work, room))
             except CodeError as error:
                 if error.kind != _OUT_OF_MEMORY or room >= UNLIMITED:
                     raise
             room = 2 * max(room, GIB)
 
-    def _forked(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Run in a copy of this process; code that stops is run again with its values followed."""
-        self._values = False
+    def _forked(self, plan: Plan, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Run in a copy of this process; code that stops is run again with its values followed.
+
+        A callable's are followed at once: its code may decide by them and not stop.
+        """
+        self._values = ":" in plan.model
         try:
             return forked(work, NAME, self._where)
         except CodeError as error:
-            if error.kind == _OUT_OF_MEMORY:
+            if error.kind == _OUT_OF_MEMORY or self._values or plan.target == "cpu":
                 raise
         self._values = True
         return forked(work, NAME, self._where)
