@@ -87,10 +87,11 @@ class Inventories:
         return self._known[key]
 
     def _built(self, plan: Plan) -> Inventory:
-        from memcalc.estimation.client import Client
+        from memcalc.estimation.client import Client, warm_engines
 
         if self._client is None:
-            self._client = self._stack.enter_context(Client())
+            engines = self._stack.enter_context(warm_engines)
+            self._client = self._stack.enter_context(Client(engines))
         answer = self._client.inventory(plan)
         if isinstance(answer, MemcalcError):
             raise answer
