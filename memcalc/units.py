@@ -100,8 +100,9 @@ class Unit(NamedTuple):
     def numbers(self, parts: Sequence[int]) -> list[str]:
         """Parts of a sum, rounded so that they add up to the sum as ``number`` writes it.
 
-        Parts that are closest to being rounded the other way are, those that have a twin last:
-        what is equal is written alike.
+        Of the parts that were rounded against the gap, those closest to the other way give way,
+        those that have a twin last: no part is off by more than one step, and what is equal is
+        written alike where it can be.
         """
         exact = [10 * part / self.bytes for part in parts]
         found = list(map(round, exact))
@@ -109,7 +110,11 @@ class Unit(NamedTuple):
         way = 1 if off > 0 else -1
         order = sorted(
             range(len(parts)),
-            key=lambda at: (parts.count(parts[at]) > 1, way * (found[at] - exact[at])),
+            key=lambda at: (
+                way * (found[at] - exact[at]) > 0,
+                parts.count(parts[at]) > 1,
+                way * (found[at] - exact[at]),
+            ),
         )
         for at in order[: abs(off)]:
             found[at] += way
