@@ -38,7 +38,7 @@ def lines(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Text that Markdown shows as it stands, in a paragraph or in the cell of a table."""
-    plain = html.escape(line(text), quote=False)
+    plain = html.escape(line(text).strip(), quote=False)
     plain = _SPECIAL.sub(lambda match: f"&#{ord(match[0])};", plain)
     return _LEADING.sub(lambda found: f"{found[1]}&#{ord(found[2])};", plain)
 
