@@ -115,10 +115,10 @@ def test_adamwbf16_follows_float64_to_a_hundredth_of_the_way_it_went(setting, se
     (state,) = optimizer.state.values()
     whole = ours.double() + state["shift"].double()
     assert rms(whole - exact) <= 0.01 * rms(exact - value.double())
-    # Each step rounds the shift, itself of bf16's precision: a walk of that many steps, and the
-    # furthest of a thousand walkers goes four times its root.
+    # Each step rounds the shift, itself of bf16's precision: a walk of that many steps, and of
+    # the three hundred thousand walkers of a night the furthest goes five times its root.
     rounding = unit_in_last_place(ours).max() / 256
-    walked = 4 * STEPS**0.5 * float(rounding)
+    walked = 5 * STEPS**0.5 * float(rounding)
     assert (whole - exact).abs().max() <= 0.02 * setting["lr"] * STEPS + walked
     # The parameter alone is that, rounded to bf16.
     assert ((ours.double() - whole).abs() <= unit_in_last_place(ours)).all()
