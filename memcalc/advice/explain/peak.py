@@ -48,6 +48,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
         kept = "until zero_grad" if set_to_none else "always: zero_grad fills it with zeros"
         if death is not None and death.phase is Phase.BACKWARD:
             kept = "until its update, inside backward"
+        elif trace.whole and storage.op:
+            kept = f"held by the variable {storage.op}"
         return f"gradient, {kept}", ""
     if component is Component.WORKSPACES:
         ends = death is not None and death.step == storage.step and death.phase is storage.phase

@@ -16,7 +16,8 @@ from torch.nn.parameter import is_lazy
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import Owner, addresses
 from memcalc.engine.scripts.counters import Counters
-from memcalc.records.model import DTYPE_BYTES, Inventory, OptimizerState, Place, StateTensor
+from memcalc.engine.scripts.optimizer_state import dtype_name, flat, held_by, state_of, states
+from memcalc.records.model import Inventory, OptimizerState, StateTensor
 from memcalc.records.trace import Component
 from memcalc.workload import quantised
 from memcalc.workload.inventory import take
@@ -40,6 +41,8 @@ class Models:
         self._roots: list[weakref.ref[torch.nn.Module]] = []
         """Models, in the order in which they were called."""
         self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._alone: list[weakref.ref[torch.Tensor]] = []
+        """Parameters that optimizers hold and no module has."""
         self._inventories: list[Inventory] = []
         self._counted: dict[int, weakref.ref[torch.Tensor]] = {}
         self._trained: set[int] = set()
@@ -164,6 +167,7 @@ class Models:
         self._name_tensors(named)
         parameters = {id(p): p for _, one in named for p in one.parameters()}
         self._parameters = [weakref.ref(p) for p in parameters.values()]
+        self._parameters += self._alone
 
     def _copy(self, module: torch.nn.Module) -> str:
         """What a copy is called, also one inside a wrapper such as ``AveragedModel``.
@@ -193,7 +197,7 @@ class Models:
                     home = ".".join(filter(None, (prefix, home)))
                     for address in addresses_of(tensor):
                         kind.append(address)
-                        owners[address] = home, name, _dtype(tensor)
+                        owners[address] = home, name, dtype_name(tensor)
         self._counters.name(Component.WEIGHTS, weights)
         self._counters.name(Component.BUFFERS, buffers)
         self._counters.own(owners)
@@ -233,6 +237,28 @@ class Models:
 
         patches.set(torch.Tensor, "data", property(read, write))
 
+    def touch(self) -> None:
+        """Parameters were replaced by others."""
+        self._touched = True
+
+    def adopt(self, leaves: Iterable[torch.Tensor]) -> None:
+        """These are all parameters of a program that calls no module."""
+        self._parameters = self._alone = [weakref.ref(one) for one in leaves]
+
+    def are(self, component: Component, found: Iterable[int]) -> None:
+        """Say what the blocks at these addresses are for."""
+        self._counters.name(component, list(found))
+
+    def weights(self) -> frozenset[int]:
+        """Where the parameters lie that are known."""
+        living = (p for ref in self._parameters if (p := ref()) is not None)
+        return frozenset(address for p in living for address in addresses_of(p))
+
+    @property
+    def none_ran(self) -> bool:
+        """No module with parameters was called."""
+        return not self._roots
+
     def gradients(self, parameters: Iterable[torch.Tensor] | None = None) -> None:
         """Name the gradients of these parameters; ``None``: of all."""
         found: list[int] = []
@@ -264,23 +290,22 @@ class Models:
             self._trained.update(map(id, held))
             known = {id(ref()) for ref in self._parameters}
             alone = [p for p in held if id(p) not in known]
-            self._parameters += [weakref.ref(p) for p in alone]
+            self._alone += [weakref.ref(p) for p in alone]
             self._counters.name(Component.WEIGHTS, [a for p in alone for a in addresses_of(p)])
             self.sweep()
-            self._parameters += [weakref.ref(p) for p in alone]
         if steps <= _SETTLED:
-            self._states[id(optimizer)] = tuple(_states(optimizer))
+            self._states[id(optimizer)] = tuple(states(optimizer))
             self.name_states(optimizer)
 
     def name_states(self, optimizer: Any) -> None:
         """Name what an optimizer keeps."""
         owners: dict[int, Owner] = {}
         homes = self._homes()
-        for parameter, state in _state_of(optimizer).items():
+        for parameter, state in state_of(optimizer).items():
             home = homes.get(id(parameter), "")
-            for name, tensor in _flat("", state):
+            for name, tensor in flat("", state):
                 for address in addresses_of(tensor):
-                    owners[address] = home, name, _dtype(tensor)
+                    owners[address] = home, name, dtype_name(tensor)
         self._counters.name(Component.OPTIMIZER_STATE, list(owners))
         self._counters.own(owners)
 
@@ -318,30 +343,6 @@ def _is_deepcopy() -> bool:
     return False
 
 
-def held_by(optimizer: Any) -> Iterator[torch.Tensor]:
-    """The parameters of an optimizer, also of one that is no ``torch.optim.Optimizer``."""
-    groups = getattr(optimizer, "param_groups", None)
-    if isinstance(groups, list) and groups and isinstance(groups[0], dict):
-        for group in groups:
-            yield from (p for p in group.get("params", ()) if isinstance(p, torch.Tensor))
-        return
-    for value in getattr(optimizer, "__dict__", {}).values():
-        yield from (one for _, one in _flat("", value, depth=3) if one.requires_grad)
-
-
-def _state_of(optimizer: Any) -> dict[Any, Any]:
-    # ZeroRedundancyOptimizer holds another that has this rank's share.
-    state = getattr(getattr(optimizer, "optim", optimizer), "state", None)
-    if state is not None and hasattr(state, "items"):
-        return dict(state.items())
-    kept = {
-        name: value
-        for name, value in getattr(optimizer, "__dict__", {}).items()
-        if not any(one.requires_grad for _, one in _flat("", value, depth=3))
-    }
-    return {"": kept}
-
-
 def addresses_of(tensor: torch.Tensor) -> list[int]:
     """Where the storages behind a tensor begin; none of what has no storage."""
     if type(tensor) in (torch.Tensor, torch.nn.Parameter):
@@ -356,31 +357,3 @@ def addresses_of(tensor: torch.Tensor) -> list[int]:
     except (NotImplementedError, RuntimeError, ValueError):
         # Inside torch.func parameters are wrapped; a lazy one is nowhere yet.
         return []
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _states(optimizer: Any) -> Iterator[StateTensor]:
-    """Every tensor that an optimizer keeps; parameters by their number."""
-    for number, state in enumerate(_state_of(optimizer).values()):
-        for name, value in _flat("", state):
-            if _dtype(value) in DTYPE_BYTES:
-                place = Place.DEVICE if value.device.type == "cuda" else Place.HOST
-                yield StateTensor(
-                    parameter=str(number),
-                    name=name,
-                    dtype=_dtype(value),
-                    numel=value.numel(),
-                    place=place,
-                )
-
-
-def _flat(name: str, state: Any, depth: int = 6) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a state; optimizers of one's own keep them in lists and by numbers, too."""
-    if isinstance(state, torch.Tensor):
-        yield name, state
-    elif isinstance(state, dict | list | tuple) and depth:
-        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
-            yield from _flat(f"{name}.{key}" if name else str(key), value, depth - 1)

@@ -21,7 +21,9 @@ from memcalc.engine import source_lines
 from memcalc.engine.patches import Patches
 from memcalc.engine.recorder import tag
 from memcalc.engine.scripts.counters import Counters
-from memcalc.engine.scripts.models import Models, addresses_of, held_by
+from memcalc.engine.scripts.functional import Functional
+from memcalc.engine.scripts.models import Models, addresses_of
+from memcalc.engine.scripts.optimizer_state import held_by
 from memcalc.engine.scripts.steps import BY_HAND, Steps
 from memcalc.records.trace import Component, Phase
 from memcalc.workload.inference import caches_of
@@ -42,7 +44,10 @@ class Phases:
 
     def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
         self.phase, self.step = Phase.LOAD, 0
+        self.settled = 1
+        """From this step on every optimizer has its state."""
         self._counters, self._models, self._steps = counters, models, steps
+        self._functional = Functional(models)
         steps.listener = self
         self._main = threading.get_ident()
         self._depth = 0
@@ -61,13 +66,14 @@ class Phases:
     def install(self, patches: Patches) -> None:
         """Follow from now on."""
         self._patches = patches
+        self._functional.install(patches)
         for hook in (
             modules.register_module_forward_pre_hook(self._entering),
             modules.register_module_forward_hook(self._leaving, always_call=True),
         ):
             patches.also(hook.remove)
         patches.wrap(torch.autograd, "backward", self._backward)
-        patches.wrap(torch.autograd, "grad", self._backward)
+        patches.wrap(torch.autograd, "grad", self._grad)
         patches.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         patches.wrap(torch.nn.Module, "zero_grad", self._zero_grad)
         patches.wrap(torch.amp.GradScaler, "unscale_", self._stepping)
@@ -95,6 +101,8 @@ class Phases:
             self.step += 1
             if self.step == WATCHED:
                 self._counters.without_lines()
+            if self.step <= WATCHED:
+                self._models.sweep()  # Programs may have given parameters other memory.
             self.phase = phase
             self._counters.enter(phase, self.step, line)
             return
@@ -113,8 +121,11 @@ class Phases:
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.phase is Phase.BACKWARD or threading.get_ident() != self._main:
             return original(*args, **kwargs)
-        if not self._steps.has_optimizer and self._models.were_changed():
-            self._steps.by_hand()
+        if not self._steps.has_optimizer:
+            if self._models.none_ran and args and not kwargs.get("create_graph"):
+                self._functional.look_for_plain(args[0])
+            if self._models.were_changed():
+                self._steps.by_hand()
         self._counters.guess(Component.ACTIVATIONS, self._since)
         self._enter(Phase.BACKWARD, source_lines.line())
         try:
@@ -128,6 +139,12 @@ class Phases:
                 self._steps.find_own()
             if self.backwards == 1 and not self._steps.has_optimizer:
                 self._models.watch_data(self._patches)
+
+    def _grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = self._backward(original, *args, **kwargs)
+        if threading.get_ident() == self._main:
+            self._functional.gradients(kwargs["inputs"] if len(args) < 2 else args[1], found)
+        return found
 
     def _zero_grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         if self.phase in (Phase.ZERO_GRAD, Phase.LOAD):
@@ -149,6 +166,8 @@ class Phases:
     def step_ends(self, owner: Any, steps: int) -> None:
         """An optimizer has made so many updates."""
         self._stepped.add(id(owner))
+        if steps == 1:
+            self.settled = self.step + 1
         self._models.stepped(owner, steps)
         if self._inside_backward:
             self._mark(Phase.BACKWARD)

@@ -12,7 +12,7 @@ import torch
 from torch.optim import optimizer as optimizers
 
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.models import held_by
+from memcalc.engine.scripts.optimizer_state import held_by
 
 BY_HAND = 0
 """Key of the updates that a program makes without an optimizer."""
