@@ -177,7 +177,9 @@ class Timeline:
             return
         for address in which:
             number = self._live.get(address)
-            if number is not None and self.blocks[number].component is None:
+            if number is not None and component is None:
+                self.blocks[number].arrived = self.blocks[number].given = True
+            elif number is not None and self.blocks[number].component is None:
                 self.blocks[number].component = component
 
     def _skip(self, recorder: Notes, told: list[tuple[int, int, Any]]) -> None:
@@ -330,6 +332,7 @@ class _Block:
         "component",
         "dies",
         "dtype",
+        "given",
         "guess",
         "line",
         "op",
@@ -349,8 +352,8 @@ class _Block:
         self.op = self.dtype = self.until = self.line = ""
         self.guess: Component | None = None
         """What it is for, as far as its life tells."""
-        self.arrived = False
-        """It was filled from the host."""
+        self.arrived = self.given = False
+        """It was filled from the host; it was handed to a model from outside."""
 
 
 def _bridged(gap: Gap, after: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

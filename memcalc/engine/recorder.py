@@ -68,8 +68,9 @@ class Notes:
     def __init__(self, device: int) -> None:
         self.device = device
         self.intervals: list[Interval] = []
-        self.names: list[tuple[int, Component, list[int]]] = []
-        """At this moment, blocks at these addresses are of this component."""
+        self.names: list[tuple[int, Component | None, list[int]]] = []
+        """At this moment, blocks at these addresses are of this component; ``None``: they are
+        handed to a model from outside."""
         self.born_since: list[tuple[int, Component, int]] = []
         """At this moment, living blocks that were born after another one are of this component."""
         self.owners: list[tuple[int, Mapping[int, Owner | str]]] = []

@@ -10,7 +10,7 @@ import msgspec
 from memcalc.advice.explain import module_names
 from memcalc.advice.explain.records import Group, PeakContents
 from memcalc.records.plan import Plan
-from memcalc.records.trace import Component, Phase, Trace
+from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import alive, highest, walk
 
 
@@ -42,6 +42,9 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     component = storage.component
     if component is Component.WEIGHTS and storage.module.startswith("copy of "):
         return "weight of a copy of the model", ""
+    if component is Component.INPUTS and _lasts(trace, storage, death):
+        by = f"held by the variable {storage.op}" if storage.op else "kept by the script"
+        return f"data on the GPU, {by}", ""
     if component in _ALWAYS:
         return _ALWAYS[component], ""
     if component is Component.GRADIENTS:
@@ -57,7 +60,8 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
     in_backward = death is not None and death.phase is Phase.BACKWARD
     outlives = component is Component.ACTIVATIONS and trace.whole and not in_backward
     if outlives or component is Component.HELD:
-        by = f"the variable {storage.op}" if storage.op else "the script"
+        unknown = "the script" if component is Component.HELD else "the script or its graph"
+        by = f"the variable {storage.op}" if storage.op else unknown
         return f"held by {by}; backward does not free it", ""
     in_whose_backward = component is Component.ACTIVATIONS and in_backward and not storage.until
     if in_whose_backward and death is not None:
@@ -74,6 +78,11 @@ def kept(trace: Trace, number: int, death: Death | None, *, set_to_none: bool) -
         again = "recomputed, " if storage.phase is Phase.BACKWARD else ""
         return f"{again}saved for backward until {node} in {{}}", death.module
     return f"temporary of backward until {node} in {{}}", death.module
+
+
+def _lasts(trace: Trace, storage: Storage, death: Death | None) -> bool:
+    """It outlives the step after its own, in a script."""
+    return trace.whole and (trace.steps if death is None else death.step) > storage.step + 2
 
 
 _ALWAYS = {

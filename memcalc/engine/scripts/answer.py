@@ -91,7 +91,10 @@ def _longer(intervals: Sequence[Interval], alike: range) -> tuple[str, ...]:
     for one in intervals:
         if one.step in alike and one.step in whole and one.phase in (Phase.FORWARD, Phase.BACKWARD):
             peaks[one.step] = max(peaks.get(one.step, 0), one.requested)
-    if len(peaks) < 2 or min(peaks.values()) >= (1 - _ALIKE) * max(peaks.values()):
+    found = [*peaks.values()]
+    # What the first leaves behind is alive in all others.
+    found = found[1:] if len(found) > 2 else found
+    if len(found) < 2 or min(found) >= (1 - _ALIKE) * max(found):
         return ()
     return (_LONGER.format(len(whole), 10 * len(whole)),)
 

@@ -130,17 +130,14 @@ class Counters:
         """The present moment of each GPU."""
         return [notes.now() for notes in self.notes]
 
-    def name(self, component: Component, found: list[int]) -> None:
-        """Say what the blocks at these addresses are for; the first thing said stands."""
+    def name(self, component: Component | None, found: list[int]) -> None:
+        """Say what the blocks at these addresses are for; the first thing said stands.
+
+        ``None``: they are handed to a model from outside.
+        """
         if found:
             for notes in self.notes:
                 notes.names.append((notes.now(), component, found))
-
-    def arrive(self, found: list[int]) -> None:
-        """Say that the blocks at these addresses were handed to a model from outside."""
-        for notes in self.notes:
-            now = notes.now()
-            notes.arrived += [(now, address) for address in found]
 
     def own(self, owners: Mapping[int, Owner | str]) -> None:
         """Say which modules the blocks at these addresses are of, or which variables hold them."""

@@ -206,7 +206,7 @@ class Phases:
             self.phase is Phase.LOAD and not _prepares(module, args)
         ):
             self._enter(Phase.EVAL if self._evaluates(module) else Phase.FORWARD)
-        self._counters.arrive([a for one in args for a in _given(one)])
+        self._counters.name(None, [a for one in args for a in _given(one)])
 
     def _leaving(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
