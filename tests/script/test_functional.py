@@ -62,3 +62,29 @@ MOMENTUM = """
 def test_weights_that_get_other_memory_in_every_step_stay_weights(run):
     components = run(MOMENTUM, steps=0).traced.prediction.components
     assert components[Component.WEIGHTS] == 2 * HELD
+
+
+SEARCHES = """
+    import torch
+    model = torch.nn.Linear(256, 256).cuda()
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), max_iter=6, history_size=4, line_search_fn="strong_wolfe"
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(64, 256, device="cuda")).square().mean()
+        loss.backward()
+        return loss
+
+    for step in range(3):
+        optimizer.step(closure)
+"""
+
+
+def test_lbfgs_keeps_a_whole_history_though_all_gradients_read_as_zero(run):
+    prediction = run(SEARCHES, steps=0).traced.prediction
+    # Old directions and steps, the last direction and the gradient before.
+    kept = [one for one in prediction.optimizer_state.tensors if one.numel == 256 * 257]
+    assert len(kept) == 2 * 4 + 2
+    assert any("LBFGS" in one for one in prediction.assumptions)

@@ -25,7 +25,7 @@ from memcalc.workload.inventory import take
 _MAKES_COPIES = copy._reconstruct.__code__  # type: ignore[attr-defined]
 """Runs while ``copy.deepcopy`` makes a module."""
 _SETTLED = 3
-"""Steps after which an optimizer has made all its state."""
+"""Steps after which an optimizer has made all its state; LBFGS makes its anew."""
 
 
 class Models:
@@ -293,7 +293,7 @@ class Models:
             self._alone += [weakref.ref(p) for p in alone]
             self._counters.name(Component.WEIGHTS, [a for p in alone for a in addresses_of(p)])
             self.sweep()
-        if steps <= _SETTLED:
+        if steps <= _SETTLED or isinstance(optimizer, torch.optim.LBFGS):
             self._states[id(optimizer)] = tuple(states(optimizer))
             self.name_states(optimizer)
 
