@@ -119,7 +119,7 @@ class Phases:
             self._mark(before)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.phase is Phase.BACKWARD or threading.get_ident() != self._main:
+        if self.phase is Phase.BACKWARD or not self._is_followed():
             return original(*args, **kwargs)
         if not self._steps.has_optimizer:
             if self._models.none_ran and args and not kwargs.get("create_graph"):
@@ -142,7 +142,7 @@ class Phases:
 
     def _grad(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         found = self._backward(original, *args, **kwargs)
-        if threading.get_ident() == self._main:
+        if self._is_followed():
             self._functional.gradients(kwargs["inputs"] if len(args) < 2 else args[1], found)
         return found
 
@@ -181,8 +181,19 @@ class Phases:
 
     # ---- modules
 
+    def _is_followed(self, module: torch.nn.Module | None = None) -> bool:
+        """The first thread that trains is the one whose phases are followed."""
+        own = threading.get_ident()
+        if own != self._main and self.phase is Phase.LOAD and not self._depth:
+            if module is not None:
+                first = next(module.parameters(), None)
+                trains = first is not None and first.is_cuda and torch.is_grad_enabled()
+            if module is None or trains:
+                self._main = own
+        return own == self._main
+
     def _entering(self, module: torch.nn.Module, args: Any) -> None:
-        if threading.get_ident() != self._main and self.phase is not Phase.BACKWARD:
+        if self.phase is not Phase.BACKWARD and not self._is_followed(module):
             return
         if self._depth and self.step >= WATCHED:
             self._depth += 1  # Most calls of a training.
