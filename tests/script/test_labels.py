@@ -233,3 +233,22 @@ def test_a_data_set_on_the_gpu_is_input_and_loaded_weights_and_unused_graphs_are
     assert "held by the variable saved; backward does not free it" in kept
     assert "held by the script or its graph; backward does not free it" in kept
     assert not any(one.startswith(LONGER) for one in found.prediction.uncounted)
+
+
+THAWED = """
+    import torch
+    first, second = (torch.nn.Linear(256, 256).cuda() for _ in range(2))
+    first.requires_grad_(False)
+    optimizer = torch.optim.Adam([*first.parameters(), *second.parameters()])
+    for step in range(7):
+        first.requires_grad_(step > 4)
+        second(first(torch.ones(64, 256, device="cuda"))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_state_of_weights_that_are_trained_later_is_optimizer_state(run):
+    components = run(THAWED, steps=0).traced.prediction.components
+    assert components[Component.OPTIMIZER_STATE] == 4 * WEIGHTS
+    assert components[Component.HELD] == 0

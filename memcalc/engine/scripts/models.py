@@ -48,6 +48,8 @@ class Models:
         self._trained: set[int] = set()
         self._names: dict[str, None] = {}
         self._states: dict[int, tuple[StateTensor, ...]] = {}
+        self._entries: dict[int, int] = {}
+        """Of each optimizer's state, when it was looked at last."""
         self._moving = 0
         self._versions = -1
         """Changes in place of all parameters, as PyTorch counts them; -1: nobody asked."""
@@ -293,7 +295,11 @@ class Models:
             self._alone += [weakref.ref(p) for p in alone]
             self._counters.name(Component.WEIGHTS, [a for p in alone for a in addresses_of(p)])
             self.sweep()
-        if steps <= _SETTLED or isinstance(optimizer, torch.optim.LBFGS):
+        # Parameters that are added or unfrozen later get their state then.
+        known = len(state_of(optimizer))
+        grew = self._entries.get(id(optimizer)) != known
+        if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
+            self._entries[id(optimizer)] = known
             self._states[id(optimizer)] = tuple(states(optimizer))
             self.name_states(optimizer)
 
