@@ -12,22 +12,10 @@ from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction
 from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
+from memcalc.report.palette import STYLES
 from memcalc.units import Unit, format_bytes, unit_for
 from memcalc.workload import layouts
 
-_NOTES = {
-    Component.ACTIVATIONS: "saved for backward",
-    Component.HELD: "lists and copies in variables",
-    Component.TEMPORARIES: "short-lived results",
-    Component.INPUTS: "the batch",
-    Component.BUFFERS: "constants of the model",
-    Component.UNSHARDED: "layers gathered while used",
-    Component.COMMUNICATION: "buffers of collectives",
-    Component.KV_CACHE: "keys and values of past tokens",
-    Component.QUANTISED_WEIGHTS: "linear layers in few bits",
-    Component.QUANTISATION_CONSTANTS: "quantization scales",
-    Component.WORKSPACES: "kernel scratch space",
-}
 _PER_PARAMETER = (Component.WEIGHTS, Component.MASTER_WEIGHTS)
 _OF_TRAINED = (Component.GRADIENTS, Component.OPTIMIZER_STATE)
 _LARGE = 1_000_000_000
@@ -174,7 +162,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
     numbers = [*map(unit.number, sizes), others] if rest else unit.numbers(sizes)
     body: list[tuple[Cell, ...]] = [
         (
-            rows.COMPONENT_WORDS[component],
+            STYLES[component].words,
             number,
             Share(size / max(peak.requested, 1)),
             _note(prediction, component, size),
@@ -192,7 +180,7 @@ def _table(prediction: Prediction, lines: int) -> Table:
 
 
 def _names(components: list[Component]) -> str:
-    words = [rows.COMPONENT_WORDS[component] for component in components]
+    words = [STYLES[component].words for component in components]
     return ", ".join(words) if len(words) < 3 else f"{words[0]} and {len(words) - 1} more"
 
 
@@ -266,7 +254,7 @@ def _note(prediction: Prediction, component: Component, size: int) -> str:
         return f"{size / prediction.trainable:.2f} B/param{alone}{rule}"
     if component in _PER_PARAMETER and prediction.parameters:
         return f"{size / prediction.parameters:.2f} B/param"
-    return _NOTES.get(component, "")
+    return STYLES[component].note
 
 
 def _rule(prediction: Prediction) -> str:

@@ -5,13 +5,13 @@ The drawing is stretched to the page's width; texts lie over it, so that they ke
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from memcalc.advice.explain.timeline import Stretch, Timeline, thin
-from memcalc.report.palette import STYLES
-from memcalc.report.rows import COMPONENT_WORDS
+from memcalc.report.palette import stacked
 from memcalc.units import format_bytes, unit_for
 
 WIDTH, HEIGHT = 1000, 400
@@ -149,17 +149,12 @@ def _levels(line: Timeline, scale: _Scale) -> Iterator[Level]:
 
 def _bands(line: Timeline, scale: _Scale) -> Iterator[Band]:
     """From the lowest to the highest, each with what lies under it."""
-    floor = [0] * len(line.requested)
-    for component, style in STYLES.items():
-        sizes = line.components.get(component)
-        if sizes is None:
-            continue
-        floor = [low + size for low, size in zip(floor, sizes, strict=True)]
+    for style, floor, top in stacked(line):
         yield Band(
-            name=COMPONENT_WORDS[component],
+            name=style.words,
             color=style.color,
-            path=f"{scale.steps(floor)}V{HEIGHT}H0Z",
-            highest=format_bytes(max(sizes)),
+            path=f"{scale.steps(top)}V{HEIGHT}H0Z",
+            highest=format_bytes(max(map(operator.sub, top, floor))),
         )
 
 

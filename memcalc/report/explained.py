@@ -13,7 +13,7 @@ from memcalc.records.fields import options
 from memcalc.records.prediction import ALLOCATOR_RUNGS
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
-from memcalc.report.rows import COMPONENT_WORDS
+from memcalc.report.palette import STYLES
 from memcalc.units import Unit, format_bytes, format_mib, unit_for
 
 
@@ -55,7 +55,7 @@ def contents(moment: PeakContents, top: int) -> Table:
     body: list[tuple[Cell, ...]] = [
         (
             *(*figure, str(group.count)),
-            COMPONENT_WORDS[group.component],
+            STYLES[group.component].words,
             (_group(group), group.kept),
         )
         for group, figure in zip(moment.groups[:top], figures, strict=False)
@@ -166,7 +166,7 @@ def _group(group: Group) -> str:
 
 def _moment(moment: PeakContents, name: str = "") -> str:
     largest = sorted(moment.components.items(), key=lambda item: -item[1])[:3]
-    parts = [f"{COMPONENT_WORDS[name]} {format_bytes(size)}" for name, size in largest]
+    parts = [f"{STYLES[name].words} {format_bytes(size)}" for name, size in largest]
     return f" {name or moment.phase.value:9} {format_mib(moment.requested):>12}  {', '.join(parts)}"
 
 

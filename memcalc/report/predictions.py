@@ -9,6 +9,7 @@ from memcalc.records.prediction import RUNGS, Prediction
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report import answer, rows
 from memcalc.report.blocks import Block, Cell, Kind, Line, Size, Table, sizes
+from memcalc.report.palette import STYLES
 from memcalc.units import Unit, format_mib, unit_for
 
 
@@ -90,7 +91,7 @@ def components(prediction: Prediction) -> Table:
         head=("component", unit.name, "share", "bytes/param"),
         rows=[
             *(
-                (rows.COMPONENT_WORDS[name], size, share, f"{size.bytes / count:.2f}")
+                (STYLES[name].words, size, share, f"{size.bytes / count:.2f}")
                 for name, size, share in columns
             ),
             ("total", Size(whole, unit), "100.0%", f"{whole / count:.2f}"),

@@ -8,27 +8,9 @@ from memcalc.estimation.fits import growth_words, why_tight
 from memcalc.records.model import Place
 from memcalc.records.plan import Plan
 from memcalc.records.prediction import ALLOCATOR_RUNGS, Fit, FitVerdict, Peak, Prediction, Span
-from memcalc.records.trace import Component, Sent
+from memcalc.records.trace import Sent
 from memcalc.units import GIB, MIB, Unit, format_bytes, format_mib
 from memcalc.workload import loops
-
-COMPONENT_WORDS = {
-    Component.WEIGHTS: "weights",
-    Component.QUANTISED_WEIGHTS: "quantized weights",
-    Component.QUANTISATION_CONSTANTS: "quantization scales",
-    Component.MASTER_WEIGHTS: "master weights",
-    Component.GRADIENTS: "gradients",
-    Component.OPTIMIZER_STATE: "optimizer state",
-    Component.ACTIVATIONS: "activations",
-    Component.TEMPORARIES: "temporaries",
-    Component.INPUTS: "inputs",
-    Component.BUFFERS: "buffers",
-    Component.UNSHARDED: "unsharded weights",
-    Component.COMMUNICATION: "communication",
-    Component.KV_CACHE: "KV cache",
-    Component.HELD: "held by script",
-    Component.WORKSPACES: "workspaces",
-}
 
 
 def heading(prediction: Prediction) -> str:
