@@ -21,13 +21,12 @@ from memcalc.estimation.question import asked
 from memcalc.estimation.replays import UNLIMITED, as_it_ran, judged, of_replay, room_of
 from memcalc.records.plan import Plan
 from memcalc.units import format_bytes
-from memcalc.workload.tasks import CALLABLE
 
 
 def remedies(traced: Traced) -> Iterator[Option]:
     """The allocator's settings, by replaying what the script asked for."""
     before, trace = traced.prediction, traced.trace
-    for remedy in free.expandable(before.plan, CALLABLE):
+    for remedy in free.expandable(before.plan):
         question = asked(replace(before.plan, **dict(remedy.changes)))
         found = of_replay(replay(as_it_ran(trace), question.settings, UNLIMITED), trace)
         saved = (before.peak.reserved or 0) - found.peaks.reserved
