@@ -9,11 +9,10 @@ from itertools import pairwise
 import msgspec
 from msgspec.structs import replace
 
-from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.device import DeviceMemory
 from memcalc.allocator.levels import Levels
-from memcalc.allocator.replay import Op, to_pools
+from memcalc.allocator.replay import Op, Player
 from memcalc.allocator.settings import AllocatorSettings, parse_alloc_conf
 from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
@@ -103,26 +102,18 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
 
 def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int, Levels]]:
     """Each event as the allocator serves it: when, of what, bytes more or less, and the levels."""
-    allocator = CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED))
-    live: dict[int, Block] = {}
+    player = Player(CachingAllocator(settings_of(plan, trace), DeviceMemory(UNLIMITED)))
     step, phase = 0, Phase.LOAD
     whole = replace(trace, events=trace.events[: program_end(trace)])
-    for key, what, *stream in as_it_ran(whole):
+    for event in as_it_ran(whole):
+        player.play((event,))
+        key, what, *_ = event
         if key is Op.MARK:
             step, phase = what
-        elif key is Op.USED_BY:
-            allocator.record_stream(live[what], *stream)
-        elif isinstance(key, Op) and key is not Op.PASSED:
-            to_pools(allocator, key, what, *stream)
-        if isinstance(key, Op):
-            continue
-        storage = trace.storages[key % len(trace.storages)]
-        if what:
-            live[key] = allocator.allocate(what, *stream)
-        else:
-            allocator.free(live.pop(key))
-        change = storage.bytes if what else -storage.bytes
-        yield step, phase, storage, change, allocator.levels()
+        elif not isinstance(key, Op):
+            storage = trace.storages[key % len(trace.storages)]
+            change = storage.bytes if what else -storage.bytes
+            yield step, phase, storage, change, player.allocator.levels()
 
 
 def _words(storage: Storage, change: int) -> str:
