@@ -16,7 +16,7 @@ from memcalc import untrusted_text
 from memcalc.budgets.metrics import default_peak
 from memcalc.records.fields import FIELDS, changed_settings
 from memcalc.records.model import Place
-from memcalc.records.prediction import FitVerdict, Prediction
+from memcalc.records.prediction import Prediction
 from memcalc.units import GIB, KIB, MIB, format_mib
 from memcalc.wrap import fold
 
@@ -125,7 +125,7 @@ def _settings(prediction: Prediction) -> dict[str, Any]:
 
 
 def _fits(prediction: Prediction) -> bool:
-    return prediction.fit is not None and prediction.fit.verdict is FitVerdict.FITS
+    return prediction.fit is not None and prediction.fit.fits
 
 
 def _limits(starter: Starter) -> list[str]:

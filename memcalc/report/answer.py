@@ -8,7 +8,7 @@ from memcalc.catalog.models import TAKEN
 from memcalc.catalog.plan import to_simulate
 from memcalc.records.fields import options
 from memcalc.records.model import Place
-from memcalc.records.prediction import RUNGS, Fit, FitVerdict, OnGpu, Prediction, Varied
+from memcalc.records.prediction import RUNGS, Fit, OnGpu, Prediction, Varied
 from memcalc.records.trace import NO_GRADIENT, Component
 from memcalc.report import rows, serving
 from memcalc.report.blocks import Block, Cell, Kind, Line, Share, Size, Table
@@ -306,7 +306,7 @@ def _next(prediction: Prediction) -> Iterator[Line]:
     """What to type next."""
     plan, fit = prediction.plan, prediction.fit
     if plan.command:
-        if fit is not None and fit.verdict is not FitVerdict.FITS:
+        if fit is not None and not fit.fits:
             yield Line("next: what is alive at the peak, and at which lines of the script")
             run = to_simulate(plan, "-o run.json ")
             yield Line(f"  {run} ; memcalc explain run.json", Kind.COMMAND)
@@ -315,17 +315,12 @@ def _next(prediction: Prediction) -> Iterator[Line]:
         yield Line(f"next: which GPUs are large enough {_MORE}")
         yield Line(f"  memcalc fit {options(plan)} --gpus", Kind.COMMAND)
         return
-    yield Line(f"next: {_why(fit)} {_MORE}")
+    why = "would need less" if fit is None or fit.fits else "would make it fit"
+    yield Line(f"next: what is alive at the peak and what {why} {_MORE}")
     yield Line(f"  memcalc explain {options(plan)}", Kind.COMMAND)
 
 
 _MORE = "(-v: every figure)"
-
-
-def _why(fit: Fit | None) -> str:
-    if fit is not None and fit.verdict is not FitVerdict.FITS:
-        return "what is alive at the peak and what would make it fit"
-    return "what is alive at the peak and what would need less"
 
 
 def of_lengths(varied: Varied) -> Iterator[Block]:

@@ -37,7 +37,7 @@ def blocks(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
         *([Line(found[0], kind), Line(f"  {asked}")] if found else [Line(asked, Kind.HEADING)]),
         *map(Line, found[1:]),
         *tables(answer, verbose=verbose),
-        *_search(answer),
+        *(search_lines(answer.search, answer.before) if answer.search and answer.before else ()),
         *(Line(note, Kind.NOTE) for note in notes(answer)),
         *_next(answer),
     ]
@@ -108,13 +108,6 @@ def _does(probe: Probe) -> str:
     return "is tight" if verdict is FitVerdict.TIGHT else verdict.value
 
 
-def _search(answer: FitAnswer) -> list[Line]:
-    """The cheapest changes together that fit."""
-    if answer.search is None or answer.before is None:
-        return []
-    return search_lines(answer.search, answer.before)
-
-
 def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     """Grid, GPUs and settings, as far as they were asked."""
     found: list[Block] = []
@@ -161,25 +154,21 @@ def _grid(answer: FitAnswer) -> Table:
 
 def _cell(probe: Probe) -> str:
     fit = probe.fit
-    size = (fit.needed_high or fit.needed) / GIB
+    size = fit.most / GIB
     text = f"{size:,.{1 if size < 100 else 0}f}"
     return f">{text}" if fit.metric == "allocated" else f"{text}{_MARKS[fit.verdict]}"
 
 
-def _spare(fit: Fit) -> str:
-    return format_bytes(fit.least_margin)
-
-
 def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
     """The largest that are too small, and the smallest that fit."""
-    fitting = [row.fit is not None and row.fit.verdict is FitVerdict.FITS for row in rows]
+    fitting = [row.fit is not None and row.fit.fits for row in rows]
     first = fitting.index(True) if any(fitting) else len(rows)
     return rows[max(first - _TOO_SMALL, 0) : first + _LARGE_ENOUGH]
 
 
 def _gpu(row: GpuFit, fit: Fit) -> tuple[str, ...]:
-    used = format_bytes(fit.needed_high or fit.needed)
-    return row.name, format_bytes(row.capacity), used, _spare(fit), fit.verdict.value
+    spare = format_bytes(fit.least_margin)
+    return row.name, format_bytes(row.capacity), format_bytes(fit.most), spare, fit.verdict.value
 
 
 def _devices(row: DevicesFit) -> tuple[str, ...]:
@@ -189,8 +178,8 @@ def _devices(row: DevicesFit) -> tuple[str, ...]:
     return (
         str(row.devices),
         name,
-        format_bytes(row.fit.needed_high or row.fit.needed),
-        _spare(row.fit),
+        format_bytes(row.fit.most),
+        format_bytes(row.fit.least_margin),
         format_bytes(row.sent),
         row.fit.verdict.value,
     )
@@ -204,7 +193,7 @@ def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:
     return (
         remedy.title,
         format_bytes(saved) if saved is not None else "n/a",
-        _spare(figures.fit),
+        format_bytes(figures.fit.least_margin),
         figures.fit.verdict.value,
         remedy.cost,
     )

@@ -18,7 +18,7 @@ from memcalc.estimation.replays import UNLIMITED, as_it_ran
 from memcalc.records.plan import Plan
 from memcalc.records.trace import Component, Phase, Storage, Trace
 from memcalc.records.walk import program_end
-from memcalc.units import format_bytes
+from memcalc.units import signed_bytes
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +75,7 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
     made: list[str] = []
     steady = trace.steps - 1
     for step, phase, storage, size, held in _played(trace, plan):
-        component = storage.component
-        levels[component] += size
+        levels[storage.component] += size
         if step != steady and not trace.whole:
             continue
         here = len(rungs)
@@ -85,9 +84,11 @@ def timeline(trace: Trace, plan: Plan) -> Timeline:
         else:
             stretches.append(Stretch(phase=phase, begin=here, end=here + 1))
         rungs.append(held)
-        made.append(_words(storage, size))
-        for name, band in bands.items():
-            band.append(levels[name])
+        name = storage.component.value.replace("_", " ")
+        maker = " ".join(part for part in (storage.module, storage.op) if part) or name
+        made.append(f"{maker} {signed_bytes(size)}")
+        for component, band in bands.items():
+            band.append(levels[component])
     device = plan.target != "cpu"
     return Timeline(
         components={name: tuple(band) for name, band in bands.items() if any(band)},
@@ -114,13 +115,6 @@ def _played(trace: Trace, plan: Plan) -> Iterator[tuple[int, Phase, Storage, int
             storage = trace.storages[key % len(trace.storages)]
             change = storage.bytes if what else -storage.bytes
             yield step, phase, storage, change, player.allocator.levels()
-
-
-def _words(storage: Storage, change: int) -> str:
-    """What an event was, in a few words."""
-    name = storage.component.value.replace("_", " ")
-    made = " ".join(part for part in (storage.module, storage.op) if part) or name
-    return f"{made} {'+' if change > 0 else '-'}{format_bytes(abs(change))}"
 
 
 def thin(line: Timeline, moments: int) -> Timeline:
