@@ -147,12 +147,8 @@ def _line(line: Line, width: int) -> Text:
         return _text(f"{sign} {line.text}", style)
     text = _text(line.text, _STYLES.get(line.kind, ""))
     indent = len(line.text) - len(line.text.lstrip())
-    return text if not indent else _hanging(text, indent, width)
-
-
-def _hanging(text: Text, indent: int, width: int) -> Text:
-    """Lines after the first begin below it."""
-    return Text("\n".join(fold(text.plain, width, indent)), text.style)
+    # Lines after the first begin below it.
+    return Text("\n".join(fold(text.plain, width, indent)), text.style) if indent else text
 
 
 def command(text: str, width: int) -> str:

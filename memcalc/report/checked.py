@@ -26,7 +26,7 @@ def blocks(report: Report, *, only_failures: bool = False) -> Iterator[Block]:
         strong=tuple(at for at, one in enumerate(shown) if one.status is Status.OVER),
     )
     for one in report.failures:
-        yield Line(f" {one.budget.run} {one.budget.name}: {text.why(one)}", Kind.ITEM)
+        yield Line(f"  {one.budget.run} {one.budget.name}: {text.why(one)}", Kind.ITEM)
     yield from (Line(f"note: {note}") for note in report.notes if not only_failures)
     yield from (Line(f"warning: {warning}") for warning in report.warnings)
     yield Line(text.summary(report))

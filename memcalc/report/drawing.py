@@ -84,16 +84,12 @@ def whole(line: Timeline, limit: int | None, gpu: str) -> Drawing:
 def close_up(line: Timeline, limit: int | None, gpu: str) -> Drawing:
     """The moments around the peak."""
     begin, end = max(line.peak - _AROUND, 0), min(line.peak + _AROUND, len(line.requested))
-    return _drawn(_cut(line, begin, end), "around the peak", limit, gpu)
-
-
-def _cut(line: Timeline, begin: int, end: int) -> Timeline:
     phases = (
         Stretch(phase=one.phase, begin=max(one.begin, begin) - begin, end=min(one.end, end) - begin)
         for one in line.phases
         if one.begin < end and one.end > begin
     )
-    return line.at(range(begin, end), phases)
+    return _drawn(line.at(range(begin, end), phases), "around the peak", limit, gpu)
 
 
 def _drawn(line: Timeline, title: str, limit: int | None, gpu: str) -> Drawing:

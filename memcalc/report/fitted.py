@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from memcalc.advice.fit.records import DevicesFit, FitAnswer, GpuFit, Limit, Probe
 from memcalc.advice.remedies.records import Option
 from memcalc.records.fields import options
-from memcalc.records.prediction import Fit, FitVerdict
+from memcalc.records.prediction import FitVerdict
 from memcalc.records.trace import SENT_SOURCE
 from memcalc.report.blocks import Block, Kind, Line, Table
 from memcalc.report.explained import search_lines
@@ -71,7 +71,10 @@ def sentences(answer: FitAnswer) -> list[str]:
 
 def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
     what = "batch" if limit.axis == "batch" else "sequence"
-    other = _other(limit, answer)
+    seq = answer.here.seq if answer.here is not None else None
+    other = f" at {seq} tokens" if seq is not None else ""
+    if limit.axis == "seq":
+        other = f" at batch {answer.plan.batch}"
     best = limit.value(limit.best)
     if limit.best is None or best is None:
         return [f"largest {what}{other}: none, not even {limit.step} fits"]
@@ -82,13 +85,6 @@ def _limit(limit: Limit, answer: FitAnswer) -> list[str]:
         size = "" if limit.suggested == best else f"take {limit.suggested}: "
         lines.append(f"  {size}{limit.advice}")
     return lines
-
-
-def _other(limit: Limit, answer: FitAnswer) -> str:
-    here = answer.here
-    if limit.axis == "seq":
-        return f" at batch {answer.plan.batch}"
-    return f" at {here.seq} tokens" if here is not None and here.seq is not None else ""
 
 
 def _beyond(limit: Limit) -> str:
@@ -116,7 +112,15 @@ def tables(answer: FitAnswer, *, verbose: bool = True) -> list[Block]:
     if answer.gpus:
         head = ("GPU", "offers", "needs at most", "to spare", "verdict")
         shown = answer.gpus if verbose else _around(answer.gpus)
-        body = [_gpu(row, row.fit) for row in shown if row.fit is not None]
+        body = [
+            (
+                row.name,
+                *map(format_bytes, (row.capacity, row.fit.most, row.fit.least_margin)),
+                row.fit.verdict.value,
+            )
+            for row in shown
+            if row.fit is not None
+        ]
         found.append(Table(title="GPUs, smallest first", head=head, rows=body, words=(0, 4)))
         failed: dict[str, list[str]] = {}
         for row in shown:
@@ -166,23 +170,12 @@ def _around(rows: Sequence[GpuFit]) -> Sequence[GpuFit]:
     return rows[max(first - _TOO_SMALL, 0) : first + _LARGE_ENOUGH]
 
 
-def _gpu(row: GpuFit, fit: Fit) -> tuple[str, ...]:
-    spare = format_bytes(fit.least_margin)
-    return row.name, format_bytes(row.capacity), format_bytes(fit.most), spare, fit.verdict.value
-
-
 def _devices(row: DevicesFit) -> tuple[str, ...]:
-    name = row.parallel or "alone"
-    if row.fit is None:
+    name, fit = row.parallel or "alone", row.fit
+    if fit is None:
         return str(row.devices), name, "n/a", "n/a", "n/a", row.reason
-    return (
-        str(row.devices),
-        name,
-        format_bytes(row.fit.most),
-        format_bytes(row.fit.least_margin),
-        format_bytes(row.sent),
-        row.fit.verdict.value,
-    )
+    sizes = map(format_bytes, (fit.most, fit.least_margin, row.sent))
+    return str(row.devices), name, *sizes, fit.verdict.value
 
 
 def _setting(row: Option, answer: FitAnswer) -> tuple[str, ...]:

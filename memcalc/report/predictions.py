@@ -137,7 +137,7 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
         rows=[
             (
                 p.plan.optim,
-                Size(_state(p), unit),
+                Size(sum(map(p.optimizer_state.total, (Place.DEVICE, Place.MANAGED))), unit),
                 *(_size(getattr(p.peak, rung), unit) for rung in rungs),
                 p.peak.phase.value,
                 *([rows.fit_word(p.fit)] if column else []),
@@ -149,8 +149,3 @@ def comparison(predictions: Sequence[Prediction]) -> Table:
 
 def _size(value: int | None, unit: Unit, unknown: str = "n/a") -> Cell:
     return Size(value, unit) if value is not None else unknown
-
-
-def _state(prediction: Prediction) -> int:
-    state = prediction.optimizer_state
-    return state.total(Place.DEVICE) + state.total(Place.MANAGED)

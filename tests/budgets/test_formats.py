@@ -197,7 +197,7 @@ def test_a_table_has_one_line_a_budget_where_there_is_room():
 
 def test_a_narrow_table_keeps_the_reason_of_a_failure():
     lines = terminal(blocks(report(verdict(reason="because of this"))), width=60).splitlines()
-    assert " fine|tune optimizer_state: because of this" in lines
+    assert "  fine|tune optimizer_state: because of this" in lines
 
 
 def test_quiet_shows_failures_and_nothing_when_all_holds():
