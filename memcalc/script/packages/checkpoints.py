@@ -8,7 +8,6 @@ Python would not find it.
 from __future__ import annotations
 
 import os
-import shutil
 from typing import Any
 
 from memcalc.engine.patches import Patches
@@ -38,20 +37,17 @@ class SavedFolders:
         at = self._overlay.where(wanted) if wanted is not None else None
         if wanted is None or at is None or at == wanted:
             return name
-        self._complete(at, wanted)
-        return at
-
-    def _complete(self, at: str, wanted: str) -> None:
-        """What the script wrote into the folder by other means is found beside what was saved."""
-        for name in self._overlay.names(wanted):
-            lies, beside = self._overlay.where(os.path.join(wanted, name)), os.path.join(at, name)
-            if lies is None or lies == beside or not os.path.isfile(lies) or os.path.exists(beside):
+        # What lies in the folder itself is found beside what was saved.
+        for file in self._overlay.names(wanted) if os.path.isdir(at) else ():
+            lies, beside = os.path.join(wanted, file), os.path.join(at, file)
+            if os.path.lexists(beside) or not os.path.isfile(lies):
                 continue
             if os.path.getsize(lies) > _COPIED:
                 # Weights, which nobody writes into.
-                os.symlink(lies, beside)
+                self._overlay.borrow(lies, lies)
             else:
-                shutil.copyfile(lies, beside)
+                self._overlay.copy(lies, lies)
+        return at
 
     def read_by(self, owner: Any, name: str, place: int) -> None:
         """A function that loads looks where things were saved.
