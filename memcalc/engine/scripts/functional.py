@@ -9,7 +9,8 @@ import torch
 
 from memcalc.engine import torch_internals as internals
 from memcalc.engine.patches import Patches
-from memcalc.engine.scripts.models import Models, addresses_of
+from memcalc.engine.scripts.counters import Counters
+from memcalc.engine.scripts.models import Models
 from memcalc.records.trace import Component
 
 _PLAIN = 0
@@ -22,11 +23,12 @@ class Functional:
     """Follows weights that are replaced by new tensors in every step.
 
     Args:
-        models: told what is a weight, a gradient, and of every update.
+        counters: told what is a weight or a gradient.
+        models: told of every update.
     """
 
-    def __init__(self, models: Models) -> None:
-        self._models = models
+    def __init__(self, counters: Counters, models: Models) -> None:
+        self._counters, self._models = counters, models
         self._given: dict[int, frozenset[int]] = {}
         """Where the weights lie that a module was given last."""
 
@@ -46,13 +48,13 @@ class Functional:
 
     def _are_weights(self, key: int, tensors: Iterable[Any]) -> None:
         leaves = [leaf for one in tensors if (leaf := internals.outer_leaf(one)) is not None]
-        found = frozenset(address for leaf in leaves for address in addresses_of(leaf))
+        found = frozenset(address for leaf in leaves for address in self._counters.addresses(leaf))
         if not found:
             return  # Inner steps of meta-learning: they are parts of a graph.
         if self._given.get(key, found) != found:
             self._models.touch()
         self._given[key] = found
-        self._models.are(Component.WEIGHTS, found)
+        self._counters.name_at(Component.WEIGHTS, list(found))
 
     def look_for_plain(self, roots: Any) -> None:
         """A program without modules and optimizers trains the leaves that a backward reaches."""
@@ -67,13 +69,14 @@ class Functional:
             given: its ``inputs``.
             found: its result.
         """
-        known = self._models.weights().union(*self._given.values())
-        named: list[int] = []
+        known = {at for one in self._models.parameters() for at in self._counters.addresses(one)}
+        known = known.union(*self._given.values())
+        named = []
         for one, gradient in zip(_tensors(given), _tensors(found), strict=False):
             leaf = internals.outer_leaf(one)
-            if leaf is not None and known.intersection(addresses_of(leaf)):
-                named += addresses_of(internals.behind(gradient))
-        self._models.are(Component.GRADIENTS, named)
+            if leaf is not None and known.intersection(self._counters.addresses(leaf)):
+                named.append(internals.behind(gradient))
+        self._counters.name(Component.GRADIENTS, named)
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:
