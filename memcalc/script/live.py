@@ -5,6 +5,7 @@ It runs in a process of its own over the stub driver, unless this process is ove
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -144,7 +145,7 @@ def estimate_module(
         raise unknown("setting of a module", strange[0], known, hint=hint)
     if inputs is None:
         raise UsageError("Give inputs: a batch as the module is called with it.")
-    work = Training(module, optimizer, loss, inputs, targets, steps)
+    work = functools.partial(_train, module, optimizer, loss, inputs, targets, steps)
     try:
         found = run_apart(work, {**settings, "steps": 0}, type(module).__name__)
     except (EstimateError, UsageError):
@@ -156,34 +157,26 @@ def estimate_module(
     return found.prediction
 
 
-class Training:
-    """Trains a module for some steps; arguments as for ``estimate_module``."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        optimizer: Any,
-        loss: Callable[..., torch.Tensor] | None,
-        inputs: Any,
-        targets: Any,
-        steps: int,
-    ) -> None:
-        self._module, self._optimizer, self._loss = module, optimizer, loss
-        self._inputs, self._targets, self._steps = inputs, targets, steps
-
-    def __call__(self) -> None:
-        """Run the steps."""
-        model = self._module.to("cuda")
-        stepper = _optimizer(self._optimizer, model)
-        given, wanted = on_gpu(self._inputs), on_gpu(self._targets)
-        for _ in range(self._steps):
-            out = _called(model, given)
-            _loss(self._loss, out, wanted).backward()
-            if stepper is None:
-                model.zero_grad()
-                continue
-            stepper.step()
-            stepper.zero_grad()
+def _train(
+    module: torch.nn.Module,
+    optimizer: Any,
+    loss: Callable[..., torch.Tensor] | None,
+    inputs: Any,
+    targets: Any,
+    steps: int,
+) -> None:
+    """Train a module for some steps; arguments as for ``estimate_module``."""
+    model = module.to("cuda")
+    stepper = _optimizer(optimizer, model)
+    given, wanted = on_gpu(inputs), on_gpu(targets)
+    for _ in range(steps):
+        out = _called(model, given)
+        _loss(loss, out, wanted).backward()
+        if stepper is None:
+            model.zero_grad()
+            continue
+        stepper.step()
+        stepper.zero_grad()
 
 
 def _optimizer(given: Any, model: torch.nn.Module) -> Any:
