@@ -1,6 +1,6 @@
 """Simulates live objects: a block of code, or a module with its optimizer.
 
-It runs in a process of its own over the stub driver, unless this process is over it already.
+It runs in a process of its own over the stub driver.
 """
 
 from __future__ import annotations
@@ -13,16 +13,11 @@ from typing import Any
 import torch
 
 from memcalc.engine import source_lines
-from memcalc.engine.scripts.session import Session
-from memcalc.engine.scripts.steps import EnoughStepsError
-from memcalc.engine.stub import load as stub
 from memcalc.errors import EstimateError, UsageError, unknown
 from memcalc.estimation.estimate import Traced, keep
 from memcalc.estimation.question import asked
-from memcalc.records.plan import Plan
 from memcalc.records.prediction import Prediction
 from memcalc.script import pickling
-from memcalc.script.several_gpus import answered
 from memcalc.script.simulate import plan_of, run_work
 
 EMPTY = "Nothing was on the GPU: does the code use torch.device('cuda')?"
@@ -39,37 +34,24 @@ class Simulation:
         self._found: Traced | None = None
         self._error: BaseException | None = None
         self._entered = False
-        self._session: Session | None = None
-        self._plan: Plan | None = None
         self._undo: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Simulation:
         self._entered = True
-        self._plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
-        question = asked(self._plan)
-        if stub.is_open():
-            self._session = Session(self._plan.steps or 0)
-            self._session.__enter__()
-            return self
+        plan = plan_of([source_lines.line() or sys.argv[0] or "python"], **self._settings)
         frame = sys._getframe(1)
         body = pickling.body_at(frame)
-        self._found, self._error = run_work(question, pickling.sent("the block", body))
+        self._found, self._error = run_work(asked(plan), pickling.sent("the block", body))
         self._undo = pickling.skip(frame)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
-        assert self._plan is not None
         self._undo()
-        if self._session is not None:
-            self._session.__exit__(kind, *error)
-            traces = self._session.recorded(self._plan.name).traces
-            state = self._session.models.state()
-            self._found = answered(asked(self._plan), traces, state)
         if self._found is not None:
             keep(self._found)
         if self._error is not None:
             raise self._error
-        return kind is not None and issubclass(kind, EnoughStepsError | pickling.Skipped)
+        return kind is pickling.Skipped
 
     @property
     def prediction(self) -> Prediction:
