@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -79,7 +79,7 @@ def in_full(verbose: bool, output: Path | None, name: str) -> bool:
 
 
 def deliver(
-    name: str, output: Path | None, blocks: Sequence[Block], **others: Callable[[], str]
+    name: str, output: Path | None, blocks: Iterable[Block], **others: Callable[[], str]
 ) -> None:
     """Print or write an answer.
 

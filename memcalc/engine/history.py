@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from memcalc.engine import nccl_traffic, operators
-from memcalc.engine.recorder import Gap, Interval, Notes, Owner
+from memcalc.engine.notes import Gap, Interval, Notes, Owner
 from memcalc.engine.requested import Requested
 from memcalc.errors import EstimateError
 from memcalc.records.trace import (

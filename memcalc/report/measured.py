@@ -123,11 +123,13 @@ def _figures(run: Run) -> list[str]:
         top = run.prediction.peak if run.prediction is not None else None
         estimate = top.allocated or top.requested if top is not None else None
         return ["no memory", "", _bare(_occupied(measured)), "", _bare(estimate), ""]
+    level = steady_peak(measured, "allocated")
+    level = steady_peak(measured, "requested") if level is None else level
     return [
         _time(measured),
         _rate(measured),
         _bare(_occupied(measured)),
-        _bare(found.measured if found is not None else _level(measured)),
+        _bare(found.measured if found is not None else level),
         _bare(found.predicted if found is not None else None),
         _percent(found),
     ]
@@ -141,18 +143,15 @@ def _ranks(run: Run) -> Iterator[Block]:
         head=("rank", "time/step", "samples/s", occupied, "peak", "estimate", "error"),
         rows=[(str(one.plan.rank), *_figures(one)) for one in run.ranks],
     )
-    yield from (Line(f"rank {one.plan.rank}: {_said(one)}") for one in run.ranks if _failed(one))
+    for one in filter(_failed, run.ranks):
+        said = line(one)
+        if one.measurement is None and one.reached:
+            peak = max(reading.requested for reading in one.reached)
+            said = f"{said} It had reached a peak of {format_mib(peak)} requested."
+        yield Line(f"rank {one.plan.rank}: {said}")
     shown = [one.plan.rank for one in run.ranks if one.measurement == run.measurement]
     if shown:
         yield Line(f"Below is rank {shown[0]}, which needs most.")
-
-
-def _said(run: Run) -> str:
-    """Why there is no measurement, and how far it came."""
-    if run.measurement is None and run.reached:
-        peak = max(reading.requested for reading in run.reached)
-        return f"{line(run)} It had reached a peak of {format_mib(peak)} requested."
-    return line(run)
 
 
 def _single(run: Run, measured: Measurement) -> Iterator[Block]:
@@ -247,11 +246,6 @@ def _gpu(gpu: GpuReading) -> Iterator[Line]:
     if gpu.outside_allocator is not None:
         yield Line(f"outside PyTorch's allocator: {format_mib(gpu.outside_allocator)}")
     yield from (Line(f"warning: {warning}") for warning in gpu.warnings)
-
-
-def _level(measured: Measurement) -> int | None:
-    allocated = steady_peak(measured, "allocated")
-    return allocated if allocated is not None else steady_peak(measured, "requested")
 
 
 def _peak(run: Run) -> Difference | None:

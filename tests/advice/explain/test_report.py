@@ -171,6 +171,7 @@ def test_every_component_has_a_style_told_apart_without_colour():
     assert all(high - low > 250 for low, high in pairwise(light))
     hatches = [style.hatch for style in STYLES.values() if style.hatch]
     assert len(set(hatches)) == len(hatches)
+    assert len({style.letter for style in STYLES.values()}) == len(STYLES)
 
 
 def _measured(prediction, more):
