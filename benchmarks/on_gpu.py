@@ -82,9 +82,7 @@ def parts(folder: Path) -> dict[str, Part]:
             _own("compare_scripts.py", at("scripts")),
         ),
         "optimizers": Part(0.7, _own("optim.py", "--device", "cuda", "--json", at("optimizers"))),
-        "loops": recorded(
-            1.0, "loops", "record_trainer.py", str(SUITES / "standin-loops.toml"), at("loops")
-        ),
+        "loops": of_suite(1.0, "loops", "standin-loops", 1),
         "quantised": of_suite(0.8, "quantised", "standin-quant", 5),
         "convolutions": of_suite(0.8, "convolutions", "standin_cudnn", 2),
         "decode": Part(
