@@ -254,10 +254,10 @@ class Models:
             self._counters.name(Component.WEIGHTS, alone)
             self.sweep()
         # Parameters that are added or unfrozen later get their state then.
-        known = len(state_of(optimizer))
-        grew = self._entries.get(id(optimizer)) != known
+        entries = len(state_of(optimizer))
+        grew = self._entries.get(id(optimizer)) != entries
         if steps <= _SETTLED or grew or isinstance(optimizer, torch.optim.LBFGS):
-            self._entries[id(optimizer)] = known
+            self._entries[id(optimizer)] = entries
             self._states[id(optimizer)] = tuple(_states(optimizer))
             self._counters.name_state(optimizer, self._homes())
 
