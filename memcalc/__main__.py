@@ -107,6 +107,11 @@ def _told_of_words(error: Any) -> int:
         from memcalc.cli.command import say
 
         said = _option_instead(error, context) if context is not None else None
+        if message.startswith("Got unexpected extra argument") and ".py" in message:
+            said = (
+                "Scripts are run by simulate: type memcalc simulate -o run.json -- python "
+                "train.py. explain, report, diff and show take its run.json."
+            )
         where = f" Type {context.command_path} --help." if context is not None else ""
         if context is not None and message.startswith("Missing argument"):
             options, *rest = context.command.collect_usage_pieces(context)

@@ -200,7 +200,8 @@ def _show(error: BaseException) -> None:
         if not _is_ours(frame.filename)
         and (not only_users or source_lines.is_users(frame.filename))
     ]
-    shown.stack[:] = kept or shown.stack[:]
+    # Python reads a script under our frames alone.
+    shown.stack[:] = kept or ([] if isinstance(error, SyntaxError) else shown.stack[:])
     print("".join(shown.format()), end="", file=sys.stderr)
 
 

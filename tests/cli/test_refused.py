@@ -45,6 +45,8 @@ def _nothing_is_traced(monkeypatch, tmp_path):
         ("estimate gpt2 --batch-size 4", "There is no option --batch-size: type --batch N."),
         ("suggest gpt2 --load_in_4bit", "type --quant nf4."),
         ("estimate gpt2 --lr 1e-4 --epochs 3", "--lr: it changes no memory, so leave it out."),
+        ("explain --top 3 -- python train.py", "Scripts are run by simulate"),
+        ("measure train.py", "type memcalc run -- python train.py."),
         ("diff gpt2", "Type memcalc diff BEFORE NOW [OPTIONS]."),
         ("estimate gpt2 --gpu 0", "name its kind, such as t4 or 4090"),
         ("estimate --model gpt2", "type MODEL without an option"),
