@@ -88,7 +88,7 @@ def test_an_answer_for_a_closed_stream_is_not_given():
 
 
 def test_a_command_whose_folder_is_gone_says_so():
-    done = typed("mkdir /tmp/$$-gone; cd /tmp/$$-gone; rmdir /tmp/$$-gone; memcalc check")
+    done = typed("mkdir /tmp/$$-gone; cd /tmp/$$-gone; rmdir /tmp/$$-gone; memcalc estimate gpt2")
     assert done.returncode == 2
     assert done.stderr == "error: The current folder is gone: change to one that exists.\n"
 
