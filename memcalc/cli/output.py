@@ -57,12 +57,6 @@ def colored(output: Path | None) -> bool:
     return sys.stdout.isatty()
 
 
-def _plain(output: Path | None) -> bool:
-    """Whether what reads this knows no signs but ASCII's."""
-    encoding = sys.stdout.encoding or "ascii"
-    return output is None and not encoding.lower().startswith("utf")
-
-
 def width() -> int:
     """Columns that a table may take: those of the terminal or of ``$COLUMNS``, else 100."""
     return min(max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns), _WIDEST)
@@ -96,7 +90,9 @@ def deliver(
     elif name == "markdown":
         put(markdown(blocks), output)
     else:
-        put(terminal(blocks, width=width(), color=colored(output), plain=_plain(output)), output)
+        # Whoever reads this may know no signs but ASCII's.
+        plain = output is None and not (sys.stdout.encoding or "ascii").lower().startswith("utf")
+        put(terminal(blocks, width=width(), color=colored(output), plain=plain), output)
 
 
 def deliver_predictions(

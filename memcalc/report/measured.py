@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from memcalc import untrusted_text
 from memcalc.accuracy.compare import Difference, compare, peak
@@ -50,7 +50,7 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
         for text in run.measurement.gpu.warnings
     )
     return [
-        _table(runs),
+        _table("Sizes in MiB", "run", name, runs),
         *(Line(f"{name(run.plan)}: {line(run)}") for run in runs if _failed(run)),
         *(Line(f"warning: {w} (in {n} of {len(runs)} runs)") for w, n in warnings.items()),
     ]
@@ -104,13 +104,13 @@ def _out_of_memory(failed: OutOfMemory, run: Run) -> str:
     return text
 
 
-def _table(runs: Sequence[Run]) -> Table:
+def _table(title: str, what: str, named: Callable[[Plan], str], runs: Sequence[Run]) -> Table:
     on_cpu = all(run.plan.target == "cpu" for run in runs)
     occupied = "resident" if on_cpu else "occupied"
     return Table(
-        title="Sizes in MiB",
-        head=("run", "time/step", "samples/s", occupied, "peak", "estimate", "error"),
-        rows=[(name(run.plan), *_figures(run)) for run in runs],
+        title=title,
+        head=(what, "time/step", "samples/s", occupied, "peak", "estimate", "error"),
+        rows=[(named(run.plan), *_figures(run)) for run in runs],
     )
 
 
@@ -137,12 +137,8 @@ def _figures(run: Run) -> list[str]:
 
 def _ranks(run: Run) -> Iterator[Block]:
     """A line for each process, and which of them is shown below."""
-    occupied = "resident" if run.plan.target == "cpu" else "occupied"
-    yield Table(
-        title=f"Sizes in MiB, of {len(run.ranks)} processes",
-        head=("rank", "time/step", "samples/s", occupied, "peak", "estimate", "error"),
-        rows=[(str(one.plan.rank), *_figures(one)) for one in run.ranks],
-    )
+    title = f"Sizes in MiB, of {len(run.ranks)} processes"
+    yield _table(title, "rank", lambda plan: str(plan.rank), run.ranks)
     for one in filter(_failed, run.ranks):
         said = line(one)
         if one.measurement is None and one.reached:
@@ -181,7 +177,14 @@ def _single(run: Run, measured: Measurement) -> Iterator[Block]:
     if run.prediction is not None:
         found = compare(run.prediction, measured)
         if found:
-            yield _differences(found)
+            yield Table(
+                title="Estimate against measurement, worst first",
+                head=("figure", "estimate", "measured", "error (bytes)", "error"),
+                rows=[
+                    (d.name, f"{d.predicted:,}", f"{d.measured:,}", f"{d.error:+,}", _percent(d, 3))
+                    for d in found
+                ],
+            )
         if run.prediction.uncounted:
             yield Line("not in the estimate: " + "; ".join(run.prediction.uncounted))
 
@@ -204,18 +207,6 @@ def _phases(measured: Measurement) -> Table:
 def _highest(readings: Sequence[PhaseReading], rung: str) -> str:
     levels = [level for r in readings if (level := getattr(r, rung)) is not None]
     return format_mib(max(levels)) if levels else ""
-
-
-def _differences(found: Sequence[Difference]) -> Table:
-    """Estimate and measurement, figure by figure."""
-    return Table(
-        title="Estimate against measurement, worst first",
-        head=("figure", "estimate", "measured", "error (bytes)", "error"),
-        rows=[
-            (d.name, f"{d.predicted:,}", f"{d.measured:,}", f"{d.error:+,}", _percent(d, 3))
-            for d in found
-        ],
-    )
 
 
 def _holdings(measured: Measurement) -> Iterator[Line]:

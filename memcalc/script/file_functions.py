@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import errno
 import glob
 import io
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from memcalc.engine.patches import Patches
@@ -50,25 +49,34 @@ def _install_in_globbers(patches: Patches, before: dict[str, Any]) -> None:
                 patches.set(owner, attribute, staticmethod(vars(os)[name]))
 
 
+def _by_path(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a function the whole path too; what is none, or lies in the mirror, stays as it is."""
+
+    def around(self: _Functions, original: Any, path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        named = None if kwargs.get("dir_fd") is not None else full("." if path is None else path)
+        if named is None or self.files.is_own(named):
+            return original(path, *args, **kwargs)
+        return function(self, original, path, named, *args, **kwargs)
+
+    return around
+
+
 class _Functions:
     """Each takes the function that it stands for, and that one's arguments."""
 
     def __init__(self, overlay: Overlay) -> None:
-        self._files = overlay
+        self.files = overlay
 
-    def _found(self, path: Any, given: dict[str, Any]) -> tuple[str | None, str]:
-        """A path in full, and where its content lies; ``None``: the overlay knows none like it."""
-        named = None if given.get("dir_fd") is not None else full(path)
-        if named is None:
-            return None, ""
-        at = self._files.where(named)
+    def _found(self, path: Any, named: str) -> str:
+        """Where the content of a path lies."""
+        at = self.files.where(named)
         if at is None:
             raise failure(errno.ENOENT, path)
-        return named, at
+        return at
 
     def through(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Do it where the content lies; mode, owner and times of a user's file stay."""
-        name, files = original.__name__, self._files
+        name, files = original.__name__, self.files
         named = None if kwargs.get("dir_fd") is not None else full(path)
         if named is None:
             return original(path, *args, **kwargs)
@@ -76,7 +84,7 @@ class _Functions:
             return False
         if name in ("lstat", "readlink") and (link := files.link(named)) is not None:
             return original(link, *args, **kwargs)
-        _, at = self._found(path, kwargs)
+        at = self._found(path, named)
         if at == named and name not in _CHANGE:
             return original(path, *args, **kwargs)
         users = files.users(at)
@@ -89,7 +97,7 @@ class _Functions:
         named = full(file) if kwargs.get("opener") is None and len(args) < 6 else None
         if named is None or not isinstance(mode, str):
             return original(file, mode, *args, **kwargs)
-        files, at = self._files, self._files.where(named)
+        files, at = self.files, self.files.where(named)
         if "r" in mode and at is None:
             raise failure(errno.ENOENT, file)
         if "x" in mode and at not in (None, named):
@@ -109,14 +117,12 @@ class _Functions:
             file, mode, *args, **kwargs, opener=lambda _, flags: _OPEN(at, flags, 0o666)
         )
 
-    def remove(self, original: Any, path: Any, **kwargs: Any) -> Any:
+    @_by_path
+    def remove(self, original: Any, path: Any, here: str, **kwargs: Any) -> Any:
         """As ``os.remove``: what was there before the run is hidden."""
-        here = None if kwargs.get("dir_fd") is not None else full(path)
-        files = self._files
-        if here is None or files.is_own(here):
-            return original(path, **kwargs)
+        files = self.files
         if files.link(here) is None:
-            _, at = self._found(path, kwargs)
+            at = self._found(path, here)
             if at == here and not files.was_there(here):
                 return original(path)
             if os.path.isdir(at) and not os.path.islink(at):
@@ -128,10 +134,10 @@ class _Functions:
         here, there = full(source), full(target)
         if here is None or there is None or kwargs:
             return original(source, target, **kwargs)
-        files = self._files
+        files = self.files
         here, there = files.entry(here), files.entry(there)
         link = files.link(here)
-        at = link or self._found(source, {})[1]
+        at = link or self._found(source, here)
         if link is None and os.path.isdir(at):
             self._rename_folder(original, here, there)
         else:
@@ -141,7 +147,7 @@ class _Functions:
 
     def _rename(self, original: Any, here: str, there: str, at: str) -> None:
         """Give a file another name: a user's stays, and has it for the script."""
-        files = self._files
+        files = self.files
         users, place = files.users(at), files.place(there)
         if users is not None:
             files.borrow(users, there)
@@ -153,7 +159,7 @@ class _Functions:
 
     def _rename_folder(self, original: Any, here: str, there: str) -> None:
         """The same with a folder, of which parts may lie in the mirror."""
-        files = self._files
+        files = self.files
         mirrored = None if files.is_own(here) else files.in_mirror(here)
         if mirrored is not None and not files.lies_there(here):
             original(mirrored, files.covering(there))
@@ -169,12 +175,10 @@ class _Functions:
                     self.rename(original, os.path.join(root, name), os.path.join(to, name))
             files.clear(here)
 
-    def mkdir(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+    @_by_path
+    def mkdir(self, original: Any, path: Any, named: str, *args: Any, **kwargs: Any) -> Any:
         """As ``os.mkdir``."""
-        named = None if kwargs.get("dir_fd") is not None else full(path)
-        files = self._files
-        if named is None or files.is_own(named):
-            return original(path, *args, **kwargs)
+        files = self.files
         if os.path.lexists(named):
             raise failure(errno.EEXIST, path)
         place = files.place(named)
@@ -183,31 +187,28 @@ class _Functions:
             files.new_folders.append(named)
         return None
 
-    def rmdir(self, original: Any, path: Any, **kwargs: Any) -> Any:
+    @_by_path
+    def rmdir(self, original: Any, path: Any, named: str, **kwargs: Any) -> Any:
         """As ``os.rmdir``."""
-        named, at = self._found(path, kwargs)
-        files = self._files
-        own = named is None or files.is_own(named) or not os.path.isdir(at)
-        if own or named is None or (at == named and not files.was_there(named)):
+        files, at = self.files, self._found(path, named)
+        if not os.path.isdir(at) or (at == named and not files.was_there(named)):
             return original(path, **kwargs)
         if files.names(named):
             raise failure(errno.ENOTEMPTY, path)
         return files.clear(named)
 
-    def rmtree(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+    @_by_path
+    def rmtree(self, original: Any, path: Any, named: str, *args: Any, **kwargs: Any) -> Any:
         """As ``shutil.rmtree``."""
-        named, files = full(path), self._files
-        if named is None or kwargs.get("dir_fd") is not None or files.is_own(named):
-            return original(path, *args, **kwargs)
-        at = files.where(named)
+        at = self.files.where(named)
         if at is None or not os.path.isdir(at) or os.path.islink(named):
             return original(path, *args, **kwargs)
-        return files.clear(named)
+        return self.files.clear(named)
 
     def symlink(self, original: Any, source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         """As ``os.symlink``: to what is not there it leads as well."""
         named = None if kwargs.get("dir_fd") is not None else full(target)
-        files = self._files
+        files = self.files
         if named is None or files.is_own(named):
             return original(source, target, *args, **kwargs)
         leads_to = full(os.path.join(os.path.dirname(named), os.fsdecode(source)))
@@ -224,31 +225,27 @@ class _Functions:
         here, there = full(source), full(target)
         if here is None or there is None:
             return original(source, target, **kwargs)
-        _, at = self._found(source, {})
-        files = self._files
+        files, at = self.files, self._found(source, here)
         if at == here and files.place(there) == there and not files.was_there(here):
             return original(source, target, **kwargs)
         if files.is_own(at):
             return original(at, files.covering(there))
         return files.borrow(at, there)
 
-    def listdir(self, original: Any, path: Any = None) -> Any:
+    @_by_path
+    def listdir(self, original: Any, path: Any, named: str) -> Any:
         """As ``os.listdir``."""
-        names = self._names(path)
-        return original(path) if names is None else names
+        if not self.files.touches(named):
+            return original(path)
+        self._found(path, named)
+        return self.files.names(named)
 
-    def scandir(self, original: Any, path: Any = None) -> Any:
+    @_by_path
+    def scandir(self, original: Any, path: Any, named: str) -> Any:
         """As ``os.scandir``."""
-        names = self._names(path)
-        return original(path) if names is None else Scan(os.fspath(path or "."), names)
-
-    def _names(self, path: Any) -> list[str] | None:
-        """Names in a folder; ``None``: it is as it lies there."""
-        named = full("." if path is None else path)
-        if named is None or self._files.is_own(named) or not self._files.touches(named):
-            return None
-        self._found(named, {})
-        return self._files.names(named)
+        if not self.files.touches(named):
+            return original(path)
+        return Scan(os.fspath(path or "."), self.listdir(None, path))
 
 
 class Scan:
@@ -303,10 +300,8 @@ class _Entry:
 
     def inode(self) -> int:
         """Its number."""
-        return os.lstat(self.path).st_ino
+        return self.stat(follow_symlinks=False).st_ino
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """What is known of it."""
-        with contextlib.suppress(FileNotFoundError):
-            return os.stat(self.path, follow_symlinks=follow_symlinks)
-        return os.lstat(self.path)
+        return (os.stat if follow_symlinks else os.lstat)(self.path)

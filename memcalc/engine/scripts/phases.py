@@ -44,12 +44,13 @@ class Phases:
     def __init__(self, counters: Counters, models: Models, steps: Steps) -> None:
         self.phase, self.step = Phase.LOAD, 0
         self._counters, self._models, self._steps = counters, models, steps
-        steps.listener = self
+        steps.begins, steps.ends = self._step_begins, self._step_ends
         self._main = threading.get_ident()
         self._depth = 0
         self._at_work = AtWork(counters)
         self._stepped: set[int] = set()
         """Optimizers that stepped since the step began."""
+        steps.updated_by_hand = lambda: self._stepped.add(BY_HAND)
         self._since: list[int] = []
         """When the forward began whose activations are not named yet."""
         self.backwards = 0
@@ -138,14 +139,14 @@ class Phases:
         with self._during(Phase.STEP):
             return original(*args, **kwargs)
 
-    def step_begins(self, owner: Any) -> None:
+    def _step_begins(self, owner: Any) -> None:
         """An optimizer begins its update."""
         self._inside_backward = self.phase is Phase.BACKWARD
         if self._inside_backward:
             self._models.gradients(held_by(owner))
         self._mark(Phase.STEP)
 
-    def step_ends(self, owner: Any, steps: int) -> None:
+    def _step_ends(self, owner: Any, steps: int) -> None:
         """An optimizer has made so many updates."""
         self._stepped.add(id(owner))
         self._models.stepped(owner, steps)
@@ -154,10 +155,6 @@ class Phases:
             return
         self._mark(Phase.FORWARD)
         self._since = self._counters.moments()
-
-    def updated_by_hand(self) -> None:
-        """Parameters were changed in place after a backward, by no optimizer."""
-        self._stepped.add(BY_HAND)
 
     # ---- modules
 
